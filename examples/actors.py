@@ -3,9 +3,9 @@
 
     python examples/actors.py NUMBER LEARNER DESCRIPTOR
 
-is what each of them runs: actor NUMBER of the process LEARNER, to which it is connected
-by a file descriptor. It imports NumPy and gymnasium only, and so starts in a moment.
-Whatever becomes of the learner, the connection ends with it, and the actor with that.
+The learner starts each with this command: actor NUMBER of the process LEARNER, to which
+it is connected by a file descriptor. It imports NumPy and gymnasium only, so it starts
+quickly. However the learner ends, the connection ends with it, and so does the actor.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-Weights = Sequence[np.ndarray]  # kernels and biases, in turn
+Weights = Sequence[np.ndarray]  # alternating kernels and biases
 Trajectory = dict[str, np.ndarray]
 SILENCE = 60  # seconds without any trajectory, after which a run is given up
 
 
 @dataclasses.dataclass(frozen=True)
 class Game:
-    """What actors play, and how they hand it on.
+    """What actors play, and how they send it.
 
     Attributes:
         environment: The name of gymnasium's environment.
-        unroll: How many steps a trajectory has.
-        discount: By which what comes a step later counts less.
-        seed: Of actions and episodes.
+        unroll: The number of steps in a trajectory.
+        discount: The discount of rewards per step.
+        seed: The seed of actions and episodes.
     """
 
     environment: str
@@ -58,7 +58,7 @@ class Player:
 
     Args:
         game: What to play.
-        seed: The actor's own.
+        seed: This actor's seed.
     """
 
     def __init__(self, game: Game, seed: Sequence[int]) -> None:
@@ -70,14 +70,15 @@ class Player:
         self._return = 0.0
 
     def unroll(self, version: int, weights: Weights) -> tuple[Trajectory, list[float]]:
-        """Returns some steps by a policy, and the returns of episodes that ended.
+        """Returns some steps of a policy, and the returns of episodes that ended.
 
-        Of T steps, `observations` [T + 1, ...] has one more row than the others: what
-        is seen at the end. `discounts` are 0 where an episode has ended.
+        Of T steps, `observations` [T + 1, ...] has one more row than the others: the
+        final
+        observation. `discounts` are 0 where an episode has ended.
 
         Args:
-            version: Of the weights; a part of what is returned.
-            weights: Those of the policy.
+            version: The version of the weights; a part of the result.
+            weights: The weights of the policy.
         """
         rows, returns = [], []
         for _ in range(self._game.unroll):
@@ -103,7 +104,7 @@ class Player:
 
 
 def forward(weights: Weights, seen: np.ndarray) -> np.ndarray:
-    """Returns the logits of a policy: layers of tanh, and one without."""
+    """Returns the logits of a policy: tanh layers, and a linear one."""
     x = np.ravel(seen)
     *hidden, last = zip(weights[0::2], weights[1::2], strict=True)
     for kernel, bias in hidden:
@@ -112,8 +113,8 @@ def forward(weights: Weights, seen: np.ndarray) -> np.ndarray:
 
 
 def main(number: str, learner: str, descriptor: str) -> None:
-    """Plays until the learner is gone: receives weights, sends what it did by them."""
-    del number, learner  # which are for those who look at the list of processes
+    """Plays until the learner is gone: receives weights, sends trajectories."""
+    del number, learner  # only shown in the list of processes
     link: Any = connection.Connection(int(descriptor))
     with contextlib.suppress(EOFError, OSError):  # the learner is gone
         game, seed = link.recv()
@@ -131,20 +132,20 @@ def main(number: str, learner: str, descriptor: str) -> None:
 
 
 class Actors:
-    """Some actors, whose trajectories come together in one queue.
+    """Actors whose trajectories come together in one queue.
 
-    What they play by is the newest of the weights that were published when they begin a
-    trajectory. Those that end are named and started again, a limited number of times.
+    Each trajectory is played with the newest weights that were published when it began.
+    Actors that die are reported and restarted, a limited number of times.
 
     Args:
-        count: How many there are.
+        count: The number of actors.
         game: What they play.
-        restarts: How many may end, all together, before the run does.
-        capacity: How many trajectories wait at most; actors then wait, too.
-        warn: Is told, in a sentence, of those that are started again.
+        restarts: How many restarts there may be in all before the run ends.
+        capacity: The maximum number of waiting trajectories; actors then wait, too.
+        warn: Called with a sentence about each restart.
 
     Attributes:
-        failure: Why there will be no more trajectories, if so.
+        failure: The reason why there will be no more trajectories, if any.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class Actors:
         self._lock = threading.Lock()
 
     def start(self, version: int, weights: Weights) -> None:
-        """Starts the actors, which play by these weights."""
+        """Starts the actors with these weights."""
         self._begun = version
         self.publish(version, weights)
         for number in range(self._count):
@@ -177,11 +178,11 @@ class Actors:
             thread.start()
 
     def publish(self, version: int, weights: Weights) -> None:
-        """Has actors play by these weights from their next trajectories on."""
+        """Makes actors use these weights from their next trajectories on."""
         self._published = (version, weights)
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Yields trajectories as they come, until `close` or a failure."""
+        """Yields trajectories as they arrive, until `close` or a failure."""
         last = time.monotonic()
         while not self._over():
             try:
@@ -192,12 +193,12 @@ class Actors:
                     self._fail(f"the actors have sent nothing for {SILENCE} seconds")
 
     def returns(self) -> list[float]:
-        """Returns those of the episodes that have ended since it was asked last."""
+        """Returns the returns of the episodes that ended since the last call."""
         return [self._returns.get() for _ in range(self._returns.qsize())]
 
     def processes(self) -> dict[int, int]:
-        """Returns the process of each actor that runs, by number."""
-        return {number: own.pid for number, own in self._processes.items()}
+        """Returns the process id of each running actor, by number."""
+        return {number: process.pid for number, process in self._processes.items()}
 
     def close(self) -> None:
         """Ends all actors."""
@@ -209,7 +210,7 @@ class Actors:
             thread.join()
 
     def _attend(self, number: int) -> None:
-        """Has an actor at work, one process after the other."""
+        """Keeps an actor running, one process after the other."""
         for life in itertools.count():
             problem = self._live(number, life)
             if self._over():
@@ -222,14 +223,14 @@ class Actors:
             self._warn(f"{problem}, and is started again")
 
     def _live(self, number: int, life: int) -> str:
-        """Works with one process to its end; returns how that came."""
+        """Serves one process until it ends; returns how it ended."""
         with self._lock:
             if self._over():
                 return ""
             process, link = self._spawn(number)
             self._processes[number] = process
         problem = ""
-        with process, link:  # whose end the process notices, and so ends itself
+        with process, link:  # the process sees the link close, and exits
             with contextlib.suppress(EOFError, OSError):  # it has ended
                 seed = (self._game.seed, self._begun, number, life)
                 link.send((dataclasses.asdict(self._game), seed))
@@ -241,19 +242,19 @@ class Actors:
 
     def _spawn(self, number: int) -> tuple[subprocess.Popen[bytes], Any]:
         """Starts a process; returns it, and the connection to it."""
-        link, theirs = connection.Pipe()
-        with theirs:
-            own = [str(number), str(os.getpid()), str(theirs.fileno())]
+        link, actor_end = connection.Pipe()
+        with actor_end:
+            arguments = [str(number), str(os.getpid()), str(actor_end.fileno())]
             process = subprocess.Popen(
-                [sys.executable, str(pathlib.Path(__file__).resolve()), *own],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, str(pathlib.Path(__file__).resolve()), *arguments],
+                pass_fds=[actor_end.fileno()],
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for the learner
+                start_new_session=True,  # Ctrl-C is for the learner only
             )
         return process, link
 
     def _take(self, received: Any) -> str:
-        """Takes what an actor has sent; returns what is wrong with it, if anything."""
+        """Handles what an actor has sent; returns the problem with it, or ""."""
         if isinstance(received, str):
             return f"failed: {received}"
         trajectory, returns = received
@@ -276,7 +277,7 @@ class Actors:
 
 
 def how_it_ended(status: int) -> str:
-    """Returns what the status of a process says, for "process 12 ..."."""
+    """Describes the exit status of a process, to follow "process 12 ..."."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with status {status}"

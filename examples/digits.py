@@ -10,11 +10,11 @@ The data are the 1,797 images of scikit-learn's `load_digits`. The output folder
     summaries/    the same for TensorBoard: tensorboard --logdir runs/digits
     curves.png    the same as a picture
 
-Ctrl-C, SIGTERM and SIGHUP stop it after the step at hand and leave a checkpoint.
---resume goes on from the newest checkpoint that can be read, and reaches the losses of
-a run that was never interrupted: which images a step sees depends on the seed and the
-step alone. It may go on with more replicas or fewer; then the losses differ a little,
-since each replica normalizes by its own images.
+Ctrl-C, SIGTERM and SIGHUP stop it after the current step and leave a checkpoint.
+--resume continues from the newest readable checkpoint, and reaches the losses of an
+uninterrupted run: the images of a step depend only on the seed and the step. It may
+continue with more replicas or fewer; then the losses differ a little, since each
+replica normalizes by its own images.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPTIMIZERS: dict[str, Callable[[float], tf.keras.optimizers.Optimizer]] = {
     "rmsprop": tf.keras.optimizers.RMSprop,
     "sgd": tf.keras.optimizers.SGD,
 }
-TEST_SHARE = 0.2  # of the images; 360 of them
+TEST_SHARE = 0.2  # of the images: 360
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/digits", epochs=20)  # and --devices, --seed, --resume
@@ -54,7 +54,7 @@ flags.DEFINE_enum("optimizer", "adam", sorted(OPTIMIZERS), "Which optimizer to u
 
 
 def load_examples() -> tuple[support.Examples, support.Examples]:
-    """Returns the training and the test examples, with all digits evenly in both."""
+    """Returns the training and the test examples, stratified by digit."""
     digits = load_digits()
     images = (digits.images[..., np.newaxis] / 16).astype(np.float32)
     labels = digits.target.astype(np.int64)
@@ -125,7 +125,7 @@ def evaluate(eval_step: Any, steps: int) -> float:
 
 
 def main() -> str:
-    """Trains as the flags say; returns the last line to be printed."""
+    """Trains as the flags say; returns the last line to print."""
     repl = replicator.Replicator(FLAGS.devices)
     output_dir = support.output_folder()
     train, test = load_examples()

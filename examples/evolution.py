@@ -3,20 +3,20 @@
 
     python examples/evolution.py --environment=CartPole-v1 --devices=CPU:0,CPU:1
 
-In each generation many policies are tried, each with some noise added to the parameters
-and, to go with it, one with the same noise subtracted. Better ones pull the parameters
-towards their noise (Salimans et al. 2017, arXiv:1703.03864). As all replicas draw all
-noise from the same seed, a replica that is told the returns of the others can make the
-update by itself: what travels is one number per episode, by `repl.all_gather`, however
-large the policy is. The update is equal on all replicas by construction, which the
-library proves, so that a plain optimizer does it.
+Each generation tries many policies in pairs: one with noise added to the parameters,
+one with the same noise subtracted. Better ones pull the parameters towards their noise
+(Salimans et al. 2017, arXiv:1703.03864). As all replicas draw all noise from the same
+seed, a replica needs only the returns of the others to compute the update by itself:
+one number per episode is sent, by `repl.all_gather`, however large the policy is. The
+update is equal on all replicas by construction, which the library proves, so a plain
+optimizer is enough.
 
 Episodes are those of gymnasium's environments, played within the step by
-`tf.numpy_function`. Results depend on the seed, and not on how many replicas there are.
-The output folder gets
+`tf.numpy_function`. Results depend on the seed, not on the number of replicas. The
+output folder gets
 
     checkpoints/  the last three: parameters, optimizer, generation and history
-    history.json  the mean return of each generation, and now and then of the policy
+    history.json  the mean return of each generation, and at intervals of the policy
     summaries/    the same for TensorBoard: tensorboard --logdir runs/evolution
     curves.png    the same as a picture
 """
@@ -36,7 +36,7 @@ from absl import flags
 import replicator
 
 HIDDEN = 16  # units of the policy
-JUDGED = 16  # episodes by which the policy itself is judged
+JUDGED = 16  # episodes that evaluate the policy itself
 
 FLAGS = flags.FLAGS
 support.define_flags(
@@ -54,13 +54,13 @@ support.define_positive("learning_rate", 0.05, "Adam's learning rate.")
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """An environment, and the policies that play it: perceptrons with one layer.
+    """An environment, and its policies: perceptrons with one hidden layer.
 
     Attributes:
-        environment: The name of it.
+        environment: The environment's name.
         inputs: The size of an observation.
-        outputs: The number of actions; or of what an action consists of.
-        limit: The largest number in an action; None: actions are numbered.
+        outputs: The number of actions, or the size of an action.
+        limit: The largest number in an action; None if actions are discrete.
     """
 
     environment: str
@@ -94,7 +94,7 @@ class Task:
         return (self.inputs + 1 + self.outputs) * HIDDEN + self.outputs
 
     def actions(self, policies: np.ndarray, seen: np.ndarray) -> list[Any]:
-        """Returns what each policy does: rows of parameters, rows of observations."""
+        """Returns each policy's action: rows of parameters, rows of observations."""
         ends = np.cumsum([self.inputs * HIDDEN, HIDDEN, HIDDEN * self.outputs])
         first, bias, second, last = np.split(policies, ends, axis=1)
         first = first.reshape(-1, self.inputs, HIDDEN)
@@ -109,8 +109,8 @@ class Task:
         """Returns the return of one episode of each policy, float32 [n].
 
         Args:
-            policies: Their parameters, float32 [n, size].
-            seeds: Those of the episodes, [n].
+            policies: The parameters, float32 [n, size].
+            seeds: The seeds of the episodes, [n].
         """
         games = [gymnasium.make(self.environment) for _ in seeds]
         pairs = zip(games, seeds, strict=True)
@@ -120,13 +120,13 @@ class Task:
         while playing.size:
             observed = np.stack([seen[n] for n in playing])
             actions = self.actions(policies[playing], observed)
-            ended = []
+            over = []
             for n, action in zip(playing, actions, strict=True):
-                found, reward, over, cut, _ = games[n].step(action)
-                seen[n] = np.ravel(found)
+                observation, reward, terminated, truncated, _ = games[n].step(action)
+                seen[n] = np.ravel(observation)
                 returns[n] += reward
-                ended.append(over or cut)
-            playing = playing[~np.array(ended)]
+                over.append(terminated or truncated)
+            playing = playing[~np.array(over)]
         return returns
 
 
@@ -134,15 +134,15 @@ class Task:
 
 
 class Evolution:
-    """A policy, and the steps that improve and judge it.
+    """A policy, and the steps that improve and evaluate it.
 
     Args:
         repl: The replicas, which divide the pairs of policies.
         task: What is played.
-        pairs: Of opposite policies in a generation.
-        noise: Standard deviation of what is added to the parameters.
+        pairs: The number of antithetic pairs in a generation.
+        noise: The standard deviation of the parameter noise.
         learning_rate: Adam's.
-        seed: Of parameters, noise and episodes.
+        seed: The seed of parameters, noise and episodes.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Evolution:
             self.optimizer.build([self.parameters])
 
     def step(self, generation: tf.Tensor) -> tf.Tensor:
-        """Improves the policy by a generation; returns the mean of its returns."""
+        """Improves the policy by a generation; returns its mean return."""
         noise = tf.random.stateless_normal(
             [self._pairs, self._task.size], self._seeds(generation, 0)
         )
@@ -171,7 +171,7 @@ class Evolution:
         seeds = tf.random.stateless_uniform(
             [self._pairs], self._seeds(generation, 1), 0, 2**31 - 1, tf.int32
         )
-        # Opposite policies play the same episode.
+        # Both policies of a pair play the same episode.
         returns = [
             self._play(self.parameters + sign * own, self._own(seeds))
             for sign in (1.0, -1.0)
@@ -192,11 +192,11 @@ class Evolution:
         return tf.reduce_mean(self._repl.all_gather(returns, axis=0)[:JUDGED])
 
     def _seeds(self, generation: tf.Tensor, what: int) -> tf.Tensor:
-        """Returns the seed of something that is drawn in a generation."""
+        """Returns the seed for one kind of draw in a generation."""
         return tf.stack([tf.constant(self._seed), 2 * generation + what])
 
     def _own(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the replica's share of what there is for all pairs."""
+        """Returns the replica's share of rows for all pairs."""
         return tf.split(rows, self._repl.num_replicas)[self._repl.replica_id]
 
     def _play(self, policies: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
@@ -211,7 +211,7 @@ def centered_ranks(x: tf.Tensor) -> tf.Tensor:
 
 
 def main() -> str:
-    """Trains as the flags say; returns what to print at the end."""
+    """Trains as the flags say; returns the last line to print."""
     task = Task.of(FLAGS.environment)
     repl = replicator.Replicator(FLAGS.devices)
     if FLAGS.pairs % repl.num_replicas:

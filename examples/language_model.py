@@ -3,11 +3,11 @@
 
     python examples/language_model.py --devices=CPU:0,CPU:1 --steps=2000
 
-The model is given the bytes before each byte, and learns which comes next. The text is
-that of the modules which are one file; every tenth of them is held out, and the
-perplexity on these is measured ten times in a run: of so many bytes, equally likely,
-would the model have to guess the next one. What is trained does not depend on how many
-replicas there are, but for rounding.
+The model sees the bytes before each byte, and learns which comes next. The text is that
+of the single-file modules; every tenth of them is held out, and the perplexity on these
+is measured ten times in a run: the number of equally likely bytes from which the model
+would have to guess the next one. Training does not depend on the number of replicas,
+except for rounding.
 
 The output folder gets
 
@@ -15,13 +15,13 @@ The output folder gets
     history.json  the loss of every step, in nats per byte, and the perplexities
     summaries/    the same for TensorBoard: tensorboard --logdir runs/language_model
     curves.png    the same as a picture
-    sample.txt    how the model goes on after --prompt
+    sample.txt    the model's continuation of --prompt
 
-Ctrl-C, SIGTERM and SIGHUP stop it after the step at hand and leave a checkpoint.
---resume goes on from there, and reaches the losses of a run that was never interrupted.
+Ctrl-C, SIGTERM and SIGHUP stop it after the current step and leave a checkpoint.
+--resume continues from there, and reaches the losses of an uninterrupted run.
 
 Source: Vaswani et al. 2017, Attention is all you need, arXiv:1706.03762; with
-normalization before each part, and no encoder.
+normalization before each sublayer, and no encoder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ import replicator
 HEADS = 4
 BYTES = 256
 HELD_OUT = 10  # every tenth file
-HELD_OUT_WINDOWS = 512  # that are looked at
+HELD_OUT_WINDOWS = 512  # windows per evaluation
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/language_model", steps=2000)  # and --devices, --resume
@@ -73,7 +73,7 @@ flags.register_validator("prompt", bool, "must not be empty")
 def windows(texts: Sequence[str], context: int) -> np.ndarray:
     """Returns texts, joined and cut: uint8 [n, context + 1].
 
-    The last byte of a window is the first of the next one: all but the first are
+    The last byte of a window is the first of the next one: all but the first byte are
     predicted.
     """
     joined = np.frombuffer("\n".join(texts).encode(), np.uint8)
@@ -84,11 +84,11 @@ def windows(texts: Sequence[str], context: int) -> np.ndarray:
 
 @functools.cache
 def load_windows(context: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the windows to train with, and those of files that are held out."""
+    """Returns the windows for training, and those of held-out files."""
     texts = [support.library_text(path) for path in support.library_files()]
     held_out = windows(texts[::HELD_OUT], context)
     del texts[::HELD_OUT]
-    step = max(1, len(held_out) // HELD_OUT_WINDOWS)  # from all over these files
+    step = max(1, len(held_out) // HELD_OUT_WINDOWS)  # spread over all held-out files
     return windows(texts, context), held_out[::step][:HELD_OUT_WINDOWS]
 
 
@@ -96,7 +96,7 @@ def load_windows(context: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Positions(layers.Layer):
-    """Adds to each place of a sequence numbers that it learns of the place."""
+    """Adds a learned position embedding to each place of a sequence."""
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Creates the variable, [places, columns]."""
@@ -105,7 +105,7 @@ class Positions(layers.Layer):
         )
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns the sums, of the inputs' shape."""
+        """Returns the sums, in the inputs' shape."""
         return inputs + self.places
 
 
@@ -113,9 +113,9 @@ def make_model(context: int, width: int, depth: int) -> keras.Model:
     """Returns a model from bytes [n, context] to logits of the next [n, context, 256].
 
     Args:
-        context: How many bytes a window has; each sees those before it.
-        width: How many numbers stand for a byte.
-        depth: How many blocks there are.
+        context: The number of bytes in a window; each sees those before it.
+        width: The size of a byte's embedding.
+        depth: The number of blocks.
     """
     inputs = layers.Input((context,), dtype="int32")
     x = Positions()(layers.Embedding(BYTES, width)(inputs))
@@ -131,7 +131,7 @@ def make_model(context: int, width: int, depth: int) -> keras.Model:
 
 
 def make_optimizer(learning_rate: float, steps: int) -> keras.optimizers.Optimizer:
-    """Returns AdamW, whose rate rises for a tenth of the steps and then falls."""
+    """Returns AdamW with a warm-up over a tenth of the steps, then decay."""
     warmup = max(1, steps // 10)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0, max(1, steps - warmup), warmup_target=learning_rate, warmup_steps=warmup
@@ -172,11 +172,11 @@ def make_steps(
 
 
 def perplexity(eval_step: Any, steps: int) -> float:
-    """Returns the perplexity of the windows that are held out, per byte."""
+    """Returns the perplexity of the held-out windows, per byte."""
     eval_step.initialize()  # from the first window
     sums = [eval_step() for _ in range(steps)]
     loss = sum(float(loss[0]) for loss, _ in sums)
-    with np.errstate(over="ignore"):  # of a training that went wrong
+    with np.errstate(over="ignore"):  # if the training diverged
         return float(np.exp(loss / sum(float(count[0]) for _, count in sums)))
 
 
@@ -186,14 +186,14 @@ def perplexity(eval_step: Any, steps: int) -> float:
 def continued(
     model: keras.Model, prompt: str, length: int, temperature: float, seed: int
 ) -> str:
-    """Returns a text that the model draws byte by byte, with the prompt before it.
+    """Returns the prompt with a continuation that the model samples byte by byte.
 
     Args:
         model: From windows to logits.
-        prompt: What comes first.
-        length: How many bytes to draw.
-        temperature: What the logits are divided by.
-        seed: Of the draws.
+        prompt: The start of the text.
+        length: How many bytes to sample.
+        temperature: The divisor of the logits.
+        seed: The seed of the samples.
     """
     _, context = model.input_shape
     random = np.random.default_rng(seed)
@@ -205,7 +205,7 @@ def continued(
     drawn = list(os.fsencode(prompt))
     for _ in range(length):
         seen = drawn[-context:]
-        # What is behind the last byte is not seen, as attention only looks back.
+        # The padding after the last byte is not seen, as attention is causal.
         window = tf.constant(seen + [0] * (context - len(seen)), tf.int32)
         logits = logits_at(window, tf.constant(len(seen) - 1)).numpy() / temperature
         drawn.append(int(np.argmax(logits + random.gumbel(size=BYTES))))
@@ -216,7 +216,7 @@ def continued(
 
 
 def main() -> str:
-    """Trains as the flags say; returns the last line to be printed."""
+    """Trains as the flags say; returns the last line to print."""
     repl = replicator.Replicator(FLAGS.devices)
     output_dir = support.output_folder()
     train, held_out = load_windows(FLAGS.context)
@@ -252,7 +252,7 @@ def main() -> str:
         if step % every == 0 or step == steps:
             found = perplexity(eval_step, math.ceil(len(held_out) / batch_size))
             run.log(perplexity=found)
-            run.save()  # what was told of is not lost
+            run.save()  # a printed result is never lost
             run.tell(
                 f"step {step:{len(str(steps))}}/{steps}"
                 f"  loss {run.history.last('loss', every):.4f}  perplexity {found:.3f}"

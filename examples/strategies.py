@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains one language model under five strategies, and compares what they cost.
+"""Trains one language model under five strategies, and compares their costs.
 
     python examples/strategies.py --devices=CPU:0,CPU:1 --steps=200
 
-The data is the text of Python's standard library: the model is given the words before
-each, and learns which comes next. Its program says nothing of strategies; all that
-differs is what Replicator is given. Printed is a table of
+The data is the text of Python's standard library: the model sees the words before each
+word, and learns which comes next. The program itself does not mention strategies; only
+the Replicator's argument differs. It prints a table of
 
     step      the median time of a step
-    held      what variables and optimizer slots take on each device
-    sent      what travels in a step, as its plan has it: of sparse gradients the rows,
-              of dense layers' no more than the factors that they are products of; "or
-              more" where sizes depend on the words
+    held      the bytes of variables and optimizer slots on each device
+    sent      the bytes sent in a step, according to its plan: only the rows of sparse
+              gradients, at most the factors of dense layers' gradients; "or more" where
+              sizes depend on the words
     loss      the mean over the last tenth of the steps
 
-Strategies without a compressor reach the same loss, but for rounding.
+Strategies without a compressor reach the same loss, except for rounding.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STRATEGIES: Mapping[str, Callable[[], strategy.Builder]] = {
     "parallax": strategy.Parallax,
     "bf16": lambda: strategy.AllReduce(compressor="bf16"),
 }
-WORDS_BEFORE = 8  # what the model is given
+WORDS_BEFORE = 8  # the model's input
 UNITS = 128
 
 FLAGS = flags.FLAGS
@@ -72,27 +72,27 @@ def load_words(vocabulary: int, limit: int = 200_000) -> np.ndarray:
     """Returns the words of the standard library, each as its rank by frequency.
 
     Args:
-        vocabulary: How many words there are; the last stands for all that are rarer.
-        limit: How many words of text to take, at most.
+        vocabulary: The number of distinct words; the last stands for all rarer ones.
+        limit: The maximum number of words of text.
 
     Raises:
         support.UsageError: This Python was installed without its source.
     """
-    found: list[str] = []
+    words: list[str] = []
     for path in support.library_files():
-        found += re.findall(r"\w+|[^\w\s]", support.library_text(path))
-        if len(found) >= limit:
+        words += re.findall(r"\w+|[^\w\s]", support.library_text(path))
+        if len(words) >= limit:
             break
-    counted = collections.Counter(found[:limit]).most_common(vocabulary - 1)
+    counted = collections.Counter(words[:limit]).most_common(vocabulary - 1)
     ranks = {word: rank for rank, (word, _) in enumerate(counted)}
     rare = vocabulary - 1
-    return np.array([ranks.get(word, rare) for word in found[:limit]], np.int32)
+    return np.array([ranks.get(word, rare) for word in words[:limit]], np.int32)
 
 
 def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
-    """Returns a replica's share of all examples, over and over.
+    """Returns a replica's share of all examples, repeated endlessly.
 
-    Each is some words, and the one behind them. The order depends on the seed alone.
+    Each is some words, and the word after them. The order depends on the seed alone.
     """
     words = load_words(FLAGS.vocabulary)
     windows = np.lib.stride_tricks.sliding_window_view(words, WORDS_BEFORE + 1)
@@ -125,9 +125,9 @@ class Trainer:
     """A model and its optimizer on the replicas.
 
     Attributes:
-        repl: Runs them.
-        model: What is trained.
-        optimizer: Updates it.
+        repl: The Replicator.
+        model: The model.
+        optimizer: The wrapped optimizer.
     """
 
     repl: replicator.Replicator
@@ -136,7 +136,7 @@ class Trainer:
 
     @classmethod
     def make(cls, repl: replicator.Replicator) -> Trainer:
-        """Returns one whose variables are where the Replicator's strategy says."""
+        """Returns a trainer whose variables are placed by the Replicator's strategy."""
         keras.utils.set_random_seed(FLAGS.seed)
         with repl.context():
             model = make_model()
@@ -160,13 +160,13 @@ class Trainer:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What training under a strategy came to.
+    """The cost and the result of training under a strategy.
 
     Attributes:
-        step: Median time of a step, in seconds; the first, which builds, is left out.
+        step: Median time of a step, in seconds, without the first, which builds.
         held: Bytes of variables and slots, by device.
-        sent: Bytes that travel in a step, as its plan says.
-        unknown: How many communications there are whose size it does not know.
+        sent: Bytes sent in a step, according to its plan.
+        unknown: The number of communications whose size the plan does not know.
         loss: The mean of the last tenth of the steps.
     """
 
@@ -183,9 +183,9 @@ def held(variables: Iterable[Any]) -> dict[str, int]:
     for variable in variables:
         value = variable.value if isinstance(variable, keras.Variable) else variable
         for part in getattr(value, "parts", ()) or (value,):
-            for one in getattr(part, "components", (part,)):
-                nbytes = one.shape.num_elements() * one.dtype.size
-                found[id(one)] = (one.device, nbytes)
+            for component in getattr(part, "components", (part,)):
+                nbytes = component.shape.num_elements() * component.dtype.size
+                found[id(component)] = (component.device, nbytes)
     totals: dict[str, int] = collections.Counter()
     for device, nbytes in found.values():
         totals[device] += nbytes
@@ -193,7 +193,7 @@ def held(variables: Iterable[Any]) -> dict[str, int]:
 
 
 def measure(name: str) -> Measured:
-    """Trains under a strategy; returns what that came to."""
+    """Trains under a strategy; returns its cost and result."""
     repl = replicator.Replicator(FLAGS.devices, strategy=STRATEGIES[name]())
     trainer = Trainer.make(repl)
     step = repl.build(trainer.step_fn, input_fn)
@@ -217,26 +217,26 @@ def measure(name: str) -> Measured:
 
 
 def size(nbytes: int) -> str:
-    """Returns a number of bytes as it is shown."""
+    """Returns a number of bytes in a readable unit."""
     return f"{nbytes / 2**20:.2f} MiB"
 
 
 def table(found: Mapping[str, Measured]) -> rich.table.Table:
     """Returns the table of all strategies."""
-    made = rich.table.Table(title="The same program under each strategy")
-    made.add_column("strategy")
+    result = rich.table.Table(title="The same program under each strategy")
+    result.add_column("strategy")
     devices = [f"held, {device}" for device in FLAGS.devices]
     for heading in ("step", *devices, "sent", "loss"):
-        made.add_column(heading, justify="right")
-    for name, one in found.items():
-        made.add_row(
+        result.add_column(heading, justify="right")
+    for name, measurement in found.items():
+        result.add_row(
             name,
-            f"{one.step * 1e3:.1f} ms",
-            *(size(nbytes) for nbytes in one.held.values()),
-            size(one.sent) + (" or more" if one.unknown else ""),
-            f"{one.loss:.4f}",
+            f"{measurement.step * 1e3:.1f} ms",
+            *(size(nbytes) for nbytes in measurement.held.values()),
+            size(measurement.sent) + (" or more" if measurement.unknown else ""),
+            f"{measurement.loss:.4f}",
         )
-    return made
+    return result
 
 
 # --- The program as a command ---------------------------------------------------------

@@ -3,17 +3,17 @@
 
     python examples/tensor_parallel.py --devices=CPU:0,CPU:1
 
-All replicas see the same examples, and each computes a part of every layer, with the
-part of the weights that it holds (Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053):
+All replicas see the same examples, and each computes a part of every layer, with its
+part of the weights (Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053):
 
     attention  each replica has some of the heads
-    MLP        each has some columns of the first matrix, and those rows of the second
-               that belong to them, so that nothing travels between the two
+    MLP        each has some columns of the first matrix, and the corresponding rows of
+               the second, so that nothing is sent between the two
 
-What the parts give is added up by an all_reduce. With --sequence_parallel what is
-between attention and MLP is divided, too, by tokens: an all_gather before each, and a
-reduce_scatter behind it (Korthikanti et al. 2022, arXiv:2205.05198). The losses are
-those of one device (--devices=CPU:0), but for rounding.
+An all_reduce sums the partial results. With --sequence_parallel the activations between
+attention and MLP are divided, too, by tokens: an all_gather before each, and a
+reduce_scatter after it (Korthikanti et al. 2022, arXiv:2205.05198). The losses are
+those of one device (--devices=CPU:0), except for rounding.
 
 The data are the 1,797 images of scikit-learn's `load_digits`, as sequences of 16
 patches. The output folder gets
@@ -41,7 +41,7 @@ from sklearn.model_selection import train_test_split
 import replicator
 from replicator import strategy
 
-TEST_SHARE = 0.2  # of the images; 360 of them
+TEST_SHARE = 0.2  # of the images: 360
 TOKENS, PATCH, CLASSES = 16, 4, 10
 WIDTH, HEADS, HIDDEN, BLOCKS = 64, 8, 256, 2
 
@@ -53,14 +53,14 @@ support.define_positive("learning_rate", 2e-3, "Adam's learning rate.")
 
 
 class PartsOnReplicas(strategy.Builder):
-    """Has the variable "name/part_r" on replica r alone, and all others everywhere."""
+    """Places the variable "name/part_r" on replica r alone, and mirrors all others."""
 
     def nodes(
         self,
         variables: Iterable[strategy.VariableFacts],
         resources: strategy.Resources,
     ) -> Iterator[strategy.Node]:
-        """Yields where each variable is."""
+        """Yields each variable's placement."""
         for variable in variables:
             _, is_part, number = variable.path.partition("/part_")
             how: Any = strategy.AllReduceSynchronizer()
@@ -76,13 +76,13 @@ class Transformer:
     """A transformer of which each replica computes a part, on the same examples.
 
     Args:
-        repl: The replicas, at most as many as heads, which they divide.
-        seed: Of the initial weights, the same for any number of replicas.
-        sequence_parallel: Whether each replica has some of the tokens only, where no
-            matrix is.
+        repl: The replicas, which divide the heads; at most one per head.
+        seed: The seed of the initial weights, the same for any number of replicas.
+        sequence_parallel: Whether activations between the matrices are divided by
+            tokens.
 
     Attributes:
-        variables: All there are, by name.
+        variables: All variables, by name.
     """
 
     def __init__(
@@ -111,19 +111,19 @@ class Transformer:
 
         Args:
             name: Its name; that of part r ends in "/part_r".
-            shape: Of the whole.
-            fan_in: Of how many numbers it makes one; 0: it begins with scale or offset.
-            axis: Of which each replica has a part.
+            shape: The shape of the whole variable.
+            fan_in: The number of inputs per output; 0 for scales and offsets.
+            axis: The axis along which it is divided.
         """
-        whole = np.full(shape, float(name.endswith("scale")), np.float32)
+        full_value = np.full(shape, float(name.endswith("scale")), np.float32)
         if fan_in:
-            whole = self._random.normal(0, fan_in**-0.5, shape).astype(np.float32)
+            full_value = self._random.normal(0, fan_in**-0.5, shape).astype(np.float32)
         if axis is None:
-            self.variables[name] = tf.Variable(whole, name=name)
+            self.variables[name] = tf.Variable(full_value, name=name)
             return
-        for r, own in enumerate(np.split(whole, self._repl.num_replicas, axis)):
+        for r, value in enumerate(np.split(full_value, self._repl.num_replicas, axis)):
             part = f"{name}/part_{r}"
-            self.variables[part] = tf.Variable(own, name=part)
+            self.variables[part] = tf.Variable(value, name=part)
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         """Returns the logits, [n, 10], on every replica, of images [n, 16, 4]."""
@@ -152,19 +152,19 @@ class Transformer:
         return tf.nn.batch_normalization(x, mean, variance, offset, scale, 1e-3)
 
     def _attention(self, block: str, x: tf.Tensor) -> tf.Tensor:
-        """Returns what the replica's own heads add to all tokens."""
+        """Returns the contribution of the replica's own heads to all tokens."""
         q, k, v = tf.unstack(tf.einsum("ntw,wchd->cnhtd", x, self._own(f"{block}/qkv")))
         scores = tf.matmul(q, k, transpose_b=True) * (WIDTH // HEADS) ** -0.5
         heads = tf.matmul(tf.nn.softmax(scores), v)
         return tf.einsum("nhtd,hdw->ntw", heads, self._own(f"{block}/out"))
 
     def _mlp(self, block: str, x: tf.Tensor) -> tf.Tensor:
-        """Returns what the replica's own hidden units add to all tokens."""
+        """Returns the contribution of the replica's own hidden units to all tokens."""
         units = tf.nn.gelu(tf.tensordot(x, self._own(f"{block}/up"), 1))
         return tf.tensordot(units, self._own(f"{block}/down"), 1)
 
     def _enter(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns all tokens, of which the replica has all already, or some."""
+        """Returns all tokens, gathering them if the replica has only some."""
         return self._repl.all_gather(x, axis=1) if self._sequence_parallel else x
 
     def _leave(self, x: tf.Tensor) -> tf.Tensor:
@@ -182,7 +182,7 @@ class Training:
 
     Args:
         devices: One for each replica.
-        seed: Of the initial weights.
+        seed: The seed of the initial weights.
         learning_rate: Adam's.
         sequence_parallel: As for Transformer.
     """
@@ -198,8 +198,9 @@ class Training:
         self.model = Transformer(self.repl, seed, sequence_parallel)
         with self.repl.context():
             adam = tf.keras.optimizers.Adam(learning_rate)
-            # A replica's gradients are what it adds to those of the weights that all
-            # have, and all there is to those of its own parts.
+            # A replica's gradients are its contribution to those of mirrored weights,
+            # and
+            # the complete gradients of its own parts.
             self.optimizer = self.repl.wrap_optimizer(adam, op="sum")
             self.optimizer.build(list(self.model.variables.values()))
 
@@ -210,9 +211,9 @@ class Training:
             logits = self.model(images)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
             loss = tf.reduce_mean(losses)
-            # What is differentiated is the sum of all replicas' losses.
+            # The differentiated value is the sum of all replicas' losses.
             share = loss / self.repl.num_replicas
-        zero = tf.UnconnectedGradients.ZERO  # of the other replicas' parts
+        zero = tf.UnconnectedGradients.ZERO  # other replicas' parts have no gradient
         gradients = tape.gradient(share, variables, unconnected_gradients=zero)
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
@@ -220,7 +221,7 @@ class Training:
     def eval_step(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
     ) -> tf.Tensor:
-        """Returns how many images of a batch the model gets right."""
+        """Returns how many images of a batch the model classifies correctly."""
         right = tf.argmax(self.model(images), axis=-1) == labels
         return tf.reduce_sum(weights * tf.cast(right, tf.float32))
 
@@ -240,12 +241,12 @@ def load_examples() -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def for_all(input_fn: support.InputFn) -> support.InputFn:
-    """Returns an input_fn that gives every replica what one alone would get."""
+    """Returns an input_fn that gives every replica the input of a single one."""
     return lambda ctx: input_fn(replicator.InputContext(0, 1, 0, 1))
 
 
 def main() -> str:
-    """Trains as the flags say; returns what to print at the end."""
+    """Trains as the flags say; returns the last line to print."""
     replicas = len(FLAGS.devices)
     if HEADS % replicas:
         raise support.UsageError(

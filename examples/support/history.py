@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run has logged, step by step, and its curves."""
+"""The logged numbers of a run, step by step, and their curves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 
 
 class History(tf.train.experimental.PythonState):
-    """Numbers that were logged, under their names, and the settings of the run.
+    """Logged numbers, by name, and the settings of the run.
 
-    A part of each checkpoint, so that the two are of one step whenever a run ends.
+    A part of each checkpoint, so that both belong to the same step however a run ends.
 
     Attributes:
-        settings: The values of flags that decide the numbers.
-        values: `values[name]` are those that were logged, in order.
+        settings: The values of flags that affect the numbers.
+        values: `values[name]` are the logged numbers, in order.
         steps: `steps[name][i]` is the step that `values[name][i]` belongs to.
     """
 
@@ -67,9 +67,9 @@ class Panel:
     """One of the pictures beside each other in curves.png.
 
     Attributes:
-        names: The numbers that it shows, as they were logged.
-        label: What stands beside the axis.
-        log: Whether its scale is logarithmic.
+        names: The logged numbers that it shows.
+        label: The label of the axis.
+        log: Whether the axis is logarithmic.
     """
 
     names: Sequence[str]
@@ -83,7 +83,7 @@ def plot_curves(
     path: Path,
     steps_per_epoch: int | None = None,
 ) -> None:
-    """Draws what was logged over the steps, or epochs if their length is given."""
+    """Draws the history over steps, or over epochs if their length is given."""
     figure = Figure(figsize=(4.5 * len(panels), 3.5), layout="constrained")
     axes_of_all = np.atleast_1d(figure.subplots(1, len(panels)))
     for axes, panel in zip(axes_of_all, panels, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that stop a program at a moment that suits it."""
+"""Signals that stop a program at a convenient moment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that stop a run
 
 
 class Interruption:
-    """Notes the first signal to stop, so that the step at hand is finished and saved.
+    """Notes the first signal to stop, so that the current step is finished and saved.
 
-    A second one stops the program at once. What is ignored, as by nohup, stays ignored.
+    A second one stops the program at once. A signal that is ignored, as by nohup, stays
+    ignored.
 
     Attributes:
-        signal: The one that has come, or None.
+        signal: The received signal, or None.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Interruption:
         self.__exit__()
 
     def tell(self, write: Callable[[], Any]) -> None:
-        """Writes to the terminal; if that has gone, does what SIGHUP does."""
+        """Writes to the terminal; if that is gone, acts as on SIGHUP."""
         try:
             write()
         except OSError:

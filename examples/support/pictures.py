@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 
 def tile(images: np.ndarray, columns: int) -> np.ndarray:
-    """Returns images of one size beside and below each other.
+    """Returns images of one size, tiled.
 
     Args:
         images: [n, height, width, 1], within 0 to 1.
-        columns: How many stand beside each other; blanks fill the last row.
+        columns: The number of images in a row; blanks fill the last row.
 
     Returns:
         [rows * height, columns * width], within 0 to 1.
@@ -29,7 +29,7 @@ def tile(images: np.ndarray, columns: int) -> np.ndarray:
 
 
 def save_grid(images: np.ndarray, columns: int, path: Path, scale: int = 2) -> None:
-    """Writes images beside and below each other, each pixel as a square of pixels."""
+    """Writes tiled images, with each pixel enlarged to a square."""
     grid = tile(np.clip(images, 0, 1), columns)
     image.imsave(path, grid.repeat(scale, 0).repeat(scale, 1), cmap="gray", vmax=1)
 
@@ -42,8 +42,8 @@ def save_images(
     Args:
         images: [n, height, width, 1].
         titles: One per image.
-        path: Of the PNG file.
-        columns: How many stand beside each other.
+        path: The path of the PNG file.
+        columns: The number of images in a row.
     """
     rows = max(1, -(-len(images) // columns))
     figure = Figure(figsize=(1.1 * columns, 1.4 * rows), layout="constrained")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An example as a command: its flags, and errors that are one line."""
+"""An example as a command: its flags, and one-line errors."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tqdm import tqdm
 import replicator
 
 MOST_STEPS = 1_000_000  # and epochs
-MOST_COUNT = 2**31 - 1  # TensorFlow counts with int32 here and there
+MOST_COUNT = 2**31 - 1  # TensorFlow counts with int32 in places
 MOST_CHARACTERS = 500  # of an error
 FLAGS = flags.FLAGS
-flags.disclaim_key_flags()  # what is defined here are flags of the example that asks
+flags.disclaim_key_flags()  # flags defined here count as the calling example's
 
 
 class UsageError(Exception):
-    """The flags ask for something that cannot be done."""
+    """The flags request something impossible."""
 
 
 class Interrupted(Exception):
     """A signal has stopped the program.
 
     Args:
-        signum: Which one.
-        text: What to print.
+        signum: The signal.
+        text: The line to print.
     """
 
     def __init__(self, signum: int, text: str) -> None:
@@ -58,10 +58,10 @@ def define_flags(
     """Defines the flags that most examples have.
 
     Args:
-        output_dir: The default of --output_dir; None: there is no such flag.
-        devices: The default of --devices; None: there is no such flag.
-        epochs: The default of --epochs; None: there is no such flag.
-        steps: The default of --steps, alike.
+        output_dir: The default of --output_dir; None omits the flag.
+        devices: The default of --devices; None omits the flag.
+        epochs: The default of --epochs; None omits the flag.
+        steps: The default of --steps; None omits the flag.
         seed: What --seed decides.
         resume: Whether there is --resume, beside --output_dir.
     """
@@ -91,15 +91,15 @@ def define_positive(name: str, default: float, help_: str) -> None:
 def define_between(
     name: str, default: float, help_: str, least: float, most: float
 ) -> None:
-    """Defines a flag that takes numbers between two; absl's own would take NaN, too."""
+    """Defines a flag for numbers within bounds; absl's own would accept NaN, too."""
     flags.DEFINE_float(name, default, help_, least, most)
     flags.register_validator(name, math.isfinite, "must be a number")
 
 
 def define_count(name: str, default: int, help_: str, least: int = 1) -> None:
-    """Defines a flag that takes whole numbers from 1 on, or from another.
+    """Defines a flag for integers from a minimum on, by default 1.
 
-    Those that TensorFlow has no room for are a mistake in the command line, too.
+    Values that overflow in TensorFlow are usage errors, too.
     """
     flags.DEFINE_integer(name, default, help_, least, MOST_COUNT)
 
@@ -115,10 +115,10 @@ def check_batch_size(
     """Raises an error unless the replicas divide a batch, and it can be filled.
 
     Args:
-        flag: The name of the flag that says its size, on all replicas together.
+        flag: The name of the flag for the global batch size.
         num_replicas: How many share it.
-        examples: How many there are to train with.
-        what: They are, as errors say it.
+        examples: The number of training examples.
+        what: The noun for them in errors.
 
     Raises:
         UsageError: There are fewer examples than one batch holds.
@@ -142,7 +142,7 @@ def output_folder() -> pathlib.Path:
         path = pathlib.Path(name)
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
-    except (OSError, ValueError) as error:  # the latter for a null character
+    except (OSError, ValueError) as error:  # ValueError: a null character
         raise UsageError(f"--output_dir={name} is not writable: {error}") from error
     return path
 
@@ -151,18 +151,18 @@ def output_folder() -> pathlib.Path:
 
 
 def explain(error: object, status: int = 2) -> int:
-    """Prints what went wrong in one line; returns the exit status for it."""
+    """Prints the error in one line; returns the exit status for it."""
     _say(f"{program()}: error: {one_line(error)}")
     return status
 
 
 def warn(text: str) -> None:
-    """Prints what is wrong, but can be got over, in one line."""
+    """Prints a warning in one line."""
     _say(f"{program()}: warning: {one_line(text)}")
 
 
 def _say(line: str) -> None:
-    """Prints to standard error, on a line of its own if there is a progress bar."""
+    """Prints to standard error, on a new line if there is a progress bar."""
     tqdm.write(line, file=sys.stderr)
 
 
@@ -172,7 +172,7 @@ def program() -> str:
 
 
 def one_line(text: object) -> str:
-    """Returns a text in one line that is not endless; of errors, with the way out."""
+    """Returns a text in one line of limited length; keeps an error's suggested fix."""
     line = " ".join(str(text).split())
     if len(line) > MOST_CHARACTERS and isinstance(text, replicator.ReplicatorError):
         what, *rest = str(text).splitlines()
@@ -187,13 +187,13 @@ def start(main: Callable[[], str | None]) -> None:
     """Runs a program to its end, with the flags of the command line; does not return.
 
     Args:
-        main: Does what the flags say; returns the last line to be printed, if any.
+        main: Does what the flags say; returns the last line to print, if any.
     """
     app.run(functools.partial(_finish, main), flags_parser=_parse_flags)
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the command line; a mistake in it ends the program, with one line."""
+    """Parses the command line; an error in it ends the program, with one line."""
     try:
         extra = FLAGS(argv)[1:]
     except flags.Error as error:
@@ -204,8 +204,8 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _finish(main: Callable[[], str | None], argv: Sequence[str]) -> int:
-    """Calls main, and says in one line what stops it; returns the exit status."""
-    del argv  # _parse_flags has dealt with it
+    """Calls main, reports errors in one line, and returns the exit status."""
+    del argv  # _parse_flags has checked it
     logging.set_verbosity(logging.WARNING)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a folder may have any name
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -219,7 +219,7 @@ def _finish(main: Callable[[], str | None], argv: Sequence[str]) -> int:
     except Interrupted as error:
         print(error)
         return 128 + error.signum  # the shells' exit status for it
-    except (OSError, tf.errors.OpError) as error:  # of a full disk, say
+    except (OSError, tf.errors.OpError) as error:  # a full disk, for example
         return explain(f"{stopped}{error}", 1)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

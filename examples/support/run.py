@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training run: its steps, and what it leaves in its folder."""
+"""A training run: its steps, and the files in its output folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-# What `Run.train` logs.
+# The names that `Run.train` logs.
 LOSS_AND_ACCURACY = (
     histories.Panel(["loss"], "training loss", log=True),
     histories.Panel(["accuracy"], "test accuracy"),
@@ -30,21 +30,23 @@ class Run:
 
     Args:
         output_dir: An existing folder for the results.
-        settings: The values of flags that decide the losses, by name; a resumed run
-            must have the same.
-        parts: What each checkpoint holds, by name: whatever tf.train.Checkpoint takes.
+        settings: The values of flags that affect the losses, by name; a resumed run
+            must
+            have the same.
+        parts: The contents of each checkpoint, by name: whatever tf.train.Checkpoint
+            takes.
         steps: How many to make, counted from the start of the first run.
-        resume: Whether to go on from the newest checkpoint that can be read.
+        resume: Whether to continue from the newest readable checkpoint.
         steps_per_epoch: If the run is counted in epochs, by --epochs.
-        save_every: How many steps there are from one checkpoint to the next; without
-            it an epoch, else a tenth of the run.
-        panels: What curves.png shows.
+        save_every: The number of steps from one checkpoint to the next; by default an
+            epoch, else a tenth of the run.
+        panels: The contents of curves.png.
 
     Attributes:
-        step: How many steps were made, the one at hand included.
-        history: What was logged.
-        checkpoints: Those of the run.
-        writer: Of TensorBoard's summaries.
+        step: How many steps were made, including the current one.
+        history: The logged numbers.
+        checkpoints: The run's checkpoints.
+        writer: The writer of TensorBoard's summaries.
 
     Raises:
         UsageError: There is no such run to resume.
@@ -83,14 +85,14 @@ class Run:
 
     @property
     def step(self) -> int:
-        """How many steps were made, the one at hand included."""
+        """How many steps were made, including the current one."""
         return int(self._step)
 
     def steps(self) -> Iterator[int]:
-        """Yields the number of each step that is left, from 1 on; saves now and then.
+        """Yields the number of each remaining step, from 1 on; saves at intervals.
 
         Raises:
-            Interrupted: A signal has come; the step at hand was finished and saved.
+            Interrupted: A signal has arrived; the current step was finished and saved.
         """
         done = self.step
         with (
@@ -121,7 +123,7 @@ class Run:
     def train(
         self, train_step: Callable[[], Any], test_accuracy: Callable[[], float]
     ) -> float:
-        """Makes the steps of a run that is counted in epochs; tells of each epoch.
+        """Makes the steps of a run counted in epochs; prints a line for each epoch.
 
         Args:
             train_step: Makes a step; returns its loss, on each replica.
@@ -136,7 +138,7 @@ class Run:
             self.log(loss=float(train_step()[0]))
             if step % self._steps_per_epoch == 0:
                 self.log(accuracy=test_accuracy())
-                self.save()  # what was told of is not lost
+                self.save()  # a printed epoch is never lost
                 self.tell(
                     f"epoch {step // self._steps_per_epoch:{len(str(epochs))}}/{epochs}"
                     f"  loss {self.history.last('loss', self._steps_per_epoch):.4f}"
@@ -145,7 +147,7 @@ class Run:
         return self.history.last("accuracy")
 
     def log(self, **numbers: float) -> None:
-        """Notes numbers of this step: for history, TensorBoard and progress bar."""
+        """Logs numbers of this step: for history, TensorBoard and progress bar."""
         self.history.log(self.step, **numbers)
         with self.writer.as_default(step=self.step):
             for name, number in numbers.items():
@@ -155,7 +157,7 @@ class Run:
             self._progress.set_postfix(self._shown, refresh=False)
 
     def log_images(self, **images: np.ndarray) -> None:
-        """Has TensorBoard show images, [n, height, width, 1] within 0 to 1."""
+        """Writes images, [n, height, width, 1] within 0 to 1, for TensorBoard."""
         with self.writer.as_default(step=self.step):
             for name, pixels in images.items():
                 tf.summary.image(name, pixels, max_outputs=len(pixels))
@@ -172,7 +174,7 @@ class Run:
         self.history.save(self.output_dir / "history.json")
 
     def _restore(self) -> None:
-        """Restores the newest checkpoint that can be read."""
+        """Restores the newest readable checkpoint."""
         names = self.checkpoints.found()
         if not names:
             raise UsageError(f"--resume: there is no checkpoint in {self.output_dir}")
@@ -191,14 +193,14 @@ class Run:
         self.checkpoints.begin(names)
 
     def _read(self, name: str) -> None:
-        """Restores a checkpoint; first what decides whether it is one of this run."""
+        """Restores a checkpoint; first checks that it belongs to this run."""
         first = tf.train.Checkpoint(history=self.history).restore(name)
         first.assert_existing_objects_matched().expect_partial()
         check_settings(self._settings, self.history.settings)
         self.checkpoints.restore(name)
 
     def _check_length(self) -> None:
-        """Raises UsageError if more steps were made than are asked for."""
+        """Raises UsageError if more steps were made than are requested."""
         flag, unit = (
             ("steps", 1)
             if self._steps_per_epoch is None
@@ -212,11 +214,11 @@ class Run:
 
 
 def check_settings(asked: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raises UsageError unless a run that is resumed goes on as it began.
+    """Raises UsageError if a resumed run differs from its beginning.
 
     Args:
         asked: The values of flags, by name.
-        saved: Those of the run that is resumed.
+        saved: Those of the resumed run.
     """
     for name, new in asked.items():
         if saved.get(name) != new:

@@ -10,7 +10,7 @@ from support import program
 
 
 def library_files() -> list[pathlib.Path]:
-    """Returns the modules of the standard library that are one file, by name.
+    """Returns the single-file modules of the standard library, by name.
 
     Raises:
         UsageError: This Python was installed without its source.
