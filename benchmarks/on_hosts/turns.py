@@ -69,7 +69,7 @@ class Program:
         ]
 
     def said(self) -> list[Any]:
-        """Returns the next line of each process, decoded from JSON; exits on failure."""
+        """Returns the next line of each process, from JSON; exits on failure."""
         return [json.loads(self._read(process)) for process in self._processes]
 
     def _read(self, process: Any) -> bytes:
