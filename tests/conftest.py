@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits the CPU into eight logical devices before anything of TensorFlow runs.
+"""Splits the CPU into eight logical devices before TensorFlow is initialized.
 
 Helpers that several test files share are in tests/helpers.py.
 
 `--with variables=sharded --with fusion=False` runs the tests with other defaults of
-Replicator: what it computes does not depend on them. `--v1` runs them as programs that
-disable TensorFlow 2's behavior, `--sample 50:seed` runs 50 at random, each with options
-drawn at random. Which tests do what an option refuses is in tests/refused.txt.
-`--hosts` runs them on devices of other processes (tests/hosts.py), `--gpus` on GPUs
-(tests/gpus.py).
+Replicator, since options do not change what it computes. `--v1` runs them as programs
+that disable TensorFlow 2's behavior, `--sample 50:seed` runs 50 random tests, each with
+random options. tests/refused.txt lists the tests that an option refuses. `--hosts` runs
+them on devices of other processes (tests/hosts.py), `--gpus` on GPUs (tests/gpus.py).
 """
 
 import ast
@@ -29,7 +28,7 @@ from replicator._tf import choice
 from tests import gpus, helpers, hosts, refusals, repeatable, sampling
 
 NUM_CPUS = 8
-_STEPS = "steps_per_call"  # no option of Replicator, but of how tests run steps
+_STEPS = "steps_per_call"  # not an option of Replicator, but how tests run steps
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
@@ -82,21 +81,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-_OPTIONS = pytest.StashKey[list[str]]()  # with which a test runs, "NAME=VALUE"
+_OPTIONS = pytest.StashKey[list[str]]()  # a test's options, "NAME=VALUE"
 _REFUSED = pytest.StashKey[refusals.Refused]()
-_SERVERS = pytest.StashKey[contextlib.ExitStack]()  # ended with the session
-_OUTCOMES = pytest.StashKey[dict[str, bool]]()  # of each test: whether it was refused
+_SERVERS = pytest.StashKey[contextlib.ExitStack]()  # closed at the end of the session
+_OUTCOMES = pytest.StashKey[dict[str, bool]]()  # whether each test was refused
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Does what has to be done before the first test."""
+    """Prepares the process for the first test."""
     if config.getoption("--gpus"):
         gpus.split(NUM_CPUS)
     if config.getoption("--v1"):
         tf.compat.v1.disable_v2_behavior()
-        tf.compat.v1.enable_eager_execution()  # for what tests compare sessions with
-        # As our errors advise: communication needs it. What does not communicate is
-        # tested with the older one, by tests.helpers.v1_control_flow.
+        tf.compat.v1.enable_eager_execution()  # for comparisons with sessions
+        # As our errors advise: communication needs it. tests.helpers.v1_control_flow
+        # tests
+        # steps without communication under the older one.
         tf.compat.v1.enable_control_flow_v2()
     snt.Linear(1)  # asks once whether TensorFlow 2 runs: here, eagerly, it does
     for assignment in config.getoption("--with"):
@@ -115,7 +115,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Says which sample it is."""
+    """Reports which sample runs."""
     sample = config.getoption("--sample")
     return f"sample: --sample {sampling.seeded(sample)}" if sample else ""
 
@@ -124,7 +124,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leaves a sample of the tests, and tells each its options."""
+    """Selects a sample of the tests, and assigns each its options."""
     for item in sampling.left_to_long_runs(items):
         item.add_marker(pytest.mark.slow)
     if config.getoption("--hosts"):
@@ -141,7 +141,7 @@ def pytest_collection_modifyitems(
 
 
 def _value(assignment: str) -> tuple[str, Any]:
-    """Takes an option apart."""
+    """Parses an assignment."""
     name, _, value = assignment.partition("=")
     if name not in (names := [*replicator.Replicator.__init__.__kwdefaults__, _STEPS]):
         raise pytest.UsageError(f"--with {name}: have {', '.join(names)}")
@@ -151,7 +151,7 @@ def _value(assignment: str) -> tuple[str, Any]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Gives Replicator a test's defaults while it runs, with its fixtures."""
+    """Sets a test's default options while it runs, with its fixtures."""
     defaults = replicator.Replicator.__init__.__kwdefaults__
     before = dict(defaults)
     options = item.stash[_OPTIONS]
@@ -167,10 +167,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def _variables(item: pytest.Item) -> str:
-    """Returns where the variables of a test live, if its options do not say.
+    """Returns the placement of a test's variables, if its options do not set it.
 
-    Tests alternate between the two, by their names: "auto", the default, is sharded on
-    the CPUs of a test, and what users have on accelerators is mirrored.
+    Tests alternate between two placements, by their names: "auto", the default, shards
+    on
+    the CPUs of a test, while users on accelerators get mirrored variables.
     """
     if item.get_closest_marker("mirrored"):
         return "mirrored"
@@ -178,7 +179,7 @@ def _variables(item: pytest.Item) -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leaves out what is about mirrored variables, or about what is fast, elsewhere."""
+    """Skips tests of mirrored variables, or of speed, where they do not apply."""
     chosen = replicator.Replicator.__init__.__kwdefaults__["variables"]
     if chosen != "mirrored" and item.get_closest_marker("mirrored"):
         pytest.skip("counts or compares the components of mirrored variables")
@@ -188,7 +189,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
-    """Holds what a test ends in against what is listed as refused."""
+    """Checks the outcome of a test against the list of refused tests."""
     outcome = yield
     config, chosen = pyfuncitem.config, pyfuncitem.stash[_OPTIONS]
     error = outcome.excinfo and outcome.excinfo[1]
@@ -207,7 +208,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Lists what was refused, if that was asked for; ends servers."""
+    """Writes the list of refused tests, if requested; stops the servers."""
     config = session.config
     config.stash[_SERVERS].close()
     if config.getoption("--note-refused"):

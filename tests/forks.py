@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Python programs in processes that have imported TensorFlow before they begin.
+"""Runs Python programs in processes that have already imported TensorFlow.
 
-Importing TensorFlow takes seconds; a process that has just done so and is forked gives
-as many fresh ones as are wanted, each within milliseconds. TensorFlow's runtime starts
-in the fork, so that devices, threads and eager contexts are a program's own.
+Importing TensorFlow takes seconds; a process that has only imported it can be forked
+any number of times, within milliseconds each. TensorFlow's runtime starts in the fork,
+so that devices, threads and eager contexts belong to the program alone.
 
-This is not for programs that talk to other processes: TensorFlow's servers have crashed
-in forks. What a program is told by variables that TensorFlow reads while it is
-imported, such as TF_ENABLE_ONEDNN_OPTS, has no effect here. Each program of ours is
-also run by a test in an interpreter of its own.
+Not for programs that talk to other processes: TensorFlow's servers have crashed in
+forks. Environment variables that TensorFlow reads at import, such as
+TF_ENABLE_ONEDNN_OPTS, have no effect here. Each of our programs is also run by a test
+in an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 LIMIT = 300  # seconds; machines may be busy
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# What tests say of imports alone is said of interpreters of their own.
+# Tests of imports alone start interpreters of their own.
 _CONTEXT.set_forkserver_preload(["replicator", "matplotlib.figure", "sklearn.datasets"])
 
 
@@ -42,14 +42,15 @@ def run(
     cwd: os.PathLike[str] | str = ROOT,
     timeout: float = LIMIT,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end, and returns its status and what it wrote.
+    """Runs a program to its end, and returns its status and output.
 
     Args:
         command: What follows `python`: a file, `-m` and a module, or `-c` and code;
-            then arguments.
+            then
+            arguments.
         env: Its environment; None: that of this process.
-        cwd: Where it runs.
-        timeout: Seconds that it may take.
+        cwd: Its working directory.
+        timeout: In seconds.
     """
     started = start(command, env, cwd)
     out, err = started.communicate(timeout)
@@ -67,7 +68,7 @@ def start(
 
 
 class Started:
-    """A program that runs: what tests use of `subprocess.Popen`, with three pipes."""
+    """A running program: the tested subset of `subprocess.Popen`, with three pipes."""
 
     def __init__(self, args: list[str], env: dict[str, str], cwd: str) -> None:
         self.args = args
@@ -101,7 +102,7 @@ class Started:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Waits for its end; returns what it wrote."""
+        """Waits for its end; returns its output."""
         with contextlib.suppress(BrokenPipeError):
             self.stdin.close()
         wrote = ["", ""]
@@ -125,11 +126,11 @@ class Started:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Asks it to end."""
+        """Sends SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it."""
+        """Sends SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def __enter__(self) -> Started:
@@ -140,7 +141,7 @@ class Started:
 
 
 class _Given:
-    """A file descriptor that a process is given when it starts."""
+    """A file descriptor that is passed to a process at its start."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -184,7 +185,7 @@ def _main(args: list[str], env: dict[str, str], cwd: str, fds: list[int]) -> NoR
 
 
 def _status_of(args: list[str]) -> int:
-    """Runs what is asked for; returns the exit status, as Python has it."""
+    """Runs the command; returns the exit status by Python's rules."""
     try:
         _run(args)
     except SystemExit as end:
@@ -201,7 +202,7 @@ def _status_of(args: list[str]) -> int:
 
 
 def _run(args: list[str]) -> None:
-    """Does what `python ARGUMENT...` does."""
+    """Acts as `python ARGUMENT...`."""
     sys.orig_argv = [sys.executable, *args]
     if args[0] == "-c":
         sys.argv = ["-c", *args[2:]]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pytest --gpus`: the tests' CPU:k are logical GPUs, whatever GPUs there are.
+"""`pytest --gpus`: the tests' CPU:k are logical GPUs of any physical GPUs.
 
-For `make gpu-check`. Each GPU is split into as many logical ones as it takes.
+For `make gpu-check`. Each GPU is split into as many logical ones as necessary.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ import tensorflow as tf
 
 from replicator import devices
 
-_MEMORY = 2048  # MiB of each logical GPU
+_MEMORY = 2048  # MiB per logical GPU
 
 
 def split(count: int) -> None:
-    """Makes logical GPUs, before TensorFlow starts; the tests' devices are these.
+    """Makes the logical GPUs that replace the tests' devices, before TensorFlow starts.
 
     Args:
-        count: How many at least.
+        count: The minimum number.
 
     Raises:
         RuntimeError: There is no GPU.
     """
-    found = tf.config.list_physical_devices("GPU")
-    if not found:
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
         raise RuntimeError("--gpus: this machine has no GPU that TensorFlow can use")
-    each = math.ceil(count / len(found))
-    for gpu in found:
+    per_gpu = math.ceil(count / len(gpus))
+    for gpu in gpus:
         tf.config.set_logical_device_configuration(
-            gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=_MEMORY)] * each
+            gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=_MEMORY)] * per_gpu
         )
     local = devices.resolve
     devices.resolve = lambda names: local(mapped(names, count))
 
 
 def mapped(names: Any, count: int) -> Any:
-    """Returns names of devices with GPU:k in place of CPU:k.
+    """Returns device names with GPU:k in place of CPU:k.
 
     Args:
-        names: A name, or a list of names or of lists of them; None is left as it is.
-        count: How many logical GPUs there are.
+        names: A name, or a list of names or of lists of them; None stays None.
+        count: The number of logical GPUs.
     """
     if isinstance(names, list | tuple):
         return [mapped(name, count) for name in names]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several test files need: replicators, the three ways to run, comparisons."""
+"""Shared helpers: replicators, the three ways to run, comparisons."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import replicator
 from replicator.costs import hosts
 
 MODES = ("eager", "function", "session")
-# Whether `run` makes one call of several steps; set by --with steps_per_call=True.
+# Whether `run` makes several steps in one call; set by --with steps_per_call=True.
 STEPS_TOGETHER = contextvars.ContextVar("STEPS_TOGETHER", default=False)
-# What sessions are made with, master and config; set by --hosts.
+# The master and config of sessions; set by --hosts.
 SESSIONS = contextvars.ContextVar[dict[str, Any]]("SESSIONS", default={})  # noqa: B039
 
 
 @contextlib.contextmanager
 def v1_control_flow() -> Iterator[None]:
-    """In this block, control flow in a tf.Graph is that of TensorFlow 1."""
+    """Uses TensorFlow 1's control flow for tf.Graphs in this block."""
     enabled = tf.compat.v1.control_flow_v2_enabled()
     tf.compat.v1.disable_control_flow_v2()
     try:
@@ -45,9 +45,9 @@ def session(graph: tf.Graph | None = None) -> tf.compat.v1.Session:
 
 
 def monitored() -> dict[str, Any]:
-    """Returns what monitored sessions on the devices of the tests are made with."""
-    chosen = SESSIONS.get()
-    return {"master": chosen.get("target", ""), "config": chosen.get("config")}
+    """Returns the session creator's arguments for the devices of the tests."""
+    options = SESSIONS.get()
+    return {"master": options.get("target", ""), "config": options.get("config")}
 
 
 def monitored_session() -> Any:
@@ -67,10 +67,10 @@ def run(
 
     Args:
         mode: "eager", "function" (inside a tf.function) or "session" (in a tf.Graph).
-        repl: Runs the step.
+        repl: The Replicator.
         make_step: Creates the variables and returns step_fn.
         input_fn: As for `Replicator.run`.
-        steps: How often to run.
+        steps: The number of steps.
     """
     if mode == "session":
         with tf.Graph().as_default():
@@ -98,12 +98,12 @@ def run(
 
 
 def added_up(repl: replicator.Replicator, values: Any) -> Any:
-    """Returns the sum of all replicas' values, to the bit as communication adds them.
+    """Returns the sum of all replicas' values, bitwise as communication adds them.
 
-    That is in replica order; on several hosts within each host first.
+    That is in replica order; with several hosts, within each host first.
 
     Args:
-        repl: On whose devices it is added up.
+        repl: The Replicator whose devices determine the order.
         values: `values[r]` is replica r's, a NumPy array.
     """
     sums = []
@@ -116,8 +116,8 @@ def opaque(value: Any, shape: Any = ()) -> tf.Tensor:
     """Returns a tensor of a known value that TensorFlow cannot fold into a constant.
 
     Args:
-        value: What the tensor holds when it runs.
-        shape: Its static shape; that of the value, unless given. None: unknown rank.
+        value: The tensor's value at run time.
+        shape: Its static shape, by default the value's. None: unknown rank.
     """
     value = tf.convert_to_tensor(value)
     static = value.shape if shape == () else tf.TensorShape(shape)
@@ -137,7 +137,7 @@ def ops_run(fetched: Any) -> list[tf.Operation]:
 
 
 def components(variable: Any) -> list[np.ndarray]:
-    """Returns the values of a variable's components; it may be Keras' wrapper."""
+    """Returns the values of a variable's components; also of Keras' wrapper."""
     inside = getattr(variable, "value", variable)
     inside = variable if callable(inside) else inside
     return [component.numpy() for component in inside.components]
@@ -146,16 +146,22 @@ def components(variable: Any) -> list[np.ndarray]:
 def assert_replicas_equal(variables: Any) -> None:
     """Asserts that all components of each variable hold the same bits."""
     for variable in variables:
-        first, *others = components(variable)
+        reference, *others = components(variable)
         for r, other in enumerate(others, 1):
-            assert first.tobytes() == other.tobytes(), (variable.name, r, first, other)
+            assert reference.tobytes() == other.tobytes(), (
+                variable.name,
+                r,
+                reference,
+                other,
+            )
 
 
 def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Adds up rows of one index, as Replicator does before an optimizer sees them.
+    """Sums rows of equal index, as Replicator does for optimizers.
 
-    By a product with a matrix of zeros and ones. Keras' own optimizers would square
-    each row by itself.
+    Multiplies by a matrix of zeros and ones. Keras' own optimizers would square each
+    row by
+    itself.
     """
     indices, _ = tf.unique(slices.indices)
     holds = tf.equal(indices[:, tf.newaxis], slices.indices[tf.newaxis])
@@ -164,10 +170,11 @@ def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset without tf.data's autotuning, for iterators that soon die.
+    """Returns the dataset without tf.data's autotuning, for short-lived iterators.
 
-    The destructor of an iterator waits for its tuning thread, which a race in tf.data
-    lets sleep on for up to a minute.
+    An iterator's destructor waits for its tuning thread, which a race in tf.data lets
+    sleep
+    for up to a minute.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pytest --hosts`: the tests' CPU:k are devices of two servers.
 
-CPU:0, CPU:2, ... are the first server's, CPU:1, CPU:3, ... the second's, by the same
-numbers, which messages name; any two neighbours are on different hosts. Sessions run on
-them too, with this process as the master: what calls Python is there. What cannot pass
-is in tests/not_on_hosts.txt, with the reason, and has to fail.
+CPU:0, CPU:2, ... are the first server's, CPU:1, CPU:3, ... the second's, with the same
+numbers as in messages; any two neighbours are on different hosts. Sessions run on them
+too, with this process as the master, where Python calls run. Tests that cannot pass are
+in tests/not_on_hosts.txt, with the reason, and have to fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def connected(num_cpus: int) -> Iterator[None]:
     """Connects this process to servers, for all tests in the block.
 
     Args:
-        num_cpus: How many devices each of them has.
+        num_cpus: The number of devices of each.
     """
     with servers.serving(NUM_HOSTS, f"--cpus={num_cpus}") as told:
         cluster = replicator.connect(servers.addresses(told))
@@ -40,11 +40,11 @@ def connected(num_cpus: int) -> Iterator[None]:
         yield
         devices.resolve = local
         helpers.SESSIONS.reset(token)
-        cluster.close()  # while they are there; what is freed later would miss them
+        cluster.close()  # while the servers run: later, freeing resources would fail
 
 
 def mapped(names: Any, num_cpus: int) -> Any:
-    """Returns names of devices with those of the servers in place of CPU:k."""
+    """Returns device names with the servers' devices in place of CPU:k."""
     if isinstance(names, list | tuple):
         return [mapped(name, num_cpus) for name in names]
     k = names.removeprefix("CPU:") if isinstance(names, str) else ""
@@ -54,7 +54,7 @@ def mapped(names: Any, num_cpus: int) -> Any:
 
 
 def mark(items: Sequence[pytest.Item]) -> None:
-    """Marks the tests that cannot pass there, which are listed."""
+    """Marks the listed tests, which cannot pass there."""
     reasons = listed()
     for item in items:
         function = item.nodeid.partition("[")[0]
@@ -66,7 +66,7 @@ def mark(items: Sequence[pytest.Item]) -> None:
 
 
 def listed() -> dict[str, str]:
-    """Returns the reason of each test that is listed."""
+    """Returns the reason of each listed test."""
     reasons, reason = {}, ""
     for line in LIST.read_text().splitlines():
         if line.startswith("[") and line.endswith("]"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the library's programs share: they are run in the tests' process."""
+"""Runs the library's command-line programs in the process of the tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from absl.testing import flagsaver
 
 from replicator import command_line
 
-_numbers = itertools.count()  # Python imports no module anew under the same name
+_numbers = itertools.count()  # Python does not reimport a module of the same name
 
 
 def status(main: Callable[[Sequence[str]], int], *arguments: str) -> Any:
@@ -27,7 +27,7 @@ def status(main: Callable[[Sequence[str]], int], *arguments: str) -> Any:
 
 
 def module_of(text: str, folder: pathlib.Path, monkeypatch: Any) -> str:
-    """Makes a module in what becomes the working directory; returns its name."""
+    """Makes a module in a folder and changes into that; returns the module's name."""
     name = f"made_{next(_numbers)}"
     (folder / f"{name}.py").write_text(text)
     monkeypatch.chdir(folder)
@@ -36,6 +36,6 @@ def module_of(text: str, folder: pathlib.Path, monkeypatch: Any) -> str:
 
 
 def line_of(fragment: str, text: str) -> int:
-    """Returns the number of the only line of a module that holds a fragment."""
+    """Returns the number of a module's only line that contains a fragment."""
     (number,) = [n for n, line in enumerate(text.splitlines(), 1) if fragment in line]
     return number

@@ -2,7 +2,7 @@
 """Two hosts for tests that need root: network namespaces, and SSH between them.
 
 The link between them has 1 Gbit/s and can be cut. Tests that use these are marked
-`root`, and are skipped elsewhere, by the name of what is missing.
+`root`; elsewhere they are skipped, with the missing tool as the reason.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Pair:
     """Two hosts.
 
     Attributes:
-        here: Where the launcher runs.
-        there: Where an SSH server runs.
-        server: That server.
+        here: The host of the launcher.
+        there: The host of the SSH server.
+        server: The SSH server.
     """
 
     here: namespaces.Host
@@ -38,12 +38,12 @@ class Pair:
     server: sshd.Server
 
     def set_link(self, state: str, far: bool = False) -> None:
-        """Has the link between them be "up" or "down".
+        """Sets the link between them "up" or "down".
 
         Args:
-            state: Which.
-            far: Whether that happens at the other end, so that nobody here is told:
-                what is sent is lost.
+            state: "up" or "down".
+            far: Whether to do so at the other end, of which this host is not notified:
+                packets are lost.
         """
         host = self.there if far else self.here
         words = ["ip", "-n", str(host.namespace), "link", "set", host.interface]
@@ -57,13 +57,13 @@ def pair(
     variables: Mapping[str, str] | None = None,
     hidden: tuple[pathlib.Path, pathlib.Path] | None = None,
 ) -> Iterator[Pair]:
-    """Gives two hosts in this block; skips the test where there can be none.
+    """Yields two hosts for this block; skips the test where there can be none.
 
     Args:
-        root: A folder for keys and `.ssh`, the HOME of whoever logs in.
-        mark: Of all processes of the test; see tests.launch.stub.
-        variables: Of sessions there, in addition.
-        hidden: A folder, and what is at its place on the other host.
+        root: A folder for keys and `.ssh`, the HOME of SSH sessions.
+        mark: The mark of all processes of the test; see tests.launch.stub.
+        variables: Additional environment variables of sessions there.
+        hidden: A folder, and its replacement on the other host.
     """
     if sshd.PATH is None:
         pytest.skip("there is no sshd: apt-get install openssh-server")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several hosts without several: graphs for them, run on the CPUs of this process."""
+"""Graphs for several hosts, run on the CPUs of this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYOUTS = (TWO_BY_TWO, UNEVEN, MIXED, ONE_EACH)
 
 
 def names(layout: Sequence[int], kind: str = "CPU") -> list[str]:
-    """Returns the devices of replicas that are on hosts as the layout says."""
+    """Returns the devices of replicas on the hosts of a layout."""
     return [
         f"/job:worker/replica:0/task:{host}/device:{kind}:{layout[:r].count(host)}"
         for r, host in enumerate(layout)
@@ -32,19 +32,19 @@ def names(layout: Sequence[int], kind: str = "CPU") -> list[str]:
 
 
 def make(layout: Sequence[int], **options: Any) -> replicator.Replicator:
-    """Returns a Replicator for hosts that do not exist, to be built into graphs."""
+    """Returns a Replicator for hosts that do not exist, to build graphs with."""
     with paper.on_paper(1):
         return replicator.Replicator(names(layout), **options)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What came of a step for several hosts.
+    """The result of a step for several hosts.
 
     Attributes:
-        values: What the last step returned, as NumPy arrays.
-        sent: How many tensors each host sent to each other in a step, as TensorFlow
-            partitioned the graph; without those that are fetched.
+        values: The last step's result, as NumPy arrays.
+        sent: How many tensors each host sent to each other one in a step, as TensorFlow
+            partitioned the graph; without fetches.
         plan: The plan.
     """
 
@@ -54,7 +54,7 @@ class Ran:
 
     @property
     def planned(self) -> Mapping[tuple[int, int], int]:
-        """How many messages the plan says that each host sends to each other."""
+        """The plan's number of messages from each host to each other one."""
         count: Counter[tuple[int, int]] = Counter()
         for row in self.plan:
             for wire in row.wires:
@@ -68,13 +68,13 @@ def run(
     steps: int = 1,
     **options: Any,
 ) -> Ran:
-    """Builds a step for several hosts, and runs it with this process' CPUs for theirs.
+    """Builds a step for several hosts, and runs it on this process's CPUs.
 
     Args:
-        layout: On which host each replica is.
-        make_step: Given the Replicator, creates the variables and returns step_fn.
-        steps: How often to run.
-        options: Of the Replicator.
+        layout: The host of each replica.
+        make_step: Takes the Replicator, creates the variables and returns step_fn.
+        steps: The number of steps.
+        options: Options of the Replicator.
     """
     repl = make(layout, **options)
     with tf.Graph().as_default() as graph:
@@ -106,7 +106,7 @@ def run(
 
 
 def _sends(metadata: Any, host_of: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    """Yields the source and destination of each tensor that is not only fetched."""
+    """Yields the source and destination of each sent tensor, without mere fetches."""
     for graph in metadata.partition_graphs:
         readers: dict[str, set[str]] = {}
         for node in graph.node:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an option refuses by name, test by test: tests/refused.txt, and who reads it.
+"""The tests that an option refuses by name, in tests/refused.txt.
 
-Replicas cannot be copies where a step asks who it is, and a variable with one owner
-cannot be written in every way. A test that is listed under an option must end in that
-option's error when it runs with it, and any other must pass. So no error is taken for a
-skip, and no entry outlives its reason.
+Replicas cannot be clones where a step asks for its replica's id, and a variable with
+one owner does not support every write. A test that is listed under an option must end
+in that option's error when it runs with it, and any other must pass. So no other error
+passes as a skip, and no entry outlives its reason.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Refused:
         return [o for o in chosen if names & self.entries.get(o, set())]
 
     def note(self, option: str, outcomes: dict[str, bool]) -> None:
-        """Writes the list with what was seen of some tests, in place of what it said.
+        """Updates the list with the outcomes of some tests.
 
         Args:
-            option: With which they ran.
+            option: The option that they ran with.
             outcomes: For each test, whether it was refused.
         """
         functions: dict[str, list[str]] = {}
@@ -86,12 +86,12 @@ class Refused:
 def verdict(
     listed: Sequence[str], chosen: Sequence[str], error: BaseException | None
 ) -> str:
-    """Returns what is wrong with a test that ran with options, or "".
+    """Returns the problem with the outcome of a test that ran with options, or "".
 
     Args:
         listed: The options under which it is listed.
         chosen: The options with which it ran.
-        error: What it ended in.
+        error: The test's exception, if any.
     """
     if any(refuses(option, error) for option in listed):
         return ""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes Hypothesis draw the same inputs each time: a commit passes or it does not.
 
-`--hypothesis-profile=default` draws anew each time.
+`--hypothesis-profile=default` draws new ones each time.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from hypothesis.internal.conjecture import providers
 
 
 def load() -> None:
-    """Loads the profile, and keeps what is drawn apart from what was imported.
+    """Loads the profile, and makes draws independent of imports.
 
-    One draw in twenty or so is of constants that Hypothesis finds in the source of the
-    modules that are imported at that moment: in a suite, of whatever tests the same
-    process has run before. No setting turns that off.
+    About one draw in twenty is a constant that Hypothesis finds in the source of the
+    modules imported at that moment: in a suite, of whatever tests the same process has
+    run
+    before. No setting turns that off.
     """
     none = providers.Constants()
     providers._get_local_constants = lambda: none

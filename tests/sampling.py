@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests drawn at random, each with options of Replicator drawn at random.
+"""Random tests, each with random options of Replicator.
 
-What a Replicator computes does not depend on its options, so any test may run with any.
+Options do not change what a Replicator computes, so any test may run with any.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import pytest
 
-# What each option may be; the first is the default.
+# The values of each option; the first is the default.
 CHOICES = {
     "variables": ("auto", "mirrored", "sharded"),
     "build": ("trace", "clone"),
@@ -24,11 +24,11 @@ CHOICES = {
     "factors": ("True", "False"),
     "kernels": ("True", "False"),
     "check": ("False", "True"),
-    # Where a test makes several steps by tests/helpers.py: in one call.
+    # Several steps by tests/helpers.py run in one call.
     "steps_per_call": ("False", "True"),
 }
-# Programs and measurements of their own, which take no defaults from here: processes
-# that a test starts have those of Replicator, whatever is drawn.
+# Programs and measurements, which do not see these defaults: processes that a test
+# starts have Replicator's own.
 _LEFT_OUT = (
     *("tests/benchmarks/", "tests/examples/", "tests/calibrate/", "tests/clients/"),
     *("tests/asynchronous/", "tests/between/", "tests/cluster/", "tests/launch/"),
@@ -38,24 +38,25 @@ _LEFT_OUT = (
 
 
 def left_to_long_runs(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Returns those cases of batteries that are too many for each run of the suite.
+    """Drops most cases of batteries that are too large for each run of the suite.
 
-    Of a test that is marked `battery(n)` each n-th case is left, at least one: always
-    the same, by their names, so that they are of all kinds.
+    Of a test that is marked `battery(n)`, every n-th case remains, at least one: always
+    the
+    same ones, chosen by their names, so that they are of all kinds.
     """
     cases: dict[tuple[str, int], list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         if mark := item.get_closest_marker("battery"):
             cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
-    left = []
+    remaining = []
     for (_, count), own in cases.items():
         own.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        left += own[-(-len(own) // count) :]
-    return left
+        remaining += own[-(-len(own) // count) :]
+    return remaining
 
 
 def draw(asked: str, items: Sequence[pytest.Item]) -> dict[pytest.Item, list[str]]:
-    """Returns a sample of tests with their options, the same for the same seed.
+    """Returns a sample of tests with their options, determined by the seed.
 
     Args:
         asked: "COUNT" or "COUNT:SEED".
@@ -69,25 +70,25 @@ def draw(asked: str, items: Sequence[pytest.Item]) -> dict[pytest.Item, list[str
 
 
 def seeded(asked: str) -> str:
-    """Returns "COUNT:SEED"; the seed is the date unless it is given."""
+    """Returns "COUNT:SEED"; the seed defaults to the date."""
     return asked if ":" in asked else f"{asked}:{datetime.date.today()}"
 
 
 def options(dice: random.Random, count: int) -> list[list[str]]:
-    """Returns one or two options for each of so many tests, as "NAME=VALUE".
+    """Returns one or two options for each of `count` tests, as "NAME=VALUE".
 
-    Each value that is no default is the first of about as many as any other.
+    All values other than defaults come first about equally often.
     """
     values = [(name, value) for name in sorted(CHOICES) for value in CHOICES[name][1:]]
     dice.shuffle(values)
-    drawn = []
+    result = []
     for first in itertools.islice(itertools.cycle(values), count):
         others = [other for other in values if other[0] != first[0]]
         chosen = [first, *dice.sample(others, dice.choice((0, 1)))]
-        drawn.append([f"{name}={value}" for name, value in chosen])
-    return drawn
+        result.append([f"{name}={value}" for name, value in chosen])
+    return result
 
 
 def _is_able(item: pytest.Item) -> bool:
-    """Whether a test takes options, and a moment."""
+    """Whether a test accepts options, and is fast."""
     return not (item.get_closest_marker("slow") or item.nodeid.startswith(_LEFT_OUT))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users pass is asked what it is, and never by its own methods."""
+"""Arguments are checked without trusting their own methods."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def on_replicas(
     shards: Sequence[int],
     mode: str = "eager",
 ) -> Outcome:
-    """Returns the same for shards of the batch, put together."""
+    """Returns the same for shards of the batch, concatenated."""
     make_layer, call = LIBRARIES[library]
     repl = helpers.make(len(shards))
 
@@ -127,13 +127,13 @@ def on_replicas(
         layer = make_layer(synchronized=True)
 
         def step_fn() -> Any:
-            own = [
+            shard = [
                 helpers.opaque(
-                    split(whole, shards)[repl.replica_id], [None, *whole.shape[1:]]
+                    split(array, shards)[repl.replica_id], [None, *array.shape[1:]]
                 )
-                for whole in (inputs, weights)
+                for array in (inputs, weights)
             ]
-            outcome = differentiate(layer, call, *own)
+            outcome = differentiate(layer, call, *shard)
             with tf.control_dependencies([outcome["outputs"]]):
                 mean, variance = map(tf.convert_to_tensor, statistics(layer))
             return outcome | {"mean": mean, "variance": variance}
@@ -173,7 +173,7 @@ def test_it_normalizes_by_the_whole_batch(library: str, mode: str) -> None:
 @pytest.mark.parametrize("shards", EVEN, ids=str)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_even_shards_of_volumes(library: str, shards: Sequence[int]) -> None:
-    """Of rank 5: for rank 4, Sonnet's plain layer takes the unbiased variance."""
+    """Rank 5, since for rank 4 Sonnet's plain layer takes the unbiased variance."""
     inputs, weights = batch(sum(shards), 2, 1, 2)
     found = on_replicas(library, inputs, weights, shards)
     assert_close(found, on_one_device(library, inputs, weights))
@@ -181,7 +181,7 @@ def test_even_shards_of_volumes(library: str, shards: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("shards", UNEVEN, ids=str)
 def test_keras_counts_the_rows_of_uneven_shards(shards: Sequence[int]) -> None:
-    """It all-reduces sums and counts, so that empty shards do no harm either."""
+    """It all-reduces sums and counts, so empty shards do no harm either."""
     inputs, weights = batch(sum(shards))
     found = on_replicas("keras", inputs, weights, shards)
     assert_close(found, on_one_device("keras", inputs, weights))
@@ -190,7 +190,7 @@ def test_keras_counts_the_rows_of_uneven_shards(shards: Sequence[int]) -> None:
 def by_mean_of_means(
     inputs: np.ndarray, weights: np.ndarray, shards: Sequence[int]
 ) -> Outcome:
-    """What Sonnet computes: each shard's mean counts alike, whatever its size."""
+    """Sonnet's result: each shard's mean has the same weight, whatever its size."""
     x = tf.constant(inputs, tf.float64)
     scale = tf.constant([1.5] * CHANNELS, tf.float64)
     offset = tf.constant([0.25] * CHANNELS, tf.float64)
@@ -235,9 +235,9 @@ def test_moving_statistics_stay_equal_while_a_model_trains(synchronized: bool) -
         optimizer = repl.wrap_optimizer(tf.keras.optimizers.Adam(0.1))
 
     def step_fn() -> tf.Tensor:
-        own = helpers.opaque(split(inputs, (2, 4))[repl.replica_id], [None, CHANNELS])
+        shard = helpers.opaque(split(inputs, (2, 4))[repl.replica_id], [None, CHANNELS])
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(own, training=True) - 1.0) ** 2)
+            loss = tf.reduce_mean((model(shard, training=True) - 1.0) ** 2)
         variables = model.trainable_variables
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
@@ -255,7 +255,7 @@ def test_moving_statistics_stay_equal_while_a_model_trains(synchronized: bool) -
     "options", [{"algorithm": "shuffled"}, {"variables": "sharded"}], ids=str
 )
 def test_moving_statistics_are_the_same_bits_with_other_options(options: Any) -> None:
-    """TensorFlow must not join our sums with those of the layer, here and not there."""
+    """TensorFlow must not merge our sums with the layer's under some options only."""
     rng = np.random.RandomState(0)
     batches = rng.randn(3, 2, 8, 6).astype(np.float32)
 

@@ -21,7 +21,7 @@ X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
 
 
 class Lazy(tf.Module):
-    """Makes its variable when it is first called."""
+    """Creates its variable at the first call."""
 
     weights: tf.Variable | None = None
 
@@ -32,11 +32,11 @@ class Lazy(tf.Module):
 
 
 class Trained(tf.Module):
-    """What a user trains and saves: a model, its optimizer, a metric, counters.
+    """A program's trained state: a model, its optimizer, a metric, counters.
 
     Args:
         num_replicas: None for plain TensorFlow.
-        seed: Of the initial weights.
+        seed: The seed of the initial weights.
     """
 
     def __init__(self, num_replicas: int | None, seed: int) -> None:
@@ -64,7 +64,7 @@ class Trained(tf.Module):
             model=self.model,
             optimizer=self.optimizer,
             metric=self.metric.variables,
-            seed=self.model.layers[2].seed_generator.state,  # Keras saves it nowhere
+            seed=self.model.layers[2].seed_generator.state,  # Keras does not save it
             steps=self.steps,
             total=self.total,
             average=self.average,
@@ -92,7 +92,7 @@ class Trained(tf.Module):
 
     @property
     def variables(self) -> list[Any]:
-        """All that a checkpoint holds."""
+        """The complete contents of a checkpoint."""
         exact = [*self.model.variables, *self.optimizer.variables, self.steps]
         return [*exact, *self.metric.variables, self.total, self.average, *self.lookup]
 
@@ -112,7 +112,7 @@ def assert_same(one: Trained, other: Trained) -> None:
         )
 
 
-# From how many replicas to how many; None is plain TensorFlow.
+# Numbers of replicas before and after; None is plain TensorFlow.
 ROUTES = [(2, None), (None, 2), (2, 4), (4, 2), (2, 1)]
 
 
@@ -144,7 +144,7 @@ def test_going_on_from_a_checkpoint_equals_not_having_stopped(
     exact = [*straight.model.variables, *straight.optimizer.variables, straight.steps]
     for one, other in zip(exact, resumed.variables, strict=False):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
-    # What is added up when read was added up in the checkpoint already.
+    # ON_READ variables are already aggregated in the checkpoint.
     np.testing.assert_allclose(straight.metric.result(), resumed.metric.result())
     assert straight.total.numpy() == resumed.total.numpy()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of the library end at a bad flag with one line, and status 2."""
+"""Programs of the library report a bad flag in one line, with status 2."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_interrupt_is_one_word_and_the_shells_status(capsys: Any) -> None:
 
 @pytest.mark.parametrize("program", ["", "calibrate.", "plan.", "profile."])
 def test_all_programs_end_so(program: str) -> None:
-    # Two programs whose flags have one name are not imported into one process.
+    # Two programs with flags of the same name cannot be imported into one process.
     found = importlib.util.find_spec(f"replicator.{program}__main__")
     source = pathlib.Path(found.origin).read_text()
     assert "@command_line.interruptible\ndef main(" in source

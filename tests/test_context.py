@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replica is being built: known inside a step only, and never left behind."""
+"""The replica being built is known inside a step only, and never left behind."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_threads_may_build_at_the_same_time() -> None:
 
     def work(k: int) -> None:
         def step_fn() -> tf.Tensor:
-            barrier.wait(timeout=60)  # all threads stand inside a step now
+            barrier.wait(timeout=60)  # now all threads are inside a step
             variable = tf.Variable(float(k))
             return repls[k].all_reduce(variable + repls[k].replica_id)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What will go says so at the user's line, and nothing stays longer than announced."""
+"""Deprecations warn at the user's line, and nothing outlives its announced removal."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices a Replicator takes, and what it says of those it does not."""
+"""The devices that a Replicator accepts, and its errors for all others."""
 
 from __future__ import annotations
 
@@ -185,8 +185,8 @@ assert advice == {_ADVICE!r}, advice
 
 @pytest.mark.parametrize("program", _CASES.values(), ids=_CASES)
 def test_in_a_fresh_process(program):
-    done = forks.run(
+    process = forks.run(
         ["-c", "import tensorflow as tf\n" + program],
         {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr

@@ -38,8 +38,8 @@ def _nodes(tree: ast.AST, around: str) -> Iterator[tuple[str, _DOCUMENTED]]:
 def _examples() -> Iterator[doctest.DocTest]:
     """Yields the docstrings with examples.
 
-    From the sources: doctest's own finder takes a decorated function for one of the
-    module that the decorator is in, and leaves it out.
+    Read from the sources: doctest's own finder attributes a decorated function to the
+    decorator's module, and skips it.
     """
     parser = doctest.DocTestParser()
     for path in sorted(_PACKAGE.rglob("*.py")):
@@ -69,7 +69,7 @@ _HERE = [example for example in EXAMPLES if not needs_servers(example)]
 
 @pytest.fixture
 def names(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What examples may use without making it; the files they write are temporary."""
+    """The predefined names of examples, whose files are temporary."""
     monkeypatch.chdir(tmp_path)
     return {
         "__name__": __name__,  # by which AutoGraph finds the sources of functions
@@ -110,7 +110,7 @@ def _public() -> Iterator[tuple[str, Any]]:
         if not isinstance(cls, type):
             yield cls.__name__, cls
             continue
-        if issubclass(cls, Exception):  # an error is shown by what raises it
+        if issubclass(cls, Exception):  # what raises an error demonstrates it
             continue
         yield cls.__name__, cls
         if issubclass(cls, tf.Variable):  # its methods are those of tf.Variable

@@ -81,8 +81,8 @@ def test_the_ten_line_example(replicas):
     losses = [repl.run(step_fn, _sharded_batches) for _ in range(STEPS)]
     with pytest.raises(tf.errors.OutOfRangeError):
         repl.run(step_fn, _sharded_batches)
-    for own in zip(*losses, strict=True):
-        np.testing.assert_allclose(own, _plain_losses(), rtol=1e-5)
+    for step_losses in zip(*losses, strict=True):
+        np.testing.assert_allclose(step_losses, _plain_losses(), rtol=1e-5)
     helpers.assert_replicas_equal(model.variables)
 
 
@@ -200,7 +200,7 @@ def test_models_train_as_on_the_whole_batch(kind, mode):
         return repl.run(step_fn, _sharded_batches)[0]
 
     if mode == "loop":
-        run()  # what is created at the first call is created outside of the loop
+        run()  # creates lazy variables outside of the loop
 
         @tf.function
         def loop():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicated training is plain training on one device with the whole batch.
+"""Replicated training equals training on one device with the whole batch.
 
 SGD, Momentum and Adam, a dense and a convolutional network, 20 steps of a global batch
 of 64 on 1, 2 and 4 replicas: losses and final weights agree to 1e-5, the replicas'
 variables are bitwise equal after every step, and so are two runs.
 
 Weights are compared relative to the largest weight of their tensor: where a weight
-passes through zero, its last bits are the rounding errors of the terms that cancel, on
+passes through zero, its last bits are the rounding errors of the cancelling terms, on
 one device as on many.
 """
 
@@ -67,7 +67,7 @@ MODELS = {"dense": _dense, "conv": _conv}
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a training left: losses [STEPS], and all variables' final values."""
+    """The result of a training: losses [STEPS], and all variables' final values."""
 
     losses: np.ndarray
     weights: list[np.ndarray]
@@ -108,7 +108,7 @@ def _update(model: tf.keras.Model, optimizer: Any, images: Any, labels: Any) -> 
 
 
 def _in_dtype(dtype: str) -> Any:
-    """Sets Keras' default dtype; returns what it was."""
+    """Sets Keras' default dtype; returns the previous one."""
     before = tf.keras.config.floatx()
     tf.keras.config.set_floatx(dtype)
     tf.keras.config.set_dtype_policy(dtype)
@@ -148,7 +148,7 @@ def _trained(losses: Any, model: tf.keras.Model, optimizer: Any) -> Trained:
 def _replicated(
     replicas: int, model_name: str, optimizer_name: str, dtype: str = "float32"
 ) -> Trained:
-    """Trains on replicas, whose variables it compares bit by bit after every step."""
+    """Trains on replicas, and compares their variables bitwise after every step."""
     repl = helpers.make(replicas)
     before = _in_dtype(dtype)
     try:
@@ -167,9 +167,9 @@ def _replicated(
 
         losses = []
         for _ in range(STEPS):
-            first, *others = repl.run(step_fn, input_fn)
-            losses.append(first)
-            assert all(other.numpy() == first.numpy() for other in others)
+            reference, *others = repl.run(step_fn, input_fn)
+            losses.append(reference)
+            assert all(other.numpy() == reference.numpy() for other in others)
             helpers.assert_replicas_equal([*model.variables, *optimizer.variables])
         with pytest.raises(tf.errors.OutOfRangeError):
             repl.run(step_fn, input_fn)  # all of the data was used
@@ -206,7 +206,7 @@ def test_equals_one_device(model: str, optimizer: str, replicas: int) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_one_device_in_float64(model: str, optimizer: str) -> None:
-    """What differs in float32 is rounding: in float64 it shrinks with the precision."""
+    """The difference in float32 is rounding: float64 shrinks it."""
     actual = _replicated(4, model, optimizer, "float64")
     _check(actual, _plain(model, optimizer, "float64"), 1e-11)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users see: our messages with their lines, and their own exceptions unchanged."""
+"""Our messages name the user's lines, and users' exceptions pass unchanged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_error_is_a_public_name() -> None:
 
 @pytest.mark.parametrize("name", [*CLASSES, "ReplicatorError"])
 def test_errors_stay_what_they_are_under_autograph(name):
-    """Autograph makes exceptions anew, or turns them into another class."""
+    """AutoGraph recreates exceptions, or changes their class."""
     error = getattr(replicator, name)
 
     @tf.function
@@ -98,7 +98,7 @@ def _helper(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("through", ["step", "helper", "lambda"])
 def test_messages_name_the_users_line(mode, through):
-    """In eager and function modes autograph generates the code that runs."""
+    """In eager and function modes AutoGraph generates the code that runs."""
     repl = helpers.make(2)
 
     def step_fn():
@@ -126,7 +126,7 @@ def test_messages_name_the_users_line(mode, through):
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_the_line_of_a_gradient_is_that_of_the_call(mode):
-    """Of whose gradient is the unmatched communication? Of the one on this line."""
+    """The error names the line whose gradient is the unmatched communication."""
     repl = helpers.make(2)
 
     def step_fn():
@@ -146,7 +146,7 @@ def test_the_line_of_a_gradient_is_that_of_the_call(mode):
 
 
 def _traced(kind: str, repl: replicator.Replicator) -> Any:
-    """Calls a primitive with a bad argument, in what AutoGraph converts."""
+    """Calls a primitive with a bad argument, in code that AutoGraph converts."""
     x = tf.constant(1.0)
     if kind == "function":
         return tf.function(lambda y: repl.all_reduce(y, "bad"))(x)
@@ -205,7 +205,7 @@ def test_our_messages_pass_converted_code_as_they_are(kind: str, around: str) ->
 
 @pytest.mark.parametrize("where", ["step_fn", "function", "input_fn", "map_reduce"])
 def test_none_of_our_lines_are_in_the_text_of_others_errors(where: str) -> None:
-    """What TensorFlow or the user raises in a step that a tf.function builds."""
+    """An error of TensorFlow or the user in a step that a tf.function builds."""
     repl = helpers.make(2)
 
     def fail(x: Any = 1.0) -> Any:
@@ -237,7 +237,7 @@ def test_none_of_our_lines_are_in_the_text_of_others_errors(where: str) -> None:
 
 
 class OddError(Exception):
-    """An exception that cannot be made anew from its message."""
+    """An exception that cannot be recreated from its message."""
 
     def __init__(self, code: int, *, where: str) -> None:
         super().__init__(code, where)
@@ -343,7 +343,7 @@ def test_a_function_that_catches_runs_nothing_of_the_broken_step(failing_replica
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_nothing_runs_of_a_broken_step_in_a_function_that_returns_nothing(replicas):
-    """There is nothing that TensorFlow could prune against."""
+    """The function returns nothing that TensorFlow could prune against."""
     repl = helpers.make(replicas)
     with repl.context():
         count = tf.Variable(0.0)
@@ -405,7 +405,7 @@ def test_variables_that_a_broken_step_made_are_its_own_in_the_next_try():
 
 
 def test_every_message_is_composed() -> None:
-    """Which is what puts the user's line into it, and the way out behind it."""
+    """`compose` adds the user's line and the fix."""
     raised = [
         (path.name, node.lineno, node.args[0] if node.args else None)
         for path in pathlib.Path(errors.__file__).parent.rglob("*.py")

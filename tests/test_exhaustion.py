@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs that end: on every replica or on none, and nothing happens in that step."""
+"""Inputs end on every replica or on none, and the last step then has no effect."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import tensorflow as tf
 import replicator
 from tests import helpers
 
-# How many elements each replica has; the shortest decides.
+# The number of elements of each replica; the shortest decides.
 LENGTHS = {"first is short": (2, 3, 4), "last is short": (4, 3, 2), "even": (2, 2, 2)}
 MODES = ("eager", "function", "session", "monitored session")
 
 
 class _Effects:
-    """A step that writes whatever can be written, mostly not from its input."""
+    """A step with all kinds of writes, most of them independent of its input."""
 
     def __init__(self, repl: replicator.Replicator) -> None:
         self._repl = repl
@@ -38,7 +38,7 @@ class _Effects:
             }
 
     def step(self, element: tf.Tensor) -> tf.Tensor:
-        """Adds to each variable what makes it, per step, the same on every replica."""
+        """Adds to each variable a per-step value that is the same on every replica."""
         own = self.variables
         one = tf.ones([])
         own["from nothing"].assign_add(one)
@@ -94,7 +94,7 @@ def test_the_step_without_all_inputs_changes_nothing(mode, lengths):
             for _ in range(3):
                 with pytest.raises(tf.errors.OutOfRangeError):
                     session.run(fetches)
-                if mode == "session":  # the other one closes at the first error
+                if mode == "session":  # a monitored session closes at the first error
                     effects.check(2, session.run)
                 else:
                     assert len(effects.calls) == 2 * 3
@@ -144,7 +144,7 @@ def test_a_loop_in_a_function_ends_at_the_last_whole_step():
 @pytest.mark.parametrize("dealt", [True, False], ids=["dealt", "sharded"])
 @pytest.mark.parametrize("mode", ["eager", "session"])
 def test_eight_replicas_always_end_by_out_of_range(mode, dealt):
-    """Iterators pulled at once would cancel each other, now and then."""
+    """Iterators that run concurrently would sometimes cancel each other."""
     repl = helpers.make(8)
     rounds = 20
 

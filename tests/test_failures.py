@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors at run time that the caller survives leave all replicas equal.
+"""Run-time errors that the caller survives leave all replicas equal.
 
-One step holds each op that can fail at each of the places where one can be; a number
-says which of them fails next, on the last replica alone. What fails before the step has
-written anything leaves everything as it was, and the next step is what it would have
-been; behind a write, it leaves the components of mirrored variables equal.
+One step holds each op that can fail at each possible place; a number selects the one
+that fails next, on the last replica alone. A failure before the step has written
+anything leaves everything as it was, and the next step is unaffected; a failure after a
+write leaves the components of mirrored variables equal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _divide(bad: tf.Tensor) -> tf.Tensor:
 
 
 def _broadcast(bad: tf.Tensor) -> tf.Tensor:
-    larger = tf.maximum(tf.range(tf.where(bad, 3, 2)), [1, 0])  # which nothing folds
+    larger = tf.maximum(tf.range(tf.where(bad, 3, 2)), [1, 0])  # that nothing can fold
     return tf.cast(tf.reduce_sum(larger) - 2, tf.float32)
 
 
@@ -70,12 +70,12 @@ OPS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "divide": _divide,
     "broadcast": _broadcast,
 }
-# Those of the library itself.
+# The library's own checks.
 CALLS = ("shapes differ", "branches differ")
 
 
 class _Switch:
-    """Which op fails in the next step, and how late."""
+    """Selects the op that fails in the next step, and its delay."""
 
     def __init__(self) -> None:
         self.number = tf.Variable(0, dtype=tf.int32)
@@ -89,7 +89,7 @@ class _Switch:
         return 1 + self.names.index(name)
 
     def wait(self, bad: np.bool_) -> np.bool_:
-        """Is called in each step, before an op that fails or does not."""
+        """Runs in each step, before an op that may fail."""
         if bad:
             time.sleep(self.seconds)
         return bad
@@ -206,12 +206,12 @@ class _World:
         return np.stack(self._session.run(self._fetches))
 
     def state(self) -> list[np.ndarray]:
-        """Returns what is in all components of all variables."""
+        """Returns the values of all components of all variables."""
         every = [*self.step.variables, self.step.metric]
         components = [list(v.components) for v in every]
         if self._session is not None:
             components = self._session.run(components)
-        return [np.stack(own) for own in components]
+        return [np.stack(values) for values in components]
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def _check(world: _World, seconds: Sequence[float]) -> None:
                 before = after
     assert not wrong, wrong
     with pytest.raises(_ERRORS):
-        world.run(-1)  # depends on what was written
+        world.run(-1)  # depends on earlier writes
     assert all((own == own[0]).all() for own in world.state()[:-1])
     assert np.isfinite(world.run()).all() and np.isfinite(start).all()
 
@@ -272,7 +272,7 @@ def test_whatever_fails_wherever_it_fails_has_changed_nothing(world: _World) -> 
 
 
 def _around(place: str, step: Callable[[], Any], bad: tf.Tensor) -> None:
-    """Runs steps in a function, and what fails: before, after or between them."""
+    """Runs steps in a function, and a failure before, after or between them."""
     if place == "a second step":
         step()
     if place == "before":
@@ -303,15 +303,15 @@ def test_what_fails_beside_a_step_in_a_function_leaves_replicas_equal(place) -> 
         lambda: _around(place, lambda: repl.run(step), tf.greater(number, -1))
     )
     function()
-    done = count.numpy()
-    whole = {"a second step": 1, "before": 0, "after": 1}[place]
+    steps = count.numpy()
+    expected = {"a second step": 1, "before": 0, "after": 1}[place]
     for _ in range(5):
         number.assign(count.numpy() + (place == "a second step"))
         with pytest.raises(tf.errors.InvalidArgumentError):
             function()
-        done += whole
+        steps += expected
         values = {float(c) for v in variables for own in v.components for c in own}
-        assert values == {float(done)} == {float(c) for c in count.components}
+        assert values == {float(steps)} == {float(c) for c in count.components}
     number.assign(-1)
     function()
 
@@ -357,8 +357,8 @@ def test_of_several_steps_per_call_those_before_the_failing_one_are_whole(
     with pytest.raises(_ERRORS):
         run()
     parts = [v.components for v in variables]
-    done = {float(x) for part in parts for x in np.ravel(part)}
-    assert done == {3.0 + turn} == {float(c) for c in count.components}
+    steps = {float(x) for part in parts for x in np.ravel(part)}
+    assert steps == {3.0 + turn} == {float(c) for c in count.components}
     failing.assign(-1)
     run()
     assert {float(x) for v in variables for x in v.numpy()} == {6.0 + turn}
@@ -426,7 +426,7 @@ def _elements(repl: replicator.Replicator, variables: Sequence[Any]) -> Any:
 
 
 PLACES = ("top", "branch")
-# Writes that fail themselves if they are given something bad.
+# Writes that fail by themselves when they get bad input.
 WRITES: dict[str, Callable[..., Any]] = {
     "keras sgd, rows": _applied(lambda: tf.keras.optimizers.SGD(0.1), _rows),
     "keras adam, rows": _applied(lambda: tf.keras.optimizers.Adam(0.1), _rows),
@@ -481,7 +481,7 @@ def test_a_write_that_fails_itself_has_changed_nothing(
             return x
 
         def step() -> tf.Tensor:
-            # Written late on one replica; the other's would be done by then.
+            # Delays one replica's write; the others' would be done by then.
             own = tf.identity(bad)
             if repl.replica_id == 1:
                 own = tf.ensure_shape(tf.numpy_function(slow, [own], tf.bool), [])

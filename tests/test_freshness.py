@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The law Freshness: a step is fed what the function it was handed last returns.
+"""The law Freshness: a step's inputs come from the function that was passed last.
 
-Through every way in which notebooks, loops, classes and partials make functions: of one
-code or of many, with what they hold rebound, freed or changed in type. The same holds
-of step_fns, whose values are those of the function that was handed.
+Covers every way in which notebooks, loops, classes and partials make functions: of one
+code object or many, whose captured values are rebound, freed or changed in type. The
+same holds for step_fns: their values are those of the function that was passed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import tensorflow as tf
 
 from tests import helpers
 
-_TURNS = 5  # values that each way makes functions of
+_TURNS = 5  # functions that each way makes
 _Function = Callable[[], Any]
-_Give = Callable[[float], Any]  # what a function returns in place of its number
+_Give = Callable[[float], Any]  # what a function returns for its number
 _WAYS: dict[str, Callable[[_Give], Iterator[_Function]]] = {}
 
 
 def _way(make: Callable[[_Give], Iterator[_Function]]) -> Any:
-    """Enters a generator of functions, each of which returns what another number is."""
+    """Enters a generator of functions, each of which returns another number."""
     _WAYS[make.__name__.strip("_").replace("_", " ")] = make
     return make
 
 
-value = 0.0  # what functions find in the globals
+value = 0.0  # a global that functions read
 
 
 @_way
@@ -92,7 +92,7 @@ def _a_cell_run_in_new_globals(give: _Give) -> Iterator[_Function]:
 
 
 class _Source:
-    """Equal to all others, as a careless __eq__ says."""
+    """Equal to all others, as by a careless __eq__."""
 
     def __init__(self, number: float, give: _Give) -> None:
         self.number, self.give = number, give
@@ -233,7 +233,7 @@ def _values(returned: Any) -> list[float]:
 
 
 def _number(returned: Any) -> float:
-    """Returns the number in what a function returned just now."""
+    """Returns the number in a function's latest result."""
     if isinstance(returned, tf.data.Dataset):
         returned = next(iter(returned))
     return float(returned() if callable(returned) else returned)
@@ -282,7 +282,7 @@ def test_so_it_is_for_each_kind_of_input_and_in_each_mode(mode: str, kind: str) 
 
 
 def test_epochs_of_a_rebound_dictionary() -> None:
-    """As it was found: 2, 4, 6, 4, 6, 4 in place of 2, ..., 12."""
+    """A bug's original program: 2, 4, 6, 4, 6, 4 instead of 2, ..., 12."""
     repl = helpers.make(2)
 
     def train(epochs: int) -> list[float]:
@@ -329,7 +329,7 @@ def test_variables_of_a_step_stay_when_its_inputs_are_new() -> None:
 
 
 def test_variables_of_functions_of_one_code_are_not_shared() -> None:
-    """Not even where one has the id that another had."""
+    """Not even if one reuses the id of another."""
     repl = helpers.make(2)
     for k in range(6):
         (one, _) = repl.run(lambda k=k: tf.Variable(float(k)).assign_add(1.0))
@@ -355,7 +355,7 @@ def test_nothing_is_kept_of_functions_that_are_gone() -> None:
             repl.build(_echo, function)
             repl.build(function)
         del function
-    gc.collect()  # classes are cycles
+    gc.collect()  # classes are in reference cycles
     assert (len(repl._steps._functions), len(repl._steps._states)) == (1, 0), (
         "_echo, never run alone"
     )

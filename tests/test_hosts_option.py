@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pytest --hosts`: tests run on devices of other processes; a list says which fail."""
+"""`pytest --hosts`: tests run on devices of other processes; a list names failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TESTS = pathlib.Path(__file__).parent
 @pytest.mark.slow
 def test_the_first_example_runs_on_two_hosts():
     names = ["-k", "ten_line_example or session_program", "tests/test_end_to_end.py"]
-    done = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -35,8 +35,8 @@ def test_the_first_example_runs_on_two_hosts():
         timeout=servers.LIMIT,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert " passed" in done.stdout
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
+    assert " passed" in process.stdout
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests import helpers
 
 K = tf.keras
 L = K.layers
-BATCH = 12  # in all; 2 and 3 replicas divide it
+BATCH = 12  # global; 2 and 3 replicas divide it
 
 
 def images(rng: np.random.Generator) -> np.ndarray:
@@ -30,8 +30,8 @@ def words(rng: np.random.Generator) -> np.ndarray:
     return rng.integers(0, 7, size=[BATCH, 4])
 
 
-# What makes the input of the whole batch, and the layers. All of these compute each
-# example by itself, so replicas and one device on the whole batch must agree.
+# The input of the whole batch, and the layers. All of these compute each example by
+# itself, so replicas and one device on the whole batch must agree.
 BY_EXAMPLE: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]]]] = {
     "dense": (rows, lambda: [L.Dense(4, activation="tanh"), L.Dense(1)]),
     "conv": (images, lambda: [L.Conv2D(3, 3), L.ReLU(), L.Flatten(), L.Dense(1)]),
@@ -49,7 +49,7 @@ BY_EXAMPLE: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]]]] = {
 
 
 class Attend(L.Layer):
-    """Self-attention, as a layer of one input."""
+    """Self-attention, as a layer with one input."""
 
     def build(self, shape: Any) -> None:
         self.attention = L.MultiHeadAttention(2, 2)
@@ -88,7 +88,7 @@ def shard(repl: replicator.Replicator, data: np.ndarray) -> tf.Tensor:
 
 
 def mirrored(model: K.Model) -> list[K.Variable]:
-    """Returns all variables but the seeds of random generators, which differ."""
+    """Returns all variables except the seeds of random generators, which differ."""
     return [v for v in model.variables if "seed_generator" not in v.path]
 
 
@@ -136,7 +136,7 @@ def test_training_equals_one_device_on_the_whole_batch(
         lambda: update(plain, optimizer, tf.constant(data), each_row_once)
     )
     expected = [float(step()) for _ in range(3)]
-    # Sums in another order differ in the last bits, which Adam's division magnifies.
+    # The sums' order affects the last bits, which Adam's division magnifies.
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     for one, other in zip(model.weights, plain.weights, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
@@ -249,7 +249,7 @@ METRICS: dict[str, Callable[[], K.metrics.Metric]] = {
 
 
 def arguments(name: str, rng: np.random.Generator) -> list[np.ndarray]:
-    """Returns what the metric's update_state takes, for the whole batch."""
+    """Returns the arguments of the metric's update_state for the whole batch."""
     if name in ("mean", "sum"):
         return [rng.uniform(size=BATCH).astype(np.float32)]
     if name in ("accuracy", "top_k"):

@@ -108,8 +108,8 @@ class Trained:
         if self.repl:
             self.step = self.repl.build(step_fn, input_fn)
         else:
-            whole = tf.constant(IMAGES), tf.constant(LABELS)
-            self.step = tf.function(lambda: step_fn(whole))
+            global_batch = tf.constant(IMAGES), tf.constant(LABELS)
+            self.step = tf.function(lambda: step_fn(global_batch))
 
     def train(self, steps: int) -> Trained:
         for _ in range(steps):
@@ -150,7 +150,7 @@ def test_mixed_precision_equals_one_device() -> None:
     finally:
         K.mixed_precision.set_global_policy("float32")
     for a, b in zip(one.weights(), some.weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0.05, atol=0.05)  # a bfloat16 has 8 bits
+        np.testing.assert_allclose(a, b, rtol=0.05, atol=0.05)  # bfloat16 has 8 bits
 
 
 @pytest.mark.parametrize(("source", "target"), [(2, None), (None, 3)])
@@ -196,10 +196,10 @@ def test_dropout_differs_between_replicas() -> None:
 @pytest.mark.slow
 def test_where_tf_keras_is_tensorflows_keras() -> None:
     """With TF_USE_LEGACY_KERAS=1, in a process of its own."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "TF_USE_LEGACY_KERAS": "1"},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert process.returncode == 0, process.stderr[-2000:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m replicator` says what a bug report needs, whatever is broken."""
+"""`python -m replicator` prints what a bug report needs, whatever is broken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _printed(capsys, *arguments: str) -> str:
 
 
 def test_it_says_versions_devices_and_what_is_installed(capsys) -> None:
-    said = _printed(capsys)
+    output = _printed(capsys)
     for text in (
         f"- replicator {replicator.__version__}, in ",
         f"- tensorflow {tf.__version__}",
@@ -30,8 +30,8 @@ def test_it_says_versions_devices_and_what_is_installed(capsys) -> None:
         "cpu, by default: op ",
         "- rich: ",
     ):
-        assert text in said
-    assert "not to be found out" not in said
+        assert text in output
+    assert "not to be found out" not in output
 
 
 def test_a_calibration_is_named(capsys, monkeypatch, tmp_path) -> None:
@@ -39,8 +39,8 @@ def test_a_calibration_is_named(capsys, monkeypatch, tmp_path) -> None:
     own = rates.Calibration({"cpu": rates.Rates(0.5, 1, 2, 3, 4, False)})
     path.write_text(own.to_json())
     monkeypatch.setenv(rates.VARIABLE, str(path))
-    said = _printed(capsys)
-    assert f"- from {path}" in said and "cpu, measured: op 0.5 s" in said
+    output = _printed(capsys)
+    assert f"- from {path}" in output and "cpu, measured: op 0.5 s" in output
 
 
 @pytest.mark.parametrize("content", [None, "{", json.dumps({"rates": {"tpu": {}}})])
@@ -49,22 +49,22 @@ def test_what_is_broken_is_a_line(capsys, monkeypatch, tmp_path, content) -> Non
     if content is not None:
         path.write_text(content)
     monkeypatch.setenv(rates.VARIABLE, str(path))
-    said = _printed(capsys)
-    assert "- not to be found out: ArgumentError: cannot read a calibration" in said
-    assert "### Environment" in said and "Traceback" not in said
+    output = _printed(capsys)
+    assert "- not to be found out: ArgumentError: cannot read a calibration" in output
+    assert "### Environment" in output and "Traceback" not in output
 
 
 def test_secrets_are_not_shown(capsys, monkeypatch) -> None:
     monkeypatch.setenv("TF_API_TOKEN", "hidden")
-    monkeypatch.setenv("TF_VAR_account", "hidden")  # of another program
+    monkeypatch.setenv("TF_VAR_account", "hidden")  # another program's
     monkeypatch.setenv("TF_NUM_THREADS", "shown")
-    said = _printed(capsys)
-    assert "hidden" not in said and "TF_NUM_THREADS=shown" in said
+    output = _printed(capsys)
+    assert "hidden" not in output and "TF_NUM_THREADS=shown" in output
 
 
 @pytest.mark.parametrize("argument", ["more", "--colour=red"])
 def test_bad_arguments_are_one_line(argument) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "replicator", argument],
         capture_output=True,
         text=True,
@@ -72,8 +72,8 @@ def test_bad_arguments_are_one_line(argument) -> None:
         check=False,
         env={"TF_CPP_MIN_LOG_LEVEL": "3", "PATH": "/usr/bin:/bin"},
     )
-    assert done.returncode == 2 and not done.stdout
+    assert process.returncode == 2 and not process.stdout
     said = [
-        line for line in done.stderr.splitlines() if argument.strip("-")[:6] in line
+        line for line in process.stderr.splitlines() if argument.strip("-")[:6] in line
     ]
-    assert len(said) == 1 and "Traceback" not in done.stderr
+    assert len(said) == 1 and "Traceback" not in process.stderr

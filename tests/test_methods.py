@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of Replicator for use in a step: the primitives, refused in another's."""
+"""Replicator's methods for steps: the primitives, refused in another one's step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILES = (base, objects, tf_replicator)
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """Returns the function of a primitive that a method is made of."""
+    """Returns the function of a primitive that a method wraps."""
     method = vars(methods.InStep)[name]
     found: Callable[..., Any] = inspect.unwrap(method)
     return found

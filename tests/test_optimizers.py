@@ -21,7 +21,7 @@ kopt = tf.keras.optimizers
 
 
 def test_two_optimizers_over_the_same_variables() -> None:
-    """As in a GAN that steps by turns; and both in one step."""
+    """As in a GAN: in alternating steps, and both in one step."""
     repl = helpers.make(2)
 
     def losses(a: Any, b: Any, x: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -71,7 +71,7 @@ def test_two_optimizers_over_the_same_variables() -> None:
 
 
 def test_slots_of_a_v1_optimizer_are_one_per_variable_across_builds() -> None:
-    """Variables that later builds of one step_fn use get slots of their own."""
+    """Variables that later builds of one step_fn use get their own slots."""
     repl = helpers.make(2)
     with repl.context():
         ws = [tf.Variable(0.0), tf.Variable(0.0), tf.Variable(0.0)]
@@ -127,7 +127,7 @@ def test_clipping_sees_the_combined_gradient(clip: str, op: str) -> None:
     with repl.context():
         w = tf.Variable(0.0)
         optimizer = repl.wrap_optimizer(kopt.SGD(1.0, **{clip: 1.5}), op=op)
-    # Clipped alone: 1.5 and -1.0.
+    # Clipped separately: 1.5 and -1.0.
     gradient = [4.0, -1.0]
     repl.run(lambda: optimizer.apply([tf.constant(gradient[repl.replica_id])], [w]))
     assert w.numpy() == -1.5  # of 1.5, and of 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a Replicator: checked once, by name."""
+"""The options of a Replicator, which are checked once, by name."""
 
 from __future__ import annotations
 

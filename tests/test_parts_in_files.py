@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files hold variables in parts whole, and load into any parts and into none."""
+"""Files hold partitioned variables whole, and load into any partition or none."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the guides say of losses for tf.distribute, by numbers of plain TensorFlow.
+"""Checks the guides' advice on losses for tf.distribute against plain TensorFlow.
 
-One step of gradient descent on a linear model, on one device with the whole batch, is
-what two replicas are to give.
+The reference is one step of gradient descent on a linear model, on one device with the
+whole batch, which two replicas must reproduce.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _replicas(
     """Returns the weights after one step on both replicas.
 
     Args:
-        loss_fn: Returns the loss of the losses of a replica's examples.
-        op: Of the wrapped optimizer.
+        loss_fn: Reduces the losses of a replica's examples.
+        op: The op of the wrapped optimizer.
         change: What step_fn does to the gradient before it applies it.
-        **options: Of the optimizer.
+        **options: Options of the optimizer.
     """
     repl = helpers.make(_REPLICAS)
     with repl.context():
@@ -92,7 +92,7 @@ def test_the_mean_over_a_replicas_examples_wants_the_mean(mean: Any) -> None:
 
 
 def test_the_number_of_replicas_divides_too() -> None:
-    """As does whoever asks the strategy for it."""
+    """As in programs that ask the strategy for it."""
 
     def loss_fn(losses: tf.Tensor) -> tf.Tensor:
         strategy = tf.distribute.get_strategy()
@@ -103,7 +103,7 @@ def test_the_number_of_replicas_divides_too() -> None:
 
 
 def test_regularization_is_not_to_be_scaled() -> None:
-    """tf.nn.scale_regularization_loss leaves it as it is in a step."""
+    """tf.nn.scale_regularization_loss does not change it in a step."""
     repl = helpers.make(_REPLICAS)
     with repl.context():
         w = tf.Variable([2.0])
@@ -186,7 +186,7 @@ def test_a_train_step_of_keras_is_a_step_fn(mode: str) -> None:
     run: Any = lambda: repl.run(model.train_step, data, input_mode="global_batch")  # noqa: E731
     logs = (tf.function(run) if mode == "function" else run)()
     assert _same(model.get_weights()[0], _one_device())
-    # Of the replica's own examples: `model.get_metrics_result` is of all of them.
+    # Covers the replica's own examples: `model.get_metrics_result` covers all.
     halves = np.mean(((_X @ np.ones([3, 1]) - _Y) ** 2).reshape(2, -1), axis=1)
     np.testing.assert_allclose(logs["loss"], halves, rtol=1e-5)
     results = model.get_metrics_result()
@@ -196,7 +196,7 @@ def test_a_train_step_of_keras_is_a_step_fn(mode: str) -> None:
 
 
 def test_a_train_step_of_keras_takes_batches_of_any_size() -> None:
-    """Also one that leaves a replica none, whose loss is no number."""
+    """Even one that leaves a replica none, whose loss is NaN."""
     repl = helpers.make(3)
     model = _compiled(repl, _wrapped)
     data = tf.data.Dataset.from_tensor_slices((_X, _Y)).batch(3)
@@ -217,8 +217,8 @@ def test_a_loop_of_keras_that_trains_on_one_device_is_warned_of_once(
         caplog.clear()
         for batch in (_BATCH, 3):
             getattr(model, loop)(_X[:batch], _Y[:batch])
-        found = [record.getMessage() for record in caplog.records]
-        return [said for said in found if "Keras'" in said]
+        messages = [record.getMessage() for record in caplog.records]
+        return [said for said in messages if "Keras'" in said]
 
     (said,) = train(helpers.make(3), _wrapped)
     assert f"Keras' {loop} applies a wrapped SGD outside of any step" in said
@@ -231,7 +231,7 @@ def test_a_loop_of_keras_that_trains_on_one_device_is_warned_of_once(
 def test_a_model_that_runs_on_replicas_is_not_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Also where a last batch of one example is left to one device."""
+    """Even where a last batch of one example runs on one device."""
     repl = helpers.make(2)
     model = repl.keras_model(_compiled(repl, _wrapped))
     model.fit(_X[:5], _Y[:5], batch_size=4, verbose=0)

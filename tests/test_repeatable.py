@@ -10,7 +10,7 @@ import pytest
 
 
 def _drawn() -> list[object]:
-    """Returns what is drawn by one seed."""
+    """Returns one seed's draws."""
     drawn: list[object] = []
 
     @hypothesis.settings(max_examples=300, database=None, derandomize=False)

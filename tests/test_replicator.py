@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user touches: one object that caches its steps and can be dropped."""
+"""The Replicator object, which caches its steps and can be dropped."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_callable_object_is_a_step_and_one_that_is_equal_to_it_another():
 
 
 def test_equal_partials_are_the_same_step():
-    """functools.partial compares by identity; made anew in each turn, it goes on."""
+    """functools.partial compares by identity; a new equal one continues the step."""
     repl, model = helpers.make(2), _Model()
 
     def step_fn(scale, x, shift):
@@ -195,7 +195,7 @@ def test_one_replicator_runs_many_steps_over_the_same_variables():
 
 
 def test_two_replicators_of_the_same_devices_keep_to_themselves():
-    """Their variables are on the same devices, so that either may run them."""
+    """Their variables are on the same devices, so either could run them."""
     one, two = helpers.make(2), helpers.make(2)
 
     def step_fn():
@@ -240,7 +240,7 @@ _IN_A_STEP = {
 
 
 def test_all_that_means_the_step_being_built_is_among_those():
-    """A run in a step is refused whosever it is; the rest are facts."""
+    """A run in a step is refused on any Replicator; the rest are facts."""
     others = {"run", "build", "initialize", "plan", "devices", "num_replicas", "inputs"}
     others |= {"strategy", "stages"}
     public = {name for name in dir(replicator.Replicator) if name[0] != "_"}
@@ -307,7 +307,7 @@ def test_an_optimizer_is_refused_where_the_replicator_that_wrapped_it_does_not_r
 @pytest.mark.parametrize("fed", [False, True], ids=["alone", "with inputs"])
 def test_all_is_freed_when_the_replicator_is_dropped(mode, fed):
     class Probe:
-        """Something that step_fn holds."""
+        """An object that step_fn captures."""
 
     def use() -> list[weakref.ref]:
         repl, probe = helpers.make(2), Probe()
@@ -339,7 +339,7 @@ def test_all_is_freed_when_the_replicator_is_dropped(mode, fed):
 
 
 def test_a_graph_is_freed_while_the_replicator_lives_on():
-    """The same step in many graphs: an old program that builds a graph per epoch."""
+    """The same step in many graphs, as in an old program with a graph per epoch."""
     repl = helpers.make(2)
 
     def step_fn(x):
@@ -404,7 +404,7 @@ def test_the_plan_is_that_of_the_step_built_last() -> None:
         step()
         assert repl.plan is step.plan
         assert [row.primitive for row in repl.plan] == [primitive]
-    first()  # built already
+    first()  # already built
     assert repl.plan is second.plan
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Replicator computes does not depend on its options."""
+"""Options do not change what a Replicator computes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from replicator import errors
 from replicator.options import Options
 from tests import refusals, sampling
 
-COUNT = 50  # tests per sample, which take a third of a second on average
+COUNT = 50  # tests per sample, a third of a second each on average
 
 
 @pytest.mark.slow
 @pytest.mark.gate
 def test_a_sample_of_all_tests_passes_with_random_options() -> None:
-    """The same tests as long as there are no others: a commit passes or it does not."""
+    """The sample is fixed as long as the tests are: a commit passes or it does not."""
     _check_sample(f"{COUNT}:fixed")
 
 
 @pytest.mark.slow
 def test_the_sample_of_the_day_passes() -> None:
-    """Each day another one; run it again by the --sample that it prints."""
+    """A new one each day; rerun it with the --sample that it prints."""
     _check_sample(f"{2 * COUNT}:{datetime.date.today()}")
 
 
@@ -46,7 +46,7 @@ def _check_sample(sample: str) -> None:
 
 
 class _Item:
-    """What `left_to_long_runs` asks of a test."""
+    """The parts of a test that `left_to_long_runs` reads."""
 
     def __init__(self, nodeid: str, battery: int | None) -> None:
         self.nodeid, self._battery = nodeid, battery
@@ -63,26 +63,26 @@ def test_each_nth_case_of_a_battery_is_kept(
     cases: int, battery: int | None, kept: int
 ) -> None:
     items: list[Any] = [_Item(f"a.py::f[{n}]", battery) for n in range(cases)]
-    left = sampling.left_to_long_runs([_Item("a.py::g[1]", 5), *items])
-    assert len({*items} - {*left}) == kept
-    assert sampling.left_to_long_runs(items[::-1]) == left  # in whatever order
+    remaining = sampling.left_to_long_runs([_Item("a.py::g[1]", 5), *items])
+    assert len({*items} - {*remaining}) == kept
+    assert sampling.left_to_long_runs(items[::-1]) == remaining  # in any order
 
 
 def test_all_options_are_in_the_sample() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(Options)}
-    del defaults["calibration"]  # a file; it decides on an algorithm only
+    del defaults["calibration"]  # a file; it only selects an algorithm
     choices = {k: v for k, v in sampling.CHOICES.items() if k != "steps_per_call"}
     assert {name: values[0] for name, values in choices.items()} == {
         name: str(value) for name, value in defaults.items()
     }
-    every = {
+    expected = {
         f"{name}={value}"
         for name, values in sampling.CHOICES.items()
         for value in values[1:]
     }
-    for seed in range(20):  # each in every sample
+    for seed in range(20):  # each value in every sample
         drawn = sampling.options(random.Random(seed), COUNT)
-        assert {option for chosen in drawn for option in chosen} == every
+        assert {option for chosen in drawn for option in chosen} == expected
         names = [[option.partition("=")[0] for option in chosen] for chosen in drawn]
         assert all(len(chosen) == len(set(chosen)) for chosen in names)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that was trained replicated is exported, and serves where we are not."""
+"""A model that was trained replicated is exported, and serves without replicator."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SERVE = """
 
 
 class Regression(tf.Module):
-    """A model with a step of its own, which can go on training where it is loaded."""
+    """A model with its own step, which can continue training where it is loaded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,10 +73,10 @@ class Regression(tf.Module):
 
 
 def serve(folder: pathlib.Path, signature: str, cwd: pathlib.Path) -> Any:
-    """Returns what the model computes in a process that does not have replicator."""
+    """Returns the model's output in a process without replicator."""
     np.save(cwd / "x.npy", X)
     arguments = [str(folder), str(cwd / "x.npy"), signature]
-    # Isolated: neither the working directory nor PYTHONPATH is searched.
+    # Isolated: searches neither the working directory nor PYTHONPATH.
     program = ["-I", "-c", hide_editable() + textwrap.dedent(SERVE)]
     done = subprocess.run(
         [sys.executable, *program, *arguments], cwd=cwd, capture_output=True, text=True
@@ -217,5 +217,5 @@ def test_keras_models_serve_without_replicator(
         tf.saved_model.save(module, str(folder))
     served = serve(folder, "serve", tmp_path)
     np.testing.assert_allclose(served["arr_0"], expected, rtol=1e-5, atol=1e-6)
-    repl.run(step_fn)  # exporting has not harmed training
+    repl.run(step_fn)  # training still works after exporting
     helpers.assert_replicas_equal(model.trainable_variables)

@@ -84,7 +84,7 @@ def test_a_saver_that_renames_is_refused() -> None:
 
 
 def test_savers_in_a_training_session(tmp_path: pathlib.Path) -> None:
-    """A MonitoredTrainingSession saves by itself, and goes on where it stopped."""
+    """A MonitoredTrainingSession saves by itself, and resumes where it stopped."""
     ends = []
     for _ in range(2):
         with tf.Graph().as_default():

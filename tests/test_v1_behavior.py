@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that disable TensorFlow 2's behavior train as all others do.
+"""Programs that disable TensorFlow 2's behavior train like all others.
 
-Each disables it in a process of its own, for it cannot be told how it was before.
-`make test-v1` runs all tests in sessions in such a process.
+Each disables it in a process of its own, since it cannot be restored. `make test-v1`
+runs all tests with sessions in such a process.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_training_in_sessions(call: str) -> None:
     assert run.stdout == "as all others do\n", run.stderr[-3000:]
 
 
-# Of the rooms that know of sessions, files whose tests take a moment.
+# Fast test files of the packages that handle sessions.
 FILES = [
     "optimizers/test_accumulators.py",
     "step/test_outputs.py",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PerReplica is a tuple that survives whatever rebuilds tuples."""
+"""PerReplica is a tuple that survives everything that rebuilds tuples."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_survives_session_run(make, count):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_function_returns_its_values(count):
-    """TensorFlow makes plain tuples of what a function returns."""
+    """TensorFlow returns plain tuples from functions."""
     returned = tf.function(lambda: PerReplica([tf.constant(3)] * count))()
     assert [int(t) for t in returned] == [3] * count
 
@@ -150,7 +150,7 @@ def test_arrays_and_strings_are_used_as_one():
 )
 @pytest.mark.parametrize("use", [float, "{:.3f}".format, PerReplica.numpy, round])
 def test_values_that_differ_are_no_one_value(use, one, two):
-    # Of scalars, TensorFlow takes -0.0 for the 0.0 that it has seen before.
+    # Of equal scalars, TensorFlow reuses the 0.0 for -0.0.
     one, two = (tf.reshape(tf.constant([value]), []) for value in (one, two))
     loss = PerReplica(one, one, two)
     with pytest.raises(MismatchError) as caught:
@@ -177,7 +177,7 @@ _OPERATORS = (
 
 @pytest.mark.parametrize("other", _OTHERS)
 def test_arithmetic_and_comparisons_are_refused(other):
-    """Of a tuple they would join, repeat, or compare the first values."""
+    """A tuple would join, repeat, or compare the first values."""
     for name in _OPERATORS:
         for turned in (False, True):
             pair = (PerReplica(tf.constant(1.0), tf.constant(1.0)), _OTHERS[other])
@@ -230,13 +230,13 @@ def test_what_reads_all_values_works():
 
 
 def test_a_condition_holds_where_all_replicas_say_so():
-    """`while not repl.run(is_done)` would never start, if it were a tuple's."""
+    """`while not repl.run(is_done)` would never start with a tuple's truth value."""
     yes, no = tf.constant(True), tf.constant(False)
     assert PerReplica(yes, yes) and not PerReplica(no, no)
     assert not PerReplica(np.False_, np.False_) and not PerReplica(False)
     with pytest.raises(MismatchError, match="bool of a PerReplica"):
         bool(PerReplica(yes, no))
-    assert PerReplica(tf.constant(0.0), tf.constant(1.0))  # as tf.add_n asks
+    assert PerReplica(tf.constant(0.0), tf.constant(1.0))  # as tf.add_n does
     assert PerReplica([tf.constant([False])] * 2) and not PerReplica()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replicas of the world, and those that are built here, are two things."""
+"""The replicas of the world, as opposed to those that are built here."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_ids_are_those_of_the_world_and_lists_are_of_local_replicas() -> None:
     ("num_replicas", "local", "devices"),
     [
         (2, (0, 1, 2), DEVICES),  # more than there are
-        (8, (2, 6, 3), DEVICES),  # in another order than their ids
+        (8, (2, 6, 3), DEVICES),  # not in the order of their ids
         (8, (2, 2, 3), DEVICES),  # twice
         (8, (-1, 2, 3), DEVICES),
-        (8, (2, 3), DEVICES),  # a device too many
+        (8, (2, 3), DEVICES),  # one device too many
     ],
 )
 def test_what_is_no_world(num_replicas: int, local: Any, devices: Any) -> None:
@@ -133,7 +133,7 @@ def test_groups_are_of_the_world() -> None:
 
 
 def test_means_are_those_of_the_world() -> None:
-    """The gradient of a mean, reduced to one replica, is that divided by the number."""
+    """A mean's gradient, reduced to one replica, is divided by the world's size."""
     graph = tf.Graph()
     world = World(4, (2, 3), DEVICES[:2])
     build = context.Build(
