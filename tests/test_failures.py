@@ -371,7 +371,7 @@ def _rows(bad: tf.Tensor, none: int = 5) -> tf.IndexedSlices:
 
 
 def _fewer(bad: tf.Tensor) -> tf.IndexedSlices:
-    """Returns rows of a variable, fewer than places if bad."""
+    """Returns rows of a variable, fewer than indices if bad."""
     return tf.IndexedSlices(tf.ones([tf.where(bad, 1, 2), 3]), tf.constant([0, 4]))
 
 

@@ -17,7 +17,7 @@ _ALL = flags.DEFINE_bool("all", False, "Whether to print good ones too.")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the cases, prints the bad ones and how many there are of each kind."""
+    """Runs the cases, prints the bad ones and the number of each kind."""
     del argv
 
     def tell(name: str, verdict: str) -> None:

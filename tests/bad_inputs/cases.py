@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 # --- What takes the place of `bad` ---------------------------------------------------
 
-# What programs are given in the command line, and files are found to hold.
+# Arguments on the command line, and contents of files.
 _TEXTS = [
     *("", " ", "0", "1", "2", "3", "-1", "1.5", "1e3", "1e-400", "1e400", "nan", "inf"),
     *(
@@ -122,7 +122,7 @@ def _changed(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def _texts_of(good: str) -> dict[str, Callable[[], Any]]:
-    """Returns texts like a good one of JSON, each with something wrong."""
+    """Returns texts like a valid JSON text, each with something wrong."""
     tree = json.loads(good)
     texts: dict[str, Any] = {
         "nothing": "",
@@ -188,12 +188,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What it is called, in one line."""
+        """The case's name, in one line."""
         return f"{self.mode} | {self.program.line} | {self.value}"
 
     @property
     def cold(self) -> bool:
-        """Whether it begins before TensorFlow has looked for devices."""
+        """Whether it begins before TensorFlow has initialized devices."""
         return self.mode == "cold"
 
     def make(self) -> Any:
@@ -202,7 +202,7 @@ class Case:
 
 
 def every() -> list[Case]:
-    """Returns all cases there are."""
+    """Returns all cases."""
     return [
         Case(program, mode, value)
         for program in programs.PROGRAMS
@@ -212,15 +212,15 @@ def every() -> list[Case]:
 
 
 def sample(count: int, seed: int) -> list[Case]:
-    """Returns some of them, drawn so that each program and each mode has its share."""
-    drawn = random.Random(seed)
+    """Returns a random sample in which each program and each mode has its share."""
+    rng = random.Random(seed)
     columns = []
     for program in programs.PROGRAMS:
         own = [(m, v) for m in program.modes for v in POOLS[program.pool]]
-        drawn.shuffle(own)
+        rng.shuffle(own)
         columns.append([Case(program, mode, value) for mode, value in own])
     # Rare ones cost a process each.
-    drawn.shuffle(columns)
+    rng.shuffle(columns)
     rounds = itertools.zip_longest(*columns)
     cases = (case for own in rounds for case in own if case is not None)
     return list(itertools.islice(cases, count))
@@ -230,7 +230,7 @@ def sample(count: int, seed: int) -> list[Case]:
 
 
 def namespace(case: Case) -> dict[str, Any]:
-    """Returns the global names of a case's program, but for those of its setup."""
+    """Returns the global names of a case's program, without those of its setup."""
     names: dict[str, Any] = {
         "__name__": "user_program",
         "replicator": replicator,
@@ -256,7 +256,7 @@ def namespace(case: Case) -> dict[str, Any]:
 
 
 class Sonnet(tf.Module):
-    """An optimizer in the manner of Sonnet 2."""
+    """An optimizer in the style of Sonnet 2."""
 
     def apply(self, updates: Any, parameters: Any) -> None:
         """Descends."""
@@ -265,7 +265,7 @@ class Sonnet(tf.Module):
 
 
 def plain_names() -> dict[str, Any]:
-    """Returns what stands for wrapped optimizers and for variables, without us."""
+    """Returns plain replacements for wrapped optimizers and for variables."""
     return {
         "plain_v": tf.Variable([1.0, 2.0]),
         "v": tf.Variable([1.0, 2.0]),
@@ -278,7 +278,7 @@ def plain_names() -> dict[str, Any]:
 
 
 def each(function: Callable[[Any], Any], value: Any) -> Any:
-    """Returns what a function makes of each leaf, as a tensor."""
+    """Returns a function's result for each leaf, as a tensor."""
     return tf.nest.map_structure(lambda t: function(tf.convert_to_tensor(t)), value)
 
 
@@ -297,13 +297,13 @@ def written(text: str | bytes) -> str:
 
 
 def by_environment(text: str | bytes) -> bool:
-    """Has the environment name a calibration with this text."""
+    """Makes the environment name a calibration with this text."""
     os.environ[rates.VARIABLE] = written(text)
     return True
 
 
 def looked_at(plan: Plan) -> Plan:
-    """Returns a plan of which everything was asked."""
+    """Returns a plan after reading every part of it."""
     plan.print(io.StringIO())
     assert Plan.from_json(plan.to_json()) == plan or "nan" in plan.to_json().lower()
     with tempfile.TemporaryDirectory() as folder:
@@ -312,19 +312,19 @@ def looked_at(plan: Plan) -> Plan:
 
 
 def made(repl: replicator.Replicator, value: Any) -> Any:
-    """Returns a variable that was made under the context, with a shape or a name."""
+    """Returns a variable made under the context, with a shape or a name."""
     with repl.context():
         return tf.Variable(1.0, name=value if isinstance(value, str) else None)
 
 
 def good() -> Any:
-    """Returns a Replicator and a step, as the program replicator.plan asks for it."""
+    """Returns a Replicator and a step, like the programs of replicator.plan."""
     repl = replicator.Replicator(["CPU:0", "CPU:1"])
     return repl, lambda: repl.all_reduce(1.0)
 
 
 def raising() -> None:
-    """Raises what a user's own code might, in two lines."""
+    """Raises a two-line error like a user's own code."""
     raise ValueError("one\ntwo")
 
 
@@ -339,7 +339,7 @@ def printing() -> Any:
 
 
 class Ended(Exception):
-    """How a program ended: its status, and what it wrote to standard error."""
+    """The end of a program: its status, and its standard error."""
 
 
 def main(program: str, *arguments: str) -> None:
@@ -347,7 +347,7 @@ def main(program: str, *arguments: str) -> None:
 
     Args:
         program: The name of a module, or of a file in the repository.
-        *arguments: Of the command line.
+        *arguments: Its command-line arguments.
     """
     sys.argv = [program, *arguments]
     status: Any = 0
@@ -370,7 +370,7 @@ def main(program: str, *arguments: str) -> None:
 
 @contextlib.contextmanager
 def _errors_to(file: Any) -> Iterator[None]:
-    """Has this process write its errors to a file."""
+    """Redirects this process's standard error to a file."""
     before = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a case and says whether what came of it is right.
+"""Runs a case and judges the outcome.
 
-Right is: it is accepted, and computes what it should; or it is refused by an error of
-ours that names the user's line, says what was expected and is not endless; or the
-user's own code has raised, or plain TensorFlow does the same. All else is bad: errors
-from inside of the library, texts of others, what hangs, or takes time or memory without
-end, and what leaves the process changed.
+An outcome is right if the value is accepted and computes the expected result; or it is
+refused by an error of ours that names the user's line, says what was expected and has a
+limited length; or the user's own code raised, or plain TensorFlow raises the same. All
+else is bad: errors from inside the library, other libraries' texts, hangs, unlimited
+time or memory, and changes to the process.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ WALL = 60  # seconds after which a case counts as hanging
 CPU = 15  # seconds of work, on any number of cores, that a bad value may cost
 LONGEST = 4000  # characters of a message
 _OURS = os.path.dirname(replicator.__file__) + os.sep
-# What TensorFlow and absl write by themselves.
+# Output of TensorFlow and absl themselves.
 _BANNER = re.compile(
     r"[IWEF]\d{4} |WARNING|\d{4}-\d\d-\d\d |To enable the following|training:|\s*$"
 )
-# Functions without Python frames: what they raise comes out of our own.
+# Functions without Python frames: their errors come out of ours.
 _IN_C = ("builtin len", "builtin max", "bound method", *map(repr, (int, type, object)))
-# What is another one each time, or no numbers.
+# Results that differ each time, or are no numbers.
 _RANDOM = ("random tensor", "variable handle", "variant")
 
 
@@ -69,7 +69,7 @@ def run(case: cases.Case) -> str:
 
 
 def harm() -> str:
-    """Returns what a case has left in disorder, or ""."""
+    """Returns a description of the disorder that a case has left, or ""."""
     if context.current() is not None:
         return "BAD: a replica is still being built"
     for number in (0, 1, 2):
@@ -97,7 +97,7 @@ def _run(case: cases.Case) -> str:
     except BaseException as error:
         return _judged(case, error)
     if case.mode == "outside":
-        # Outside of a step a variable and an optimizer are what they are without us.
+        # Outside of a step, variables and optimizers behave as in plain TensorFlow.
         alone = ("repl.run", "repl.build", "repl.group")
         mine = case.program.line.startswith(alone) or "repl." not in case.program.line
         return "accepted" if mine else "BAD: accepted outside of a step"
@@ -146,7 +146,8 @@ def _of_ours(error: BaseException, text: str) -> str:
     named = [int(n) for n in re.findall(rf"{programs.FILE}:(\d+)", text)]
     if not named:
         return f"BAD: no line: {text[:300]!r}"
-    # An error that is found when all replicas are built names lines that have returned.
+    # An error that is raised after all replicas are built names lines that have
+    # returned.
     if users and users[-1] not in named and max(users) not in named:
         step = [line for line in named if line <= max(users)]
         if not step:
@@ -159,14 +160,14 @@ def _of_ours(error: BaseException, text: str) -> str:
 
 
 def _of_program(status: Any, said: str) -> str:
-    """Judges how a program ended."""
+    """Judges the end of a program."""
     lines = [line for line in said.splitlines() if not _BANNER.match(line)]
     if "Traceback" in said:
         return f"BAD: a traceback: {lines[-1][:300]!r}"
     if status in (0, None) or status == 3:
         return "accepted"
     if status == 1 and not lines:
-        return "accepted"  # --help, which says all on standard output
+        return "accepted"  # --help, which prints everything to standard output
     if status not in (1, 2):
         return f"BAD: status {status!r}: {lines}"
     if len(lines) != 1 or len(lines[0]) > LONGEST:
@@ -175,7 +176,7 @@ def _of_program(status: Any, said: str) -> str:
 
 
 def _as_plain(case: cases.Case, error: BaseException) -> bool:
-    """Whether plain TensorFlow says the same of the same line."""
+    """Whether plain TensorFlow raises the same error at the same line."""
     names = {**cases.namespace(case), **cases.plain_names()}
     line = case.program.plain
     code = compile(line, programs.FILE, "exec")
@@ -190,7 +191,7 @@ def _as_plain(case: cases.Case, error: BaseException) -> bool:
 
 
 def _compared(case: cases.Case, names: dict[str, Any]) -> str:
-    """Compares what an accepted value gave with what it should give."""
+    """Compares an accepted value's result with the expected one."""
     if not case.program.want or case.value in _RANDOM or case.mode == "branch":
         return "accepted"
     again = {**names, "bad": case.make(), "x": tf.constant([1.0, 2.0])}
@@ -222,7 +223,7 @@ def _compared(case: cases.Case, names: dict[str, Any]) -> str:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """Returns the leaves of a nest, in which IndexedSlices of a session are tuples."""
+    """Returns the leaves of a nest; a session's IndexedSlices are tuples there."""
     if hasattr(value, "dense_shape"):
         return [value]
     if isinstance(value, list | tuple):
@@ -231,7 +232,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _array(value: Any) -> Any:
-    """Returns a tensor as an array, of a composite one the dense one."""
+    """Returns a tensor as an array, a composite one in dense form."""
     if hasattr(value, "indices") and hasattr(value, "values"):
         rows = np.asarray(value.values)
         dense = np.zeros((3, *rows.shape[1:]), rows.dtype)
@@ -242,7 +243,7 @@ def _array(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-    """Raises Endless in this block after so many seconds."""
+    """Raises Endless after so many seconds in this block."""
 
     def ring(signum: int, frame: types.FrameType | None) -> None:
         raise Endless

@@ -67,10 +67,10 @@ class Program:
 
     Attributes:
         line: An expression with the value, `bad`.
-        modes: How it is run.
-        pool: What takes the place of `bad`, one of cases.POOLS.
-        want: What each replica returns where the value is accepted, as an expression of
-            plain TensorFlow; "" where that is not known.
+        modes: The ways of running it.
+        pool: The values of `bad`, one of cases.POOLS.
+        want: The expected result on each replica if the value is accepted, as an
+            expression of plain TensorFlow; "" if unknown.
         plain: The same line for plain TensorFlow, whose own error is right, too.
     """
 
@@ -81,7 +81,7 @@ class Program:
     plain: str = ""
 
     def source(self, mode: str) -> str:
-        """Returns the text of the file in which the line is run in a mode."""
+        """Returns the source of the file that runs the line in a mode."""
         used = [
             made
             for name, made in _SETUP.items()

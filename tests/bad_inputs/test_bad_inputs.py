@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No bad input ends in an error from inside of the library, or in a text of others."""
+"""No bad input causes an error from inside the library, or another library's text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.bad_inputs import cases, judge, programs, workers
 
-# Those that were found first, by program, value and mode.
+# The first findings, by program, value and mode.
 KNOWN = {
     "an open file": ("calibration=bad)", "True", "eager"),
     "huge rates": (

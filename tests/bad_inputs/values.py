@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that nobody expects: by the name of each, a function that makes it anew."""
+"""Unexpected values: by name, functions that make each anew."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import replicator
 
 
 class Hostile(Exception):
-    """What objects raise that are written to be in the way; it is the user's own."""
+    """Raised by deliberately obstructive objects; counts as the user's own error."""
 
 
 def _raise(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ class _Callable:
 
 
 class _Lying:
-    """Says that it is an array, and is none."""
+    """Claims to be an array, and is none."""
 
     shape, dtype, ndim = "round", "float33", -1
 
@@ -127,7 +127,7 @@ def _other() -> replicator.Replicator:
     return replicator.Replicator(["CPU:2", "CPU:3", "CPU:4"])
 
 
-_MEMORY = _Point()  # kept, for the weak reference
+_MEMORY = _Point()  # keeps the weak reference alive
 
 _PLAIN: dict[str, Callable[[], Any]] = {
     repr(value): functools.partial(lambda v: v, value)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs cases in processes of their own, which may hang or die.
+"""Runs cases in separate processes, which may hang or die.
 
 A worker reads the numbers of cases from its standard input and answers each with a line
-on a pipe of its own: a case may close the standard output. Cases that begin before
-TensorFlow has looked for devices are run by forks of a worker that has not.
+on a separate pipe: a case may close the standard output. Cases that begin before
+TensorFlow has initialized devices run in forks of a worker that has not.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 
 ROOT = pathlib.Path(__file__).parents[2]
 _MEMORY = 4 << 30  # bytes of address space that a case may add
-_START = 300  # seconds in which a worker must be there
-_GRACE = 15  # seconds that a case may take longer than its own limit
+_START = 300  # seconds for the start of a worker
+_GRACE = 15  # seconds beyond a case's own limit
 
 
 def run(
@@ -36,9 +36,9 @@ def run(
     """Runs cases; returns the verdict of each, by its name.
 
     Args:
-        count: How many.
-        seed: Which.
-        only: A part of the names of those that are run, among all there are.
+        count: The number of cases.
+        seed: The seed of the sample.
+        only: Runs all cases whose names contain this.
         tell: Called with each verdict.
     """
     from tests.bad_inputs import cases
@@ -55,13 +55,13 @@ def run(
 
 
 def summary(verdicts: dict[str, str]) -> str:
-    """Returns how many verdicts there are of each kind."""
+    """Returns the number of verdicts of each kind."""
     kinds = collections.Counter(v.partition(":")[0] for v in verdicts.values())
     return ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
 
 
 def _run_all(names: Sequence[str], cold: bool):  # type: ignore[no-untyped-def]
-    """Yields each case with its verdict; starts a worker as often as one dies."""
+    """Yields each case with its verdict; restarts a worker whenever it dies."""
     from tests.bad_inputs import judge
 
     waiting = collections.deque(names)
@@ -99,7 +99,7 @@ def _run_all(names: Sequence[str], cold: bool):  # type: ignore[no-untyped-def]
 
 
 def _line(answers, seconds: float) -> bytes | None:  # type: ignore[no-untyped-def]
-    """Returns the next line of a pipe, or None if none comes in time."""
+    """Returns the next line of a pipe, or None on timeout."""
     line = b""
     end = time.monotonic() + seconds
     while not line.endswith(b"\n"):
@@ -114,7 +114,7 @@ def _line(answers, seconds: float) -> bytes | None:  # type: ignore[no-untyped-d
 
 
 def _serve(writer: int, cold: bool) -> None:
-    """Runs the cases that come."""
+    """Runs the cases read from standard input."""
     import tensorflow as tf
 
     import tests.bad_inputs.cases as cases
@@ -138,7 +138,7 @@ def _serve(writer: int, cold: bool) -> None:
 
 
 def _forked(function, case) -> str:  # type: ignore[no-untyped-def]
-    """Returns what a function returns, of a case, in a fork of this process."""
+    """Returns a function's result for a case, in a fork of this process."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every primitive, with what plain TensorFlow computes from all replicas' tensors.
+"""Every primitive, with its plain TensorFlow reference on all replicas' tensors.
 
 A new primitive is one entry here: the tests of this folder then run on it.
 """
@@ -24,13 +24,13 @@ class Case:
     """One primitive with one set of options.
 
     Attributes:
-        call: What a replica does with its tensor; None where it receives nothing.
+        call: Applies it to a replica's tensor; None where it receives nothing.
         plain: All replicas' results from all replicas' tensors, in plain TensorFlow.
-        sizes: The first dimension of replica r's tensor; 2 everywhere, unless given.
+        sizes: The first dimension of replica r's tensor; by default 2 everywhere.
         may_differ: Whether replicas may hold different shapes.
         axis: The axis that the tensors must have, if any.
         joins: Whether the sizes along that axis may differ.
-        same: Whether all replicas receive the same.
+        same: Whether all replicas receive the same value.
     """
 
     call: Callable[[replicator.Replicator, tf.Tensor], tf.Tensor | None]
@@ -47,13 +47,13 @@ class Case:
         return [rng.randn(self.sizes(r), 3) for r in range(num_replicas)]
 
     def run(self, repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:
-        """Does it; a replica that receives nothing has an empty tensor."""
+        """Runs it; a replica that receives nothing returns an empty tensor."""
         y = self.call(repl, x)
         return nothing() if y is None else y
 
 
 def nothing() -> tf.Tensor:
-    """Stands for the result of a replica that receives nothing."""
+    """Returns the placeholder result of a replica that receives nothing."""
     return tf.zeros([0], tf.float64)
 
 
@@ -129,7 +129,7 @@ def _scaled(x: tf.Tensor, count: int) -> list[tf.Tensor]:
 
 
 def _shares(x: tf.Tensor, axis: int, count: int) -> list[tf.Tensor]:
-    # NumPy's array_split gives the first ones one more, as it should be here.
+    # As in NumPy's array_split, the first shares get the extra row.
     rows = np.array_split(np.arange(int(x.shape[axis])), count)
     return tf.split(x, [len(own) for own in rows], axis)
 
@@ -174,7 +174,7 @@ def _exchanged(
 
 
 def _columns(count: int) -> list[int]:
-    """How three columns are dealt to the replicas: 1, 0, ..., 0, 2."""
+    """The distribution of three columns to the replicas: 1, 0, ..., 0, 2."""
     splits = [0] * count
     splits[0] += 1
     splits[-1] += 2
@@ -371,8 +371,8 @@ CASES = {
     ),
 }
 
-# Those of which another case differs in nothing but the reduction or the root. Tests of
-# what does not depend on those leave them out.
+# Cases without others that differ only in the reduction or the root, for tests that
+# do not depend on those.
 VARIANTS = {"mean", "min", "max", "broadcast_last", "all_min", "all_max"}
 VARIANTS |= {f"{name}_{op}" for name in ("reduce", "reduce_scatter") for op in REDUCED}
 VARIANTS -= {"reduce_sum", "reduce_scatter_prod"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every primitive and its first two derivatives equal plain TensorFlow's.
 
-What is differentiated is the sum of all replicas' losses. The reference computes it
+The differentiated value is the sum of all replicas' losses. The reference computes it
 from all tensors at once, without any of our code.
 """
 

@@ -21,7 +21,7 @@ def _x(shape: Any = (4, 6), dtype: str = "float32") -> tf.Tensor:
 
 
 def _grown(r: int, axis: int = 0) -> tf.Tensor:
-    """A tensor of which one size differs by replica."""
+    """A tensor with one size that differs by replica."""
     shape = [4, 6]
     shape[axis] += 2 * r
     return _x(shape)
@@ -31,7 +31,7 @@ def _cast(r: int) -> tf.Tensor:
     return _x(dtype=["float32", "float64"][r])
 
 
-# What differs between the two replicas, and what the error says of it.
+# The difference between the two replicas, and its text in the error.
 DIFFERENT: dict[str, tuple[Call, str]] = {
     "broadcast root": (lambda repl, r: repl.broadcast(_x(), r), "root"),
     "broadcast dtype": (lambda repl, r: repl.broadcast(_cast(r)), "dtype"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every primitive works anywhere in the graph, as at the top level of a step."""
+"""Every primitive works anywhere in the graph as at the top level of a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Loss = Callable[[tf.Tensor], tf.Tensor]
 
 
 def _twice(loss: Loss, x: tf.Tensor) -> tf.Tensor:
-    """What all places compute, at the top level."""
+    """The same computation as at all places, at the top level."""
     return loss(x) + loss(2.0 * x)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where no primitive may be called, and what the error says."""
+"""The places where primitives are refused, and the errors there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Anyone:
 
 
 def test_gradient_around_a_step_is_none() -> None:
-    """It would be partial for variables; inside the step, gradients are whole."""
+    """It would be partial for variables; inside the step, gradients are complete."""
     repl = helpers.make(2)
 
     @tf.function
@@ -64,7 +64,7 @@ def _while_loop(communicate: Communicate, x: tf.Tensor) -> tf.Tensor:
 def _assert_refused(
     mode: str, place: Callable[..., tf.Tensor], name: str, says: str
 ) -> None:
-    """Also asserts that the next step runs as if nothing had happened."""
+    """Also asserts that the next step is unaffected."""
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:

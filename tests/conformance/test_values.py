@@ -15,12 +15,12 @@ from tests import helpers
 from tests.conformance.battery import CASES, DISTINCT, REDUCED, Case
 
 ALIKE = [name for name, case in CASES.items() if not case.may_differ]
-# Shapes as a graph may know them: a scalar has no axis to join along.
+# Shapes as a graph may know them: a scalar has no axis to concatenate along.
 NO_AXIS = [name for name in ALIKE if CASES[name].axis is None]
 
 
 def _run(mode: str, case: Case, arrays: Any, shape: Any = ()) -> list[np.ndarray]:
-    """Runs one call on tensors of static shape `shape`; returns it for each replica."""
+    """Runs one call on tensors of static shape `shape`; returns all results."""
     repl = helpers.make(len(arrays))
 
     def step() -> tf.Tensor:
@@ -90,12 +90,12 @@ DIFFERENT = [([3], [1]), ([1], [3]), ([], [3]), ([3, 3], [3]), ([2], [3])]
 
 
 def _disagreements() -> Iterator[tuple[str, Any, int | None]]:
-    """Yields a case, two shapes, and which replica knows its own when it is built."""
+    """Yields a case, two shapes, and the replica whose shape is known at build time."""
     names = [name for name in ALIKE if name in DISTINCT or name in REDUCED]
     for name, shapes, known in itertools.product(names, DIFFERENT, [0, 1, None]):
         case = CASES[name]
         if case.axis is not None and known is not None and not shapes[known]:
-            continue  # a scalar without an axis is refused when the step is built
+            continue  # a scalar without an axis is refused at build time
         if case.joins and len(shapes[0]) == len(shapes[1]) == 1:
             continue  # these sizes may differ
         yield name, shapes, known
@@ -106,7 +106,7 @@ def _disagreements() -> Iterator[tuple[str, Any, int | None]]:
 def test_shapes_that_differ_when_run_are_an_error(
     name: str, shapes: Any, known: int | None
 ) -> None:
-    """Also where one replica knows its shape: nothing may broadcast."""
+    """Even if one replica knows its shape: nothing may broadcast."""
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:
@@ -167,7 +167,7 @@ def test_runs_are_bitwise_equal(name: str) -> None:
     repl = helpers.make(8)
     arrays = [array.astype(np.float32) for array in case.inputs(8)]
     step = repl.build(lambda: case.run(repl, helpers.opaque(arrays[repl.replica_id])))
-    seen = {tuple(y.numpy().tobytes() for y in step()) for _ in range(10)}
-    assert len(seen) == 1
+    results = {tuple(y.numpy().tobytes() for y in step()) for _ in range(10)}
+    assert len(results) == 1
     if case.same:
-        assert len(set(next(iter(seen)))) == 1
+        assert len(set(next(iter(results)))) == 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the calls of a random program are drawn: one function for each primitive.
+"""Draws the calls of a random program: one function for each primitive.
 
-Each takes what draws, the registers at hand, and those who take part in a collective or
-the messages on their way. It returns a call, or None where there is none that suits.
+Each takes the source of random choices, the available registers, and the participants
+of a collective or the pending messages. It returns a call, or None if none fits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.spmd import simulator
 T = TypeVar("T")
 Groups = tuple[tuple[int, ...], ...] | None
 
-_NEWEST = 4  # among so many of the last registers an operand is chosen
-_LARGE = 48  # elements of what is passed, so that values do not grow without end
+_NEWEST = 4  # an operand is one of the last registers
+_LARGE = 48  # elements of an operand, so that values do not grow endlessly
 
 
 class Drawing(Protocol):
-    """What draws: `strategies.Maker`."""
+    """The source of random choices: `strategies.Maker`."""
 
     world: simulator.World
     smooth: bool
@@ -47,16 +47,16 @@ def collective(by: Drawing, scope: simulator.Scope) -> p.Statement | None:
 
 
 def groups(by: Drawing) -> Groups:
-    """Draws who takes part: all, some, or all in groups of their own."""
-    everyone = list(by.world.everyone)
+    """Draws the participants: all, some, or all in separate groups."""
+    replicas = list(by.world.everyone)
     kind = by.integer(0, 5)
-    if kind < 4 or len(everyone) == 1:
+    if kind < 4 or len(replicas) == 1:
         return None
     if kind == 4:
-        some = by.draw(st.sets(st.sampled_from(everyone), min_size=1))
+        some = by.draw(st.sets(st.sampled_from(replicas), min_size=1))
         return (tuple(sorted(some)),)
-    order = by.draw(st.permutations(everyone))
-    cut = by.integer(1, len(everyone) - 1)
+    order = by.draw(st.permutations(replicas))
+    cut = by.integer(1, len(replicas) - 1)
     return tuple(sorted(map(tuple, map(sorted, (order[:cut], order[cut:])))))
 
 
@@ -70,13 +70,13 @@ def _suiting(
     among: Groups,
     test: Callable[[list[np.ndarray]], bool],
 ) -> str | None:
-    """Draws a register of which each group's values pass the test."""
+    """Draws a register for which each group's values pass the test."""
 
     def suits(values: simulator.Values) -> bool:
-        own = [[values[r] for r in group] for group in _members(by, among)]
+        by_group = [[values[r] for r in group] for group in _members(by, among)]
         return all(
             all(v is not None and v.size <= _LARGE for v in part) and test(part)
-            for part in own
+            for part in by_group
         )
 
     names = [name for name in reversed(scope) if suits(scope[name])]
@@ -88,7 +88,7 @@ def _alike(values: list[np.ndarray]) -> bool:
 
 
 def _joining(axis: int | None) -> Callable[[list[np.ndarray]], bool]:
-    """Tests whether values are alike but along an axis, which exists."""
+    """Tests whether values are alike except along an axis, which exists."""
     if axis is None:
         return _alike
 
@@ -123,36 +123,36 @@ def _owner(by: Drawing, op: str) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What was sent in a block and is still to be received there."""
+    """A message that was sent in a block and is still to be received there."""
 
     sent: p.Send
     value: np.ndarray
 
     @property
     def channel(self) -> tuple[int, int, int]:
-        """Among which messages the oldest is received first."""
+        """The channel: its messages are received in the order they were sent."""
         return self.sent.sender, self.sent.receiver, self.sent.tag
 
 
 def send(
     by: Drawing, scope: simulator.Scope, waiting: list[Message], depth: int
 ) -> p.Send | None:
-    """Draws a send, and puts it among those that wait to be received."""
+    """Draws a send, and adds it to the pending messages."""
     sender, receiver = by.draw(st.permutations(list(by.world.everyone)))[:2]
     names = [x for x in reversed(scope) if scope[x][sender] is not None]
-    if by.smooth:  # the gradient comes back from a tensor that is like the message
+    if by.smooth:  # the gradient is sent back for a tensor like the message
         names = [x for x in names if _like(scope, receiver, scope[x][sender])]
     if not names:
         return None
     source = by.choice(names)
-    tag = 10 * depth + by.integer(0, 1)  # others than those that wait outside
+    tag = 10 * depth + by.integer(0, 1)  # distinct from pending messages outside
     sent = p.Send(source, sender, receiver, tag)
     waiting.append(Message(sent, scope[source][sender]))
     return sent
 
 
 def receive(by: Drawing, scope: simulator.Scope, waiting: list[Message]) -> p.Recv:
-    """Draws the recv of one of those that wait."""
+    """Draws the recv of a pending message."""
     channel = by.choice(waiting).channel
     message = next(m for m in waiting if m.channel == channel)
     waiting.remove(message)
@@ -169,7 +169,7 @@ def receive(by: Drawing, scope: simulator.Scope, waiting: list[Message]) -> p.Re
 
 
 def _like(scope: simulator.Scope, replica_id: int, value: np.ndarray) -> list[str]:
-    """Returns the registers of which a replica has a value like this."""
+    """Returns the registers in which a replica has a value like this."""
     wanted = simulator.types([value])
     return [
         name
@@ -229,21 +229,21 @@ def _from_root(
     root: int,
     test: Callable[[list[np.ndarray]], bool],
 ) -> str | None:
-    """Draws a register that the root has; the others have alike values, or none."""
+    """Draws a register that the root has; the others have similar values, or none."""
     [group] = _members(by, among)
 
     def suits(values: simulator.Values) -> bool:
-        own = [values[r] for r in group if values[r] is not None]
-        if values[root] is None or by.smooth and len(own) < len(group):
+        by_group = [values[r] for r in group if values[r] is not None]
+        if values[root] is None or by.smooth and len(by_group) < len(group):
             return False
-        return values[root].size <= _LARGE and _alike(own) and test([values[root]])
+        return values[root].size <= _LARGE and _alike(by_group) and test([values[root]])
 
     names = [name for name in reversed(scope) if suits(scope[name])]
     return by.choice(names[:_NEWEST]) if names else None
 
 
 def _spec(by: Drawing, values: simulator.Values, among: Groups, root: int) -> Any:
-    """Draws what all but the root pass: None for what they have, if they have it."""
+    """Draws the operand of non-root replicas: None means their own value, if any."""
     [group] = _members(by, among)
     everywhere = all(values[r] is not None for r in group)
     if everywhere and (by.smooth or by.maybe()):
@@ -302,13 +302,13 @@ def _all_to_all(by: Drawing, scope: simulator.Scope, name: str, among: Groups) -
     among = among and among[:1]
     [group] = _members(by, among)
     uneven = by.maybe()
-    # Slices of several sizes can only be set behind one another along that axis.
-    apart = uneven and split == concat
+    # Slices of different sizes can only be concatenated along the axis of the split.
+    same_axis = uneven and split == concat
 
     def test(values: list[np.ndarray]) -> bool:
         if not all(_joining(axis)(values) for axis in (split, concat)):
             return False
-        if apart:
+        if same_axis:
             return True
         return _alike(values) and (uneven or values[0].shape[split] % len(group) == 0)
 
@@ -319,14 +319,16 @@ def _all_to_all(by: Drawing, scope: simulator.Scope, name: str, among: Groups) -
     if uneven:
         lengths = [scope[source][r].shape[split] for r in group]
         first = _cut(by, lengths[0], len(group))
-        cuts = [_cut(by, n, len(group)) if apart else first for n in lengths]
-        own = dict(zip(group, cuts, strict=True))
-        options.append(("splits", tuple(own.get(r, ()) for r in by.world.everyone)))
+        cuts = [_cut(by, n, len(group)) if same_axis else first for n in lengths]
+        by_replica = dict(zip(group, cuts, strict=True))
+        options.append(
+            ("splits", tuple(by_replica.get(r, ()) for r in by.world.everyone))
+        )
     return p.Collective(by.fresh(), name, source, tuple(options), among)
 
 
 def _cut(by: Drawing, size: int, count: int) -> tuple[int, ...]:
-    """Draws sizes, zeros among them, that add up."""
+    """Draws sizes, zeros included, with a given sum."""
     cuts = sorted(by.integer(0, size) for _ in range(count - 1))
     return tuple(b - a for a, b in zip([0, *cuts], [*cuts, size], strict=True))
 

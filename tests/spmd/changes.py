@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which a random program is made wrong, and what must be said of it.
+"""The ways to break a random program, and the expected errors.
 
-Calls are put into a program on which the replicas agree, and others on one replica. The
-registers of these begin with "w": they are not made on all replicas.
+Calls are inserted into a program on which the replicas agree, and different ones on one
+replica. Their registers begin with "w": they do not exist on all replicas.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from hypothesis import strategies as st
 from replicator import errors
 from tests.spmd import program as p
 
-_TAG = 99  # which no other message has
-_SHAPE = (12, 2)  # of what is communicated; all numbers of replicas divide it
+_TAG = 99  # unique to these messages
+_SHAPE = (12, 2)  # of the operands; divisible by all numbers of replicas
 Statements = tuple[p.Statement, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What makes a program wrong.
+    """A change that breaks a program.
 
     Attributes:
-        valid: What is put into the program.
-        broken: What is put there instead, on some replicas.
+        valid: The statements inserted into the program.
+        broken: Their replacements on some replicas.
         error: The class of the error.
-        says: What its message contains.
-        top: Whether it has to stand where it surely runs.
+        says: A part of its message.
+        top: Whether it has to be inserted where it runs unconditionally.
     """
 
     valid: Statements
@@ -49,7 +49,7 @@ class Draw:
         self.draw = draw
         self.program = program
         self.count = program.num_replicas
-        self.one = self.integer(0, self.count - 1)  # the replica that goes astray
+        self.one = self.integer(0, self.count - 1)  # the deviating replica
 
     def integer(self, least: int, most: int) -> int:
         return self.draw(st.integers(least, most))
@@ -63,7 +63,7 @@ class Draw:
         return p.Data(name, dtype, (shape,) * self.count, seed=1)
 
     def call(self) -> p.Collective:
-        """Draws a call of all replicas, or of a group with the one that goes astray."""
+        """Draws a call of all replicas, or of a group with the deviating one."""
         name, options = self.choice(_CALLS.items())
         others = [r for r in range(self.count) if r != self.one]
         groups = None
@@ -76,7 +76,7 @@ class Draw:
         return self.choice([r for r in range(self.count) if r != self.one])
 
 
-# What the calls that are put in are given; the operand is float32[12, 2].
+# The arguments of the inserted calls; the operand is float32[12, 2].
 _CALLS: dict[str, tuple[tuple[str, Any], ...]] = {
     "all_reduce": (("op", "sum"),),
     "broadcast": (("root", 0),),
@@ -153,7 +153,7 @@ def primitive(by: Draw) -> Change:
 
 
 def group(by: Draw) -> Change:
-    """All replicas call, one of them among a group only, or by itself."""
+    """All replicas call, but one of them among a subgroup only, or by itself."""
     call = p.Collective("w1", "all_reduce", "w0", (("op", "sum"),))
     own = (by.one,) if by.count == 2 else tuple(sorted((by.one, by.peer())))
     other = dataclasses.replace(call, groups=(own,))
@@ -211,7 +211,7 @@ def gradient(by: Draw) -> Change:
 
 
 def _message(by: Draw, tag: int = _TAG) -> tuple[p.Send, p.Recv]:
-    """A message from the one that goes astray to another."""
+    """A message from the deviating replica to another."""
     peer = by.peer()
     return (
         p.Send("w0", by.one, peer, tag),
@@ -253,7 +253,7 @@ def spec(by: Draw) -> Change:
 
 
 def circle(by: Draw) -> Change:
-    """Some replicas wait in a ring, each for what the one before it sends later."""
+    """Some replicas wait in a ring, each for one that its predecessor sends later."""
     ring = by.draw(st.permutations(range(by.count)))[: by.integer(2, by.count)]
     links = list(zip(ring, [*ring[1:], ring[0]], strict=True))
     sends = tuple(p.Send("w0", a, b, _TAG) for a, b in links)
@@ -270,7 +270,7 @@ def circle(by: Draw) -> Change:
 
 
 def crossed(by: Draw) -> Change:
-    """One sends what another waits for only behind a collective of both."""
+    """One sends only after a collective of both what the other waits for before it."""
     send, recv = _message(by)
     call = p.Collective("w2", "all_reduce", "w0", (("op", "sum"),))
     return Change(
@@ -299,7 +299,7 @@ def crossed_groups(by: Draw) -> Change:
 
 
 def argument(by: Draw) -> Change:
-    """One replica gives an argument that makes no sense."""
+    """One replica passes an invalid argument."""
     call = by.call()
     rest = tuple(r for r in range(by.count) if r != by.one)
     wrong: list[p.Statement] = [
@@ -343,7 +343,7 @@ def disagreement(by: Draw) -> Change:
     turn = p.Block((dataclasses.replace(call, source="w3"),), ("w1",))
 
     def place(number: int) -> p.Statement:
-        # The result is returned: what nobody needs does not run.
+        # The result is returned: unused communication would not run.
         if loop:
             return p.Loop(("result",), p.Number(number, 4), ("w0",), ("w3",), turn)
         return p.Choose(("result",), p.Number(number, 2), (inside, outside))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each collective means, in NumPy, from its definition.
+"""The definition of each collective, in NumPy.
 
-`values[n]` is what the n-th member of the group passes; what comes back is what each
-member receives, None where it receives nothing. Roots, sources and destinations are
-given by their place in the group. Nothing here knows the library.
+`values[n]` is the operand of the group's n-th member; the result has each member's
+value, None where it receives nothing. Roots, sources and destinations are positions in
+the group. Nothing here uses the library.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Received = list[np.ndarray | None]
 
 def reduced(values: Values, op: str, weight: Sequence[int] | None = None) -> np.ndarray:
     """Returns op over all members, element by element, in the dtype of the values."""
-    together = np.stack(values)
+    stacked = np.stack(values)
     op = op.removeprefix("arg")
     if weight is not None:
-        together = together * np.reshape(weight, [-1] + [1] * values[0].ndim)
-        total = together.sum(0) / max(sum(weight), 1)
+        stacked = stacked * np.reshape(weight, [-1] + [1] * values[0].ndim)
+        total = stacked.sum(0) / max(sum(weight), 1)
     elif op == "mean":
-        total = together.sum(0) / len(values)
+        total = stacked.sum(0) / len(values)
     elif op in ("sum", "prod", "min", "max"):
-        total = getattr(np, op)(together, axis=0)
+        total = getattr(np, op)(stacked, axis=0)
     else:
-        total = getattr(np, op).reduce(together, axis=0)
+        total = getattr(np, op).reduce(stacked, axis=0)
     return np.asarray(total).astype(values[0].dtype)
 
 

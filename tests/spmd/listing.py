@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints a program as the step function that runs it.
 
-The text is what `runner` executes, so that a program that fails can be read, and pasted
-into a file of its own. It calls `repl`, `tf` and the functions of `runner.HELPERS`.
+`runner` executes this text, so that a failing program can be read, and pasted into a
+file. It uses `repl`, `tf` and the functions of `runner.HELPERS`.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ def _block(
     block: p.Block, like: Sequence[str] = (), before: Sequence[str] = ()
 ) -> Lines:
     """Returns the lines of a function's body; results keep the shape of `like`."""
-    own = _statements(block.statements)
+    lines = _statements(block.statements)
     results = list(block.yields)
     if like:
         results = [
             f"like({name}, {other})" for name, other in zip(results, like, strict=True)
         ]
-    return [*own, f"return {', '.join([*before, *results])}"]
+    return [*lines, f"return {', '.join([*before, *results])}"]
 
 
 @functools.singledispatch
 def listed(statement: Any) -> Lines:
-    """Returns the lines of Python that a statement stands for."""
+    """Returns the Python lines of a statement."""
     raise TypeError(statement)
 
 
@@ -139,7 +139,7 @@ def _among(
     arguments: Sequence[str],
     groups: tuple[tuple[int, ...], ...] | None,
 ) -> Lines:
-    """Returns a call that the members of some groups make."""
+    """Returns a call by the members of some groups."""
     if groups is None:
         return [f"{target} = {function}({', '.join(arguments)})"]
     own = [list(group) for group in groups]

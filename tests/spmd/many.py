@@ -11,7 +11,7 @@ import hypothesis
 from tests.spmd import mismatches, runner, strategies
 
 _Kind = strategies.Kind
-_FEW = (2, 3)  # replicas, where there are gradients to build too
+_FEW = (2, 3)  # replicas, where gradients are built too
 KINDS = {
     "eager": _Kind(),
     "function": _Kind(mode="function"),
@@ -23,19 +23,19 @@ KINDS = {
 
 
 def check_programs(kind: str, count: int, seed: int = 0) -> None:
-    """Checks so many programs of a kind, which is an entry of KINDS."""
+    """Checks `count` programs of a kind, which is an entry of KINDS."""
     strategy = strategies.programs(KINDS[kind])
     assert for_all(strategy, runner.check, count, seed) >= count
 
 
 def check_wrong_programs(kind: str, count: int, seed: int = 0) -> None:
-    """Checks that so many are refused; the kind is an entry of changes.KINDS."""
+    """Checks that `count` programs of a kind of changes.KINDS are refused."""
     strategy = mismatches.wrong_programs(kind)
     assert for_all(strategy, runner.check_refused, count, seed) >= count
 
 
 def for_all(strategy: Any, check: Callable[[Any], None], count: int, seed: int) -> int:
-    """Checks so many programs, by the seed; returns how many there were."""
+    """Checks `count` programs, by the seed; returns how many were drawn."""
     checked = 0
 
     @hypothesis.settings(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hypothesis strategy for programs that go wrong, and what must be said of them."""
+"""A Hypothesis strategy for wrong programs and their expected errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.spmd import changes, strategies
 from tests.spmd import program as p
 
-# A tf.function that all replicas share cannot be another one on one of them.
+# A tf.function that all replicas share cannot differ on one of them.
 _AROUND = strategies.Kind(replicas=(2, 3, 4), budget=6, shared=False, least=2)
 _SMOOTH = dataclasses.replace(_AROUND, differentiate="tape")
 
@@ -24,7 +24,7 @@ class Wrong:
         kind: What is wrong with it: an entry of changes.KINDS.
         program: The program.
         error: The class of the error.
-        says: What its message contains.
+        says: A part of its message.
     """
 
     kind: str

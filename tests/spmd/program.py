@@ -2,9 +2,9 @@
 """Programs that all replicas run, as plain data.
 
 A program is a block of statements on named values, its registers, each assigned once. A
-register holds one array per replica, or None on replicas where there is nothing (those
-that a `reduce` is not meant for, say). `listing` prints a program as the step function
-that runs it, `simulator` says in NumPy what it means.
+register holds one array per replica, or None on replicas without a value (such as the
+non-root replicas of a `reduce`). `listing` prints a program as the step function that
+runs it, `simulator` defines its result in NumPy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 Names = tuple[str, ...]
-Path = tuple[int, ...]  # a statement: its place, then (block, place) for each level
+Path = tuple[int, ...]  # a statement: its place, then (block, place) per level
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Data:
         target: The register.
         dtype: "float32", "float64" or "int32".
         shapes: `shapes[r]` is that of replica r.
-        seed: Decides on the values.
+        seed: The seed of the values.
         known: Whether the shape is known while the step is built.
     """
 
@@ -38,7 +38,7 @@ class Data:
     known: bool = True
 
     def value(self, replica_id: int) -> np.ndarray:
-        """Returns what the replica holds."""
+        """Returns the replica's value."""
         random = np.random.RandomState(100 * self.seed + replica_id)
         shape = self.shapes[replica_id]
         if self.dtype == "int32":
@@ -62,12 +62,12 @@ class Collective:
     Attributes:
         target: The register; None on replicas that do not take part or get nothing.
         primitive: The method of Replicator.
-        source: What is passed.
+        source: The operand.
         options: Further arguments, by name. `weight` and `splits` hold one for each
-            replica, for the others all are alike.
-        groups: Those that take part, each group by itself; None: all.
+            replica, all others are the same on all.
+        groups: The participants, each group separately; None: all replicas.
         spec: The dtype and shape of the TensorSpec that all but the root pass.
-        owner: For "argmin" and "argmax": the register of the ids that come along.
+        owner: For "argmin" and "argmax": the register of the accompanying ids.
     """
 
     target: str
@@ -83,7 +83,7 @@ class Collective:
         return dict(self.options).get(name, default)
 
     def members(self, num_replicas: int) -> tuple[tuple[int, ...], ...]:
-        """Returns the groups in which it happens."""
+        """Returns the groups that take part."""
         return self.groups or (tuple(range(num_replicas)),)
 
 
@@ -96,7 +96,7 @@ class Barrier:
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """One replica's value goes to another."""
+    """Sends one replica's value to another."""
 
     source: str
     sender: int
@@ -110,11 +110,11 @@ class Recv:
 
     Attributes:
         target: The register; None on all but the receiver.
-        sender: Who has sent.
-        receiver: Who takes it.
-        tag: Under which tag.
-        spec: Dtype and shape of what comes.
-        like: A register like what comes, passed in place of a TensorSpec.
+        sender: The sending replica.
+        receiver: The receiving replica.
+        tag: The tag.
+        spec: The dtype and shape of the message.
+        like: A register like the message, passed in place of a TensorSpec.
     """
 
     target: str
@@ -127,7 +127,7 @@ class Recv:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Statements, and the registers that are their result."""
+    """Statements, and the registers that are their results."""
 
     statements: tuple[Statement, ...]
     yields: Names = ()
@@ -138,7 +138,7 @@ class Number:
     """A number that is the same on all replicas: 0 <= number < below.
 
     Attributes:
-        constant: Added to what the source gives.
+        constant: Added to the source's value.
         below: The number is taken modulo this.
         source: An int32 register; its sum is all_reduced by "max".
     """
@@ -160,7 +160,7 @@ class Choose:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """tf.while_loop, a number of turns; `arguments` begin as `initial`."""
+    """tf.while_loop with a number of turns; `arguments` begin as `initial`."""
 
     targets: Names
     number: Number
@@ -195,14 +195,14 @@ class Scan:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A tf.function, called once, or on its own results again.
+    """A tf.function, called once, or repeatedly on its own results.
 
     Attributes:
         targets: The registers.
-        initial: What it is called on.
-        arguments: The names of these inside, where nothing else is known.
-        body: What it does.
-        times: How often it is called.
+        initial: The arguments of the first call.
+        arguments: Their names inside, where no other registers are visible.
+        body: The function's body.
+        times: The number of calls.
         shared: Whether all replicas call one tf.function, made outside of the step.
     """
 
@@ -231,13 +231,13 @@ Statement = (
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Program:
-    """A program, the same on all replicas, but for those that are broken.
+    """A program, the same on all replicas, except for broken ones.
 
     Attributes:
-        num_replicas: How many replicas run it.
-        inputs: What it begins with.
-        body: What it does; its result are all registers of the block.
-        differentiate: "", or by what its loss is differentiated with respect to the
+        num_replicas: The number of replicas.
+        inputs: Its first statements, the inputs.
+        body: Its other statements; its results are all registers of the block.
+        differentiate: "", or the way its loss is differentiated with respect to the
             floating inputs: "tape" or "tf.gradients".
         broken: (replica, body) for replicas with a body of their own.
         mode: One of helpers.MODES.
@@ -256,7 +256,7 @@ class Program:
         return f"\n{listing.source(self)}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """How hypothesis prints it, which else would show the dataclass."""
+        """The text that Hypothesis prints, instead of the dataclass."""
         printer.text(repr(self))
 
     @property
@@ -272,7 +272,7 @@ class Program:
             name
             for statement in (*self.inputs, *self.body.statements)
             for name in targets(statement)
-            if not name.startswith("w")  # not made on all replicas
+            if not name.startswith("w")  # not on all replicas
         )
 
 

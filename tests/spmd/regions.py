@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the control flow of a random program is drawn: blocks, and what runs them.
+"""Draws the control flow of a random program: blocks, and the statements that run them.
 
-What goes into a block and comes out of it is there on all replicas. In a program that
-is differentiated, the result of each block depends on all that is communicated inside,
-so that every replica takes part in the gradients of its calls.
+The inputs and results of a block exist on all replicas. In a differentiated program,
+the result of each block depends on all communication inside, so that every replica
+takes part in the gradients of its calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from tests.spmd import program as p
 from tests.spmd import simulator
 
-_SMALL = 12  # elements of what comes of each row
+_SMALL = 12  # elements of the result for each row
 
 Values = simulator.Values
 Scope = simulator.Scope
@@ -85,7 +85,7 @@ def scan_rows(by: Any, scope: Scope, depth: int) -> p.Scan | None:
     return p.Scan(by.fresh(), source, row, like[0], state, body, fold=by.maybe())
 
 
-# Each takes what draws, the registers at hand and the depth; None where nothing suits.
+# Each takes the source of choices, the registers and the depth; None if none fits.
 COSTS: dict[Callable[[Any, Scope, int], p.Statement | None], int] = {
     choose: 4,
     loop: 4,
@@ -96,7 +96,7 @@ COSTS: dict[Callable[[Any, Scope, int], p.Statement | None], int] = {
 
 
 def _number(by: Any, scope: Scope, below: int) -> p.Number:
-    """Draws a number on which the replicas agree, some from what they hold."""
+    """Draws a number on which the replicas agree, in part from their values."""
     integers = [
         x
         for x, v in scope.items()
@@ -107,7 +107,7 @@ def _number(by: Any, scope: Scope, below: int) -> p.Number:
 
 
 def _rows(by: Any, scope: Scope) -> str | None:
-    """Draws a register of which all replicas have as many rows."""
+    """Draws a register with the same number of rows on all replicas."""
 
     def suits(values: Values) -> bool:
         counts = {v.shape[0] if v is not None and v.ndim else 0 for v in values}
@@ -129,7 +129,7 @@ def _templates(by: Any, scope: Scope, most: int = 2) -> list[str]:
 
 
 def _renamed(by: Any, scope: Scope, names: Sequence[str]) -> tuple[p.Names, Scope]:
-    """Returns new names for registers, and what they hold."""
+    """Returns new names for registers, and a scope with their values."""
     arguments = tuple(by.fresh() for _ in names)
     held = {a: scope[name] for a, name in zip(arguments, names, strict=True)}
     return arguments, held
@@ -141,11 +141,11 @@ def _block(
     """Draws a block whose results are like registers of the scope.
 
     Args:
-        by: What draws.
-        scope: What is known inside; it is changed.
-        depth: That of the block.
+        by: The source of choices.
+        scope: The registers visible inside; modified.
+        depth: The depth of the block.
         results: Each result has the types of one of these.
-        bounded: Whether to keep the results small, as it is done over and over.
+        bounded: Whether to keep the results small, as the block is repeated.
     """
     like = [simulator.types(scope[name]) for name in results]
     made = by.statements(scope, depth)
@@ -155,7 +155,7 @@ def _block(
 
 
 def _alike(by: Any, scope: Scope, types: Any, made: Sequence[p.Statement]) -> str:
-    """Draws a register of these types, mostly one that the statements made."""
+    """Draws a register of these types, mostly one that the statements assign."""
     suiting = [x for x in reversed(scope) if simulator.types(scope[x]) == types]
     own = {name for statement in made for name in p.targets(statement)}
     if own.intersection(suiting) and by.integer(0, 3) < 3:
@@ -170,7 +170,7 @@ def _finish(
     yields: list[str],
     bounded: bool,
 ) -> list[p.Statement]:
-    """Returns last statements of a block, and changes what it yields to them."""
+    """Returns final statements of a block, and replaces its results by theirs."""
     added: list[p.Statement] = []
 
     def apply(k: int, function: str, *others: str) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program with the library, and compares it with the simulator.
 
-The text that `listing` prints is compiled and run as a step_fn; here are the functions
-that it calls, which are plain TensorFlow.
+The text from `listing` is compiled and run as a step_fn; the functions that it calls
+are here, in plain TensorFlow.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tests.spmd import listing, mismatches, simulator
 from tests.spmd import program as p
 
 _LIMIT = 120  # seconds, for a program that takes one on a bad day
-FILE = "program.py"  # as which the text of a program is in messages
+FILE = "program.py"  # the file name of a program in messages
 _TOLERANCE = {"int32": 0.0, "float32": 2e-5, "float64": 1e-12}
-_MIXED = {**_TOLERANCE, "float64": 2e-5}  # where float32 is absorbed
+_MIXED = {**_TOLERANCE, "float64": 2e-5}  # where float32 values are absorbed
 
 
 def run(program: p.Program) -> tuple[Any, Any]:
-    """Runs a program on as many replicas.
+    """Runs a program on its replicas.
 
     Returns:
-        The registers and the gradients: a PerReplica of arrays for each. What a replica
-        does not have is MISSING there.
+        The registers and the gradients: a PerReplica of arrays for each. MISSING stands
+        for a replica's missing value.
     """
     repl = helpers.make(program.num_replicas)
     with _ended_if_it_hangs():
@@ -45,7 +45,7 @@ def run(program: p.Program) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _ended_if_it_hangs() -> Iterator[None]:
-    """Ends the process, with the traceback of all threads, if this takes too long."""
+    """Ends the process with the tracebacks of all threads if the block hangs."""
     faulthandler.dump_traceback_later(_LIMIT, exit=True, file=sys.__stderr__)
     try:
         yield
@@ -54,14 +54,16 @@ def _ended_if_it_hangs() -> Iterator[None]:
 
 
 def check_refused(wrong: mismatches.Wrong) -> None:
-    """Asserts that a program gives the error that it must, and that it says where."""
+    """Asserts that a program raises the expected error, and that it names the line."""
     with pytest.raises(wrong.error) as caught:
         run(wrong.program)
-    said = str(caught.value)
-    assert type(caught.value) is wrong.error, said
-    assert re.search(wrong.says, said), said
+    message = str(caught.value)
+    assert type(caught.value) is wrong.error, message
+    assert re.search(wrong.says, message), message
     if issubclass(wrong.error, replicator.ReplicatorError):
-        assert re.search(rf"replica \d.*{FILE}:\d+ in .*\nFix: ", said, re.S), said
+        assert re.search(rf"replica \d.*{FILE}:\d+ in .*\nFix: ", message, re.S), (
+            message
+        )
 
 
 def step_of(program: p.Program, repl: replicator.Replicator) -> Any:
@@ -80,7 +82,7 @@ def step_of(program: p.Program, repl: replicator.Replicator) -> Any:
 
 
 def check(program: p.Program) -> None:
-    """Asserts that a program does what the simulator says."""
+    """Asserts that a program computes the simulator's results."""
     world = simulator.World(program.num_replicas)
     want = simulator.observe(program, world)
     results, gradients = run(program)
@@ -167,12 +169,12 @@ def _loss_of(repl: replicator.Replicator, *values: tf.Tensor | None) -> tf.Tenso
 
 
 def _present(*values: tf.Tensor | None) -> tuple[tf.Tensor, ...]:
-    """Makes results of all replicas alike: a bool stands for what is not there."""
+    """Makes results of all replicas alike: a bool stands for a missing value."""
     return tuple(tf.constant(False) if value is None else value for value in values)
 
 
 def _where_present(function: Any) -> Any:
-    """Makes a function of tensors None where a tensor is missing."""
+    """Makes a function of tensors return None where a tensor is missing."""
 
     def local(*values: tf.Tensor | None) -> tf.Tensor | None:
         return None if any(value is None for value in values) else function(*values)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program in NumPy, statement by statement for all replicas at once.
 
-What a statement means is taken from the definitions of the primitives and from nothing
-of the library. Gradients come from differences of the losses.
+The semantics come from the definitions of the primitives, not from the library.
+Gradients are difference quotients of the losses.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Nudge = Mapping[tuple[str, int], np.ndarray]
 
 @dataclasses.dataclass
 class World:
-    """What all statements of a run share.
+    """The shared state of a run's statements.
 
     Attributes:
-        num_replicas: How many replicas run.
+        num_replicas: The number of replicas.
         wide: Whether all floats are computed in float64.
-        mail: What was sent and not yet received, by (sender, receiver, tag).
-        peak: The largest number so far, which says how exact results can be.
+        mail: Messages sent and not yet received, by (sender, receiver, tag).
+        peak: The largest number so far, which bounds the precision of results.
     """
 
     num_replicas: int
@@ -53,13 +53,13 @@ def run(program: p.Program, wide: bool = False, nudge: Nudge | None = None) -> S
     Args:
         program: The program.
         wide: Whether all floats are computed in float64.
-        nudge: What is added to the inputs, by (register, replica).
+        nudge: Added to the inputs, by (register, replica).
     """
     return observe(program, World(program.num_replicas, wide), nudge)
 
 
 def observe(program: p.Program, world: World, nudge: Nudge | None = None) -> Scope:
-    """As `run`, in a world that the caller looks at afterwards."""
+    """As `run`, in a world that the caller inspects afterwards."""
     scope: Scope = {}
     for data in program.inputs:
         execute(data, scope, world)
@@ -85,7 +85,7 @@ def slopes(
 ) -> list[float | None]:
     """Returns the derivatives of the sum of all replicas' losses, along directions.
 
-    None where there is none, since those to both sides differ.
+    None where the one-sided derivatives differ.
     """
 
     def total(direction: Nudge, size: float) -> float:
@@ -93,17 +93,17 @@ def slopes(
         return float(sum(run(program, True, nudge)["loss"]))
 
     here = total({}, 0.0)
-    found: list[float | None] = []
+    result: list[float | None] = []
     for direction in directions:
         ahead, behind = total(direction, step), total(direction, -step)
         right, left = (ahead - here) / step, (here - behind) / step
         smooth = abs(right - left) < 1e-2 * max(1.0, abs(right), abs(left))
-        found.append((ahead - behind) / (2 * step) if smooth else None)
-    return found
+        result.append((ahead - behind) / (2 * step) if smooth else None)
+    return result
 
 
 def run_block(block: p.Block, scope: Scope, world: World) -> list[Values]:
-    """Executes the statements of a block; returns what it yields."""
+    """Executes the statements of a block; returns its results."""
     for statement in block.statements:
         execute(statement, scope, world)
     return [scope[name] for name in block.yields]
@@ -155,7 +155,7 @@ def _(statement: p.Collective, scope: Scope, world: World) -> list[Values]:
             received[r] = result
     if not statement.owner:
         return [received]
-    # The ids go the way of the extrema, the same ones on all replicas.
+    # The ids follow the extrema, the same on all replicas.
     ids = dataclasses.replace(statement, source="ids", owner=None)
     options = {**dict(statement.options), "op": "max"}
     ids = dataclasses.replace(ids, options=tuple(options.items()))
@@ -248,7 +248,7 @@ def _(statement: p.Call, scope: Scope, world: World) -> list[Values]:
 
 
 def types(values: Values) -> list[Any]:
-    """Returns what must be alike for one register to stand for another."""
+    """Returns what must match for one register to replace another."""
     return [None if v is None else (v.dtype, v.shape) for v in values]
 
 
@@ -266,7 +266,7 @@ def is_float(values: Sequence[np.ndarray | None]) -> bool:
 
 
 def _where_present(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function of arrays None where an array is missing."""
+    """Makes a function of arrays return None where an array is missing."""
 
     def local(replica_id: int, *values: np.ndarray | None) -> np.ndarray | None:
         if any(value is None for value in values):

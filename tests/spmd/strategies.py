@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hypothesis strategies for programs on which all replicas agree.
 
-A program is simulated while it is drawn, so that each statement is drawn among those
-that suit the values at hand. What is sent is received in the same block; the order in
-which the statements stand is one in which all communication can happen.
+A program is simulated while it is drawn, so that each statement fits the available
+values. Messages are received in the block that sends them; the order of the statements
+is one in which all communication can happen.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ T = TypeVar("T")
 
 _MOST = (5, 3, 2, 2)  # statements in a block, by its depth
 _DEEPEST = len(_MOST) - 1
-_LARGE = 24  # elements of what is made larger
+_LARGE = 24  # elements of enlarged values
 _PEAK = 1e6  # of all numbers, so that rounding stays far below the values
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What kind of program is wanted.
+    """The kind of program to draw.
 
     Attributes:
         differentiate: As in `Program`.
         mode: As in `Program`.
-        replicas: Among how many replicas to choose.
-        budget: What the statements may cost together, in time to build them.
+        replicas: The possible numbers of replicas.
+        budget: The total cost of the statements, in build time.
         shared: Whether all replicas may call one tf.function.
-        least: How many statements there are at least, as hypothesis likes few.
+        least: The minimum number of statements, as Hypothesis prefers few.
     """
 
     differentiate: str = ""
@@ -94,13 +94,13 @@ class Maker:
         return next(self._names)
 
     def statements(self, scope: simulator.Scope, depth: int) -> list[p.Statement]:
-        """Draws the statements of a block, which act on the scope."""
-        made: list[p.Statement] = []
+        """Draws the statements of a block, which update the scope."""
+        result: list[p.Statement] = []
         waiting: list[calls.Message] = []
 
         def add(statement: p.Statement) -> None:
             simulator.execute(statement, scope, self.world)
-            made.append(statement)
+            result.append(statement)
             lacking = [
                 x for x in p.targets(statement) if not simulator.present(scope[x])
             ]
@@ -111,16 +111,16 @@ class Maker:
         for _ in range(min(most, self.integer(1, most + 3))):  # rather many than few
             draw, cost = self.choice(self._affordable(scope, depth, waiting))
             self.budget -= cost
-            # Where nothing suits, there is always something to compute.
+            # If nothing fits, some local arithmetic always does.
             add(draw() or self._local(scope))
         while waiting:
             add(calls.receive(self, scope, waiting))
-        return made
+        return result
 
     def _affordable(
         self, scope: simulator.Scope, depth: int, waiting: list[calls.Message]
     ) -> list[tuple[Callable[[], p.Statement | None], int]]:
-        """Returns what may come next, and what it costs; often what comes often."""
+        """Returns possible next statements with their costs; frequent ones repeat."""
         kinds: list[tuple[Callable[[], p.Statement | None], int]] = []
         kinds += [(lambda: calls.collective(self, scope), 1)] * 5
         kinds += [(lambda: self._local(scope), 1)] * 2
@@ -129,7 +129,7 @@ class Maker:
             kinds += [(lambda: calls.send(self, scope, waiting, depth), 1)] * 2
         if waiting:
             kinds += [(lambda: calls.receive(self, scope, waiting), 1)] * 2
-        if not self.smooth:  # all that is differentiated depends on the inputs
+        if not self.smooth:  # a differentiated value depends on the inputs
             kinds += [(lambda: self.data(scope, depth), 1)]
         for draw, cost in regions.COSTS.items() if depth < _DEEPEST else ():
             if cost + depth <= self.budget:
@@ -168,7 +168,7 @@ class Maker:
         return p.Local(self.fresh(), function, (source,))
 
     def _completed(self, scope: simulator.Scope, source: str) -> p.Local:
-        """Draws what replicas without a value have instead, best of the same shape."""
+        """Draws a substitute for missing values, preferably of the same shape."""
         known = [x for x in simulator.types(scope[source]) if x is not None]
         others = [
             x

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""600 random programs on which the replicas disagree, each kind in turn."""
+"""600 random programs on which the replicas disagree, of each kind in turn."""
 
 from __future__ import annotations
 

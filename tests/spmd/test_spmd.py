@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs of all replicas, compared with the simulator; and wrong ones.
 
-A program that fails is shrunk, and printed as a step function. The slow part, of 2,000
-programs, is in test_many_*.py.
+A failing program is shrunk, and printed as a step function. The slow tests, of 2,000
+programs, are in test_many_*.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the suite finds what it is for, without the library or nearly so."""
+"""Checks that the suite detects errors, mostly without the library."""
 
 from __future__ import annotations
 
