@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs single-device programs, on one device by plain TensorFlow and on many."""
+"""Runs single-device programs: on one device with plain TensorFlow, and on many."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def run(
     sizes: Sequence[int] = programs.SIZES,
     batch: int = 12,
 ) -> Any:
-    """Returns what all steps fetch, and the variables then.
+    """Returns the fetches of all steps, and the final variables.
 
     Args:
-        program: Builds it, given the size of a batch of what an iterator gives.
-        num_replicas: On how many replicas; None: by plain TensorFlow on one device.
+        program: Builds the program, given the batch size of its iterator.
+        num_replicas: The number of replicas; None: plain TensorFlow on one device.
         strategy: As for AutoDist.
-        sizes: How many examples are fed in each step.
-        batch: Of all replicas together.
+        sizes: The number of examples fed in each step.
+        batch: The global batch size.
     """
     autodist = None if num_replicas is None else make(num_replicas, strategy)
     with tf.Graph().as_default() as graph, contextlib.ExitStack() as stack:
@@ -73,7 +73,7 @@ def assert_equal(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
 
 
 def known(make: Callable[[tf.Tensor], tf.Tensor]) -> tuple[tf.Tensor, Value]:
-    """Returns what is made of examples x [n, 3] in a graph, and what is known of it."""
+    """Returns a function's result for examples x [n, 3] in a graph, and its Value."""
     with tf.Graph().as_default() as graph:
         tensor = make(v1.placeholder(tf.float32, [None, 3], "x"))
         return tensor, Values(Program(graph, []).flow).of(tensor)

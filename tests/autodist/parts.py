@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs with variables in parts, beside the graphs that they are made of."""
+"""Graphs with partitioned variables, beside the graphs that they are derived from."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ W = np.arange(8, dtype=np.float32).reshape(4, 2) / 10 + 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A graph, and the one with variable w in parts.
+    """A graph, and its counterpart with variable w in parts.
 
     Attributes:
         program: The graph.
-        divided: The other one.
-        fetches: What was built.
+        divided: The counterpart.
+        fetches: The results.
     """
 
     program: Program
@@ -37,27 +37,29 @@ class Made:
     fetches: Any
 
     def divided_value(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns what a tensor is in the graph with parts."""
+        """Returns a tensor's counterpart in the graph with parts."""
         return self.divided.places[tensor.op].outputs[tensor.value_index]
 
     def run(self, in_parts: bool, feed: dict[Any, Any] | None = None) -> Any:
-        """Returns what is fetched, by plain TensorFlow, after variables were made."""
+        """Returns the fetches, by plain TensorFlow, after initializing variables."""
         program = self.divided.program if in_parts else self.program
         flat = tf.nest.flatten(self.fetches)
-        given = {key.op: value for key, value in (feed or {}).items()}
+        feeds = {key.op: value for key, value in (feed or {}).items()}
         if in_parts:
             flat = [
-                self.divided.places[one]
-                if isinstance(one, tf.Operation)
-                else self.divided_value(one)
-                for one in flat
+                self.divided.places[tensor]
+                if isinstance(tensor, tf.Operation)
+                else self.divided_value(tensor)
+                for tensor in flat
             ]
-            given = {self.divided.places[op]: value for op, value in given.items()}
+            feeds = {self.divided.places[op]: value for op, value in feeds.items()}
         with v1.Session(graph=program.graph) as session:
-            session.run([one.initializer for one in program.variables.values()])
+            session.run([tensor.initializer for tensor in program.variables.values()])
             return [
-                session.run(one, {op.outputs[0]: value for op, value in given.items()})
-                for one in flat
+                session.run(
+                    tensor, {op.outputs[0]: value for op, value in feeds.items()}
+                )
+                for tensor in flat
             ]
 
     def types(self) -> list[str]:
@@ -70,12 +72,12 @@ def divide(
     cut: Cut = ROWS,
     whole: Callable[[Any], Sequence[tf.Operation]] = lambda fetches: (),
 ) -> Made:
-    """Returns what is built of a variable w, and the same with w in parts.
+    """Returns a graph with a variable w, and the same with w in parts.
 
     Args:
-        build: Returns what is fetched, given the variable.
+        build: Returns the fetches, given the variable.
         cut: How w is divided.
-        whole: Returns what writes values that are not to be divided before.
+        whole: Returns earlier ops that write values which must not be divided.
     """
     made: list[Any] = []
     with tf.Graph().as_default() as graph:
@@ -89,8 +91,8 @@ def divide(
 
 
 def check(made: Made, feed: dict[Any, Any] | None = None) -> None:
-    """Raises unless the graph with parts computes what the other one does."""
+    """Raises unless the graph with parts computes the same as the other one."""
     found, expected = (made.run(in_parts, feed) for in_parts in (True, False))
-    for one, two in zip(found, expected, strict=True):
-        if two is not None:
-            np.testing.assert_allclose(one, two, rtol=1e-6)
+    for actual_value, expected_value in zip(found, expected, strict=True):
+        if expected_value is not None:
+            np.testing.assert_allclose(actual_value, expected_value, rtol=1e-6)

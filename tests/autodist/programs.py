@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs for one device, as AutoDist's own tests have them, in graphs.
+"""Single-device programs in graphs, as in AutoDist's own tests.
 
-Each is built by plain TensorFlow alone; how it is run, on one device or on many, is
-said elsewhere.
+Each is built by plain TensorFlow alone; callers run them on one device or on many.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ class Built:
     """A program in a graph.
 
     Attributes:
-        fetches: What is fetched in each step, the op that trains among it.
-        feeds: Returns what is fed in a step, given how many examples; None: nothing.
-        variables: What is compared after the steps.
+        fetches: The fetches of each step, including the training op.
+        feeds: Returns the feeds of a step, given the number of examples; None: no
+            feeds.
+        variables: Compared after the steps.
     """
 
     fetches: Any
@@ -39,7 +39,7 @@ def examples(size: int, *shape: int) -> np.ndarray:
 
 
 def regression(batch: int) -> Built:
-    """Linear regression with momentum; batch is not used, as it is fed."""
+    """Linear regression with momentum; batch is not used, as examples are fed."""
     x, y = (v1.placeholder(tf.float32, [None], name=name) for name in "xy")
     w, b = tf.Variable(5.0, name="w"), tf.Variable(0.0, name="b")
     loss = tf.reduce_mean((w * x + b - y) ** 2)
@@ -71,7 +71,7 @@ def cnn_on_an_iterator(batch: int) -> Built:
 
 
 def embeddings(batch: int) -> Built:
-    """Two embeddings, of which one is looked up under a condition."""
+    """Two embeddings, one of which is looked up under a condition."""
     ids = v1.placeholder(tf.int32, [None])
     y = v1.placeholder(tf.float32, [None])
     one = v1.get_variable("one", [10, 4])
@@ -92,7 +92,7 @@ def embeddings(batch: int) -> Built:
 
 
 def placeholders(batch: int) -> Built:
-    """What is fed: examples, a rate without a shape, a flag; clipped by their norm."""
+    """Feeds: examples, a rate without a shape, a flag; clipped by their norm."""
     x = v1.placeholder(tf.float32, [None, 3])
     y = v1.placeholder(tf.float32, [None, 2])
     rate = v1.placeholder(tf.float32)
@@ -113,7 +113,7 @@ def placeholders(batch: int) -> Built:
 
 
 def while_loop(batch: int) -> Built:
-    """A loop over a variable, of as many turns as a number that is fed."""
+    """A loop over a variable, with a fed number of turns."""
     x = v1.placeholder(tf.float32, [None, 3])
     turns = v1.placeholder(tf.int32, [])
     w = v1.get_variable("w", [3, 3])
@@ -131,7 +131,7 @@ def while_loop(batch: int) -> Built:
 
 
 class Lstm:
-    """An LSTM cell as tf.compat.v1.nn.dynamic_rnn takes it."""
+    """An LSTM cell for tf.compat.v1.nn.dynamic_rnn."""
 
     output_size = 3
     state_size = (3, 3)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs for one device, each with one thing that examples may go through.
+"""Small single-device programs, each with one kind of computation on the examples.
 
-A loss is made of examples x [n, 3], y [n] and i [n], whole numbers, and of variables
-w [3, 2] and b [2]; what is fetched, of the examples; what is written, of variables v
-and n and the examples.
+Losses use examples x [n, 3], y [n] and i [n], integers, and variables w [3, 2] and
+b [2]; fetches use the examples; writes use variables v and n and the examples.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def _times(x):  # [n, 4, 3]
     return tf.tile(x[:, None, :], [1, 4, 1])
 
 
-# Of which gradients are those of one device.
+# Whose gradients equal one device's.
 LOSSES: dict[str, Any] = {
     "mean": lambda x, y, i, w, b: tf.reduce_mean(rows(x, y, w)),
     "regularized": lambda x, y, i, w, b: (
@@ -106,7 +105,7 @@ LOSSES: dict[str, Any] = {
     "weighted": lambda x, y, i, w, b: (
         tf.reduce_sum(rows(x, y, w) * tf.abs(y)) / tf.reduce_sum(tf.abs(y))
     ),
-    # A replica may have to divide by 0, where one device does not.
+    # A replica may have to divide by 0 where one device does not.
     "over n - 1": lambda x, y, i, w, b: (
         tf.reduce_sum(rows(x, y, w)) / (count(x) - 1.0) + tf.nn.l2_loss(w)
     ),
@@ -266,7 +265,7 @@ LOSSES: dict[str, Any] = {
         * 0.1
     ),
 }
-# What no weight makes right: each replica computes the whole batch.
+# No weight makes these right: each replica computes the whole batch.
 WHOLE: dict[str, Any] = {
     "a root": lambda x, y, i, w, b: tf.sqrt(tf.reduce_mean(rows(x, y, w) ** 2)),
     "a norm": lambda x, y, i, w, b: tf.norm(rows(x, y, w)),

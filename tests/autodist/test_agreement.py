@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replicas write of the examples is what one device writes."""
+"""Writes that depend on the examples equal those of one device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.autodist.test_session import scope
 
 v1 = tf.compat.v1
 N = np.arange(1, 8)
-# How it is written, what of the examples, and what a variable that was 10 is then.
+# The method, the value from the examples, and the result for a variable that was 10.
 WRITES = {
     "a mean": ("assign", tf.reduce_mean, tf.float32, 4),
     "a sum": ("assign_add", tf.reduce_sum, tf.float32, 38),

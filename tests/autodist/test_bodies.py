@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that replicas call: one copy for all, unless random numbers are drawn."""
+"""Functions that replicas call: one copy for all, unless they draw random numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _called(tensor: tf.Tensor) -> str:
 
 
 def _ops(tensor: tf.Tensor) -> list[tf.Operation]:
-    """Returns the ops of the function that gives a tensor, to any depth."""
+    """Returns the ops of the function that computes a tensor, to any depth."""
     stack, found = [tensor.op], []
     while stack:
         for _, body in _tf.called_graphs(stack.pop()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditionals, loops and functions compute with parts what they do with a whole."""
+"""Conditionals, loops and functions compute the same with parts as with a whole."""
 
 from __future__ import annotations
 

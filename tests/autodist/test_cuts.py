@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a strategy says of variables is followed, as far as a session can do that."""
+"""A strategy's choices for variables are followed as far as a session can."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph with variables in parts computes what it does with whole ones."""
+"""A graph with partitioned variables computes the same as with whole ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_added_is_divided_too() -> None:
     )
     made.divided.extend(program)
     parts.check(parts.Made(program, made.divided, [double]))
-    assert len(made.divided.program.ops) < len(made.types())  # what is new alone
+    assert len(made.divided.program.ops) < len(made.types())  # only the new ops
 
 
 def test_values_that_are_known_as_a_whole_pass_through_one_op() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tf.function of the user's is given that takes gradients of examples."""
+"""The arguments of a user's tf.function that takes gradients of examples."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How values of replicas are joined: to the value of all examples together."""
+"""Joining replicas' values: to the value of all examples together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replicator.autodist import fetches
 from replicator.autodist.kinds import SAME, Kind, Value
 
 COUNTS = [(4,), (2, 2), (3, 0, 1), (1, 5, 2)]
-# What a replica has of a value by its examples; what one device has of all of them.
+# A replica's value from its examples; one device's from all of them.
 OF_KIND = {
     Value(Kind.ROWS): lambda rows: rows,
     Value(Kind.MEAN): lambda rows: rows.mean(0),
@@ -42,7 +42,8 @@ def test_what_is_joined_is_that_of_one_device(
     value: Value, counts: tuple[int, ...]
 ) -> None:
     own = _dealt(counts)
-    lent = [rows if len(rows) else own[0][:1] for rows in own]  # an example to build by
+    # Replicas without examples get a dummy to build with.
+    lent = [rows if len(rows) else own[0][:1] for rows in own]
     values = [OF_KIND[value](rows) for rows in lent]
     joined = fetches.join(_fetch(value), values, counts)
     np.testing.assert_allclose(joined, OF_KIND[value](np.concatenate(own)), rtol=1e-12)

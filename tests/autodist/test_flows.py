@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a graph differs between replicas: by paths of random graphs."""
+"""The ops of a graph that differ between replicas: along paths of random graphs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from replicator.autodist import flows
 def _random_graph(rng: random.Random, count: int) -> list[tf.Operation]:
     """Returns ops, each of which uses some of those before it."""
     with tf.Graph().as_default():
-        made = [tf.zeros([2]) for _ in range(3)]
+        ops = [tf.zeros([2]) for _ in range(3)]
         for _ in range(count):
-            one, other = rng.choice(made), rng.choice(made)
+            one, other = rng.choice(ops), rng.choice(ops)
             kind = rng.choice(["add", "neg", "like"])
             if kind == "add":
-                made.append(tf.raw_ops.AddV2(x=one, y=other))
+                ops.append(tf.raw_ops.AddV2(x=one, y=other))
             else:
                 make = tf.raw_ops.Neg if kind == "neg" else tf.raw_ops.ZerosLike
-                made.append(make(x=one))
-        return [tensor.op for tensor in made]
+                ops.append(make(x=one))
+        return [tensor.op for tensor in ops]
 
 
 def _reaches(ops: list[tf.Operation], op: tf.Operation) -> set[tf.Operation]:
-    """Returns all ops on which one depends, itself among them, by brute force."""
+    """Returns all ops on which one depends, including itself, by brute force."""
     found, before = {op}, set()
     while found != before:
         before = set(found)
@@ -61,7 +61,7 @@ def test_what_differs_is_behind_what_each_replica_has_of_its_own() -> None:
     for _ in range(20):
         ops = _random_graph(rng, 15)
         given = {op: rng.choice(["value", "shape"]) for op in rng.sample(ops[:3], 2)}
-        same = set(rng.sample(ops[3:], 2))  # received alike by all
+        same = set(rng.sample(ops[3:], 2))  # received with the same value by all
         found = flows.flow(ops, _of(given), same.__contains__)
         for op in ops:
             sources = [t.op for t in op.inputs]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of TensorFlow 2 on replicas compute what they do on one device."""
+"""Functions of TensorFlow 2 compute the same on replicas as on one device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ OPTIMIZERS = {
 
 
 def _train(family, autodist=None):
-    """Returns what all steps return, and the variables."""
+    """Returns the results of all steps, and the variables."""
     scope = autodist.scope() if autodist else tf.init_scope()
     with scope:
         w, b = tf.Variable(examples(3, 2)), tf.Variable([0.5, -0.5])
@@ -212,7 +212,7 @@ def test_errors_of_functions_say_what_is_wrong():
     top = autodist.function(
         lambda x: tf.ensure_shape(tf.numpy_function(_first, [x], tf.int64), [])
     )
-    assert top(np.array([1, 5, 2])) == 1  # what Python computes of the whole batch
+    assert top(np.array([1, 5, 2])) == 1  # a Python computation on the whole batch
 
 
 def test_a_function_that_only_computes_is_warned_of_nothing(

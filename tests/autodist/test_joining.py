@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replicas have of a value is put together, or it is computed of what can be."""
+"""Replicas' parts of a value are joined, or it is recomputed from joined values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replicator.autodist.values import Values
 
 v1 = tf.compat.v1
 COUNTS = (3, 0, 1, 2)
-# What a replica has of a value by its examples, as one device has of all of them.
+# A replica's part of a value from its examples; one device's value from all of them.
 OF_KIND: dict[Value, Callable[[np.ndarray], Any]] = {
     Value(Kind.ROWS): lambda rows: rows,
     Value(Kind.ROWS, axis=1): lambda rows: rows.T,
@@ -32,7 +32,7 @@ OF_KIND: dict[Value, Callable[[np.ndarray], Any]] = {
 
 
 def _dealt() -> tuple[np.ndarray, list[np.ndarray], list[tf.Tensor]]:
-    """Returns examples, those of each replica, one of them lent, and their shares."""
+    """Returns examples, each replica's part, one of them a dummy, and their shares."""
     rows = np.random.default_rng(0).integers(-9, 9, [sum(COUNTS), 2])
     parts = np.split(rows, np.cumsum(COUNTS)[:-1])
     lent = [part if len(part) else rows[:1] for part in parts]

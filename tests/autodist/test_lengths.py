@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops that end with the longest sequence: rows only where one device has the same."""
+"""Loops that end with the longest sequence are split only if one device agrees."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TESTS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda t, n: t < tf.reduce_sum(n),
     "max plus 1": lambda t, n: t < tf.reduce_max(n) + 1,
 }
-# What a turn makes of h, given what it would make of it if all sequences were as long.
+# The new h of a turn, given its value if all sequences were equally long.
 TURNS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "t >= n": lambda t, n, h, new: tf.where(t >= n, h, new),
     "t > n": lambda t, n, h, new: tf.where(t > n, h, new),
@@ -50,7 +50,7 @@ TURNS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "always": lambda t, n, h, new: new,
     "kept": lambda t, n, h, new: tf.identity(h),
 }
-KNOWN = {  # of all of which a loop that ends with the longest sequence is split
+KNOWN = {  # the loops, of all, that are split
     *itertools.product(
         ("t < max", "t <= max", "max > t", "within bounds", "and another", "any"),
         ("t >= n", "t < n", "n > t", "not", "added", "kept"),
@@ -84,7 +84,7 @@ def _computed(make: Callable[[tf.Tensor], tf.Tensor], data: np.ndarray) -> np.nd
 
 
 def _is_split(make: Callable[[tf.Tensor], tf.Tensor]) -> bool:
-    """Whether rows come of it; if so, they are those of the whole batch."""
+    """Whether the result has rows; if so, they must be those of the whole batch."""
     _, value = known(make)
     assert value.mixed is None
     if value.kind is not Kind.ROWS:

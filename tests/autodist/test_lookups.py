@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the examples are in what is looked up by them, in them, or added up."""
+"""The axis of the examples in lookups, lookup indices and segment sums."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _across(x: tf.Tensor) -> tf.Tensor:  # [3, n]
     return tf.transpose(x)
 
 
-# In all of them the examples are along the axis whose size is unknown.
+# The examples are along the axis whose size is unknown.
 ROWS: dict[str, Make] = {
     "rows of a table": lambda x: tf.gather(TABLE, _ids(x)),
     "columns of a table": lambda x: tf.gather(TABLE, _ids(x), axis=2),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of all kinds train functions, and sessions on tapes, as on one device."""
+"""Losses of all kinds train functions, and sessions with tapes, as on one device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _in_a_loop(rows):
     return total
 
 
-# Of rows of losses, the examples, their weights and a variable.
+# Computed from rows of losses, the examples, their weights and a variable.
 LOSSES = {
     "mean": lambda rows, x, m, w: tf.reduce_mean(rows),
     "sum": lambda rows, x, m, w: tf.reduce_sum(rows) * 0.1,
@@ -74,7 +74,7 @@ LOSSES = {
 
 
 def _train(autodist, family, loss_name, sizes=SIZES, inner=False):
-    """Returns what all steps return, and the variables."""
+    """Returns the results of all steps, and the variables."""
     with autodist.scope() if autodist else tf.init_scope():
         w, b = tf.Variable(examples(3, 2)), tf.Variable([0.5, -0.5])
         apply = OPTIMIZERS[family]([w, b])
@@ -180,7 +180,7 @@ def _root(autodist, make, **options):
 
 
 def _in_a_session(autodist, make, tape, **options):
-    """Returns a variable after two steps, of a loss of rows and of the examples."""
+    """Returns a variable after two steps on a loss of rows and of the examples."""
     with tf.Graph().as_default(), autodist.scope():
         w = tf.Variable(examples(3, 2))
         x = v1.placeholder(tf.float32, [None, 3])
@@ -254,7 +254,7 @@ def test_batch_normalization_is_said_to_be_of_each_replica(monkeypatch):
     assert not said
 
 
-# By which tapes lead through gradients that another one took.
+# With tapes that differentiate another tape's gradients.
 def _hessian(x, y, w, b):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.tanh(x @ w + b) ** 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables and their gradients are found in a graph that is still the user's own."""
+"""Variables and their gradients are found in the user's unmodified graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4) / 10
 
 @pytest.fixture
 def made() -> Iterator[list[Any]]:
-    """A graph in which variables are marked; those that were made."""
+    """A graph in which variables are marked; yields the marked ones."""
     made: list[Any] = []
     with (
         tf.Graph().as_default(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of the user's own: which do on a part of the batch what they did on all."""
+"""Custom gradients: which of them treat a part of the batch like the whole batch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NOT_KEPT: dict[str, Any] = {
 
 
 def _found(make: Callable[..., tf.Tensor]) -> bool:
-    """Whether some gradient is not kept, or nothing is known of what is made."""
+    """Whether some gradient is rejected, or the result's Value is unknown."""
     with tf.Graph().as_default() as graph:
         x, y = v1.placeholder(tf.float32, [None, 3]), v1.placeholder(tf.float32, [None])
         w = v1.get_variable("w", [3], use_resource=True)

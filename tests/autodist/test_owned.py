@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on one replica only is in the graph once, however many there are."""
+"""Ops that run on one replica only are in the graph once, however many there are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ONCE = ("ResourceApplyMomentum", "AssignVariableOp", "VarIsInitializedOp")
 
 
 def _program(factor=None):
-    """Returns x, a variable, what trains it, and what initializes all variables."""
+    """Returns x, a variable, its training op, and the initializer of all variables."""
     x = v1.placeholder(tf.float32, [None, 2], "x")
     w = tf.Variable([[1.0], [2.0]], name="w")
     loss = tf.reduce_mean(tf.matmul(x, w))
@@ -29,7 +29,7 @@ def _program(factor=None):
 
 
 def _count(num_replicas):
-    """Returns how many ops of each type there are on so many replicas."""
+    """Returns the number of ops of each type for a number of replicas."""
     with scope(num_replicas, "sharded") as autodist:
         _program()
         session = autodist.create_distributed_session()

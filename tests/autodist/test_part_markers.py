@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of a variable in parts is that of each part, and is known as such."""
+"""A partitioned variable's gradient consists of its parts', and is marked as such."""
 
 from __future__ import annotations
 

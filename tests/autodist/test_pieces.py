@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of tensors are what belongs to parts, found without joining these."""
+"""Pieces of tensors correspond to parts, and are found without joining these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.autodist.parts import CUTS, W
 
 v1 = tf.compat.v1
 Make = Callable[[tf.Tensor], tf.Tensor]
-# Of a tensor that is joined of parts; and whether each piece is made of a part alone.
+# From a tensor joined of parts; and whether each piece comes from one part alone.
 MADE: dict[str, tuple[Make, bool]] = {
     "itself": (lambda w: w, True),
     "elements": (lambda w: tf.sqrt(2.0 * w + 1.0) - w * w, True),
@@ -45,9 +45,9 @@ def test_pieces_are_slices_computed_of_parts_where_they_can_be(
         expected = np.split(session.run(tensor), np.cumsum(own.sizes)[:-1], own.axis)
         for one, two in zip(session.run(split), expected, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-6)
-        assert found.of(tensor, own) is split  # made once
+        assert found.of(tensor, own) is split  # cached
         new = [op for op in graph.get_operations() if op not in before]
-        # Of what is not of parts, as ones are, the pieces are split.
+        # Tensors that do not come from parts, such as ones, are split.
         cuts = [t for op in new if op.type.startswith("Split") for t in op.inputs]
         assert any(t is tensor for t in cuts) != of_parts
 
@@ -85,7 +85,7 @@ def test_rows_that_are_of_parts_are_computed_of_these(cut: str) -> None:
         parts = made.rows_of(values, indices, own)
         made.note_rows((values, indices), parts)
         assert made.rows_of(values, indices, own) == parts
-        unique, segments = tf.unique(indices)  # as optimizers add rows up
+        unique, segments = tf.unique(indices)  # as optimizers sum repeated rows
         total = tf.math.unsorted_segment_sum(values * 0.5, segments, tf.size(unique))
         before = set(graph.get_operations())
         found = made.rows_of(total * 2.0, unique, own)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AutoDist's own programs, on replicas, compute what they do on one device."""
+"""AutoDist's own programs compute the same on replicas as on one device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a distributed session cannot do is refused by name and line."""
+"""A distributed session's unsupported programs are refused by name and line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _variable_outside():
 
 
 def _dealt(dtype):
-    """Returns an element: of what an iterator deals, no replica has the whole batch."""
+    """Returns an iterator's element: dealt elements exist on no replica as a whole."""
     data = tf.data.Dataset.from_tensors(tf.ones([2], dtype)).repeat()
     return v1.data.make_one_shot_iterator(data).get_next()
 
@@ -133,7 +133,7 @@ def test_what_has_no_value_for_all_examples_is_refused(name):
         feed = [1.0, 2.0, 3.0, 5.0] if feed == {} else feed
         with pytest.raises(replicator.ArgumentError, match=f"(?s){said}"):
             session.run(fetches, {x: feed})
-        assert session.run(x, {x: [1.0, 2.0]}).tolist() == [1, 2]  # it goes on
+        assert session.run(x, {x: [1.0, 2.0]}).tolist() == [1, 2]  # it still works
 
 
 def test_feeds_of_different_sizes_are_refused():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graph of all replicas has what each of them needs, and what all share once."""
+"""The graph of all replicas has each replica's ops, and shared ops once."""
 
 from __future__ import annotations
 

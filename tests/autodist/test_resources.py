@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A YAML file of one host is about this one; several have to be connected to."""
+"""A YAML file of one host describes this one; several hosts need a connection."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions return on replicas is put together by what it is of the examples."""
+"""Results of functions on replicas are joined according to their Value."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph is copied but for what uses parts, whatever is there first."""
+"""A graph is copied except for the ops that use parts, whatever their order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ v1 = tf.compat.v1
 
 def test_what_is_copied_and_what_uses_parts_use_one_another() -> None:
     def build(w: Any) -> Any:
-        first = w + 1.0  # copied, of a read; read again, behind it
+        first = w + 1.0  # copied, from a read; read again after it
         with tf.control_dependencies([w.assign(first)]):
             second = w.read_value() * first
         with tf.control_dependencies([w.assign_sub(second)]):
@@ -75,7 +75,7 @@ def test_an_op_is_known_by_the_first_handle_that_it_is_given() -> None:
         v = v1.get_variable("v", [4, 2], use_resource=True)
         read = tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=tf.float32)
     with tf.Graph().as_default() as target, v1.Session() as session:
-        own = tuple(tf.constant(k) for k in range(2))  # as good as any
+        own = tuple(tf.constant(k) for k in range(2))  # any handles will do
         taken: list[tf.Operation] = []
 
         def divide(made: Rewriter, op: tf.Operation) -> tf.Operation:

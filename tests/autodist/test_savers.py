@@ -45,7 +45,7 @@ def test_a_checkpoint_loads_on_one_device_and_on_other_replicas(strategy, tmp_pa
     with tf.Graph().as_default(), (autodist := helpers.make(2)).scope():
         x, w, y, train = _build()
         session = autodist.create_distributed_session()
-        v1.train.Saver().restore(session, path)  # made behind the session
+        v1.train.Saver().restore(session, path)  # made after the session
         for a, b in zip(
             session.run([w, y], {x: np.ones([2, 3])}), expected, strict=True
         ):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session fetches and is fed is what it would be on one device."""
+"""A session's fetches and feeds behave as on one device."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ X = np.arange(14, dtype=np.float32).reshape(7, 2)
 
 @contextlib.contextmanager
 def scope(num_replicas=3, strategy="mirrored"):
-    """Yields an AutoDist in whose scope, in a tf.Graph, the block is."""
+    """Yields an AutoDist whose scope, in a tf.Graph, the block runs in."""
     autodist = helpers.make(num_replicas, strategy)
     with tf.Graph().as_default(), autodist.scope():
         yield autodist
 
 
 def both(fetch, feed=X, num_replicas=3):
-    """Returns what is fetched on replicas, and on one device by plain TensorFlow."""
+    """Returns the fetches on replicas, and on one device by plain TensorFlow."""
     values = []
     for place in (scope(num_replicas), tf.Graph().as_default()):
         with place as autodist:
@@ -117,7 +117,7 @@ def test_variables_are_the_same_on_all_replicas_and_written_once():
             np.testing.assert_array_equal(found, np.full([4, 2], 3))
             assert session.run([n, v])[0] == 1
             assert session.run(count) == 2
-            late = v.assign_sub(tf.ones([4, 2]))  # behind the session
+            late = v.assign_sub(tf.ones([4, 2]))  # after the session
             session.run(late)
             np.testing.assert_array_equal(v.eval(session), np.full([4, 2], 2))
 

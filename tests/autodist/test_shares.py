@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replicas compute, weighed by their shares, adds up to what one device does."""
+"""Replicas' values, weighted by their shares, add up to one device's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.autodist.test_session import scope
 
 v1 = tf.compat.v1
 WORLD = World(3, (0, 1, 2), ("/CPU:0", "/CPU:1", "/CPU:2"))
-X = np.float32([1, 2, 4, 5, 8])  # two of them for each replica but the last
+X = np.float32([1, 2, 4, 5, 8])  # two for each replica except the last
 PARTS = [X[:2], X[2:4], X[4:]]
 
 
@@ -28,7 +28,7 @@ class _Copies:
     """Copies of a graph of examples x for three replicas, and their shares.
 
     Args:
-        make: Returns what is computed of the examples.
+        make: Returns the results computed from the examples.
     """
 
     def __init__(self, make: Callable[[tf.Tensor], Any]) -> None:
@@ -49,7 +49,7 @@ class _Copies:
         }
 
     def run(self, made: Any, are_split: bool = True) -> Any:
-        """Returns values, with the shares of parts, or as where nothing is split."""
+        """Returns values, with the parts' shares, or equal ones if nothing is split."""
         fed = dict(self._fed)
         for n, part in enumerate(PARTS if are_split else ()):
             fed[self.shares.shares[n]] = len(part) / len(X)
@@ -58,7 +58,7 @@ class _Copies:
             return session.run(made, fed)
 
     def weighed(self, tensor: tf.Tensor, value: Value) -> float:
-        """Returns the sum of what all replicas have of a tensor, as it weighs."""
+        """Returns the weighted sum of a tensor over all replicas."""
         with self.graph.as_default():
             own = [
                 stamping.of(places, tensor)
@@ -183,7 +183,7 @@ def test_examples_that_are_dealt_are_counted_by_what_has_rows() -> None:
         data = tf.data.Dataset.zip((tf.data.Dataset.range(9), data))
         number, rows = v1.data.make_one_shot_iterator(data).get_next()
         plan, source = Plan(Program(graph, [])), rows.op
-        assert plan.source(tf.add(rows, 1).op) is None  # it was added after
+        assert plan.source(tf.add(rows, 1).op) is None  # it was added later
         assert plan.source(source) is source and number.op is source
         shares = Shares(World(1, (0,), ("/CPU:0",)))
         places = [{source: source}]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots of optimizers are found in graphs, and nothing else is."""
+"""Optimizers' slots are found in graphs, and nothing else is."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs compute on replicas what they do on one device."""
+"""Small programs compute the same on replicas as on one device."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.autodist import helpers, small
 v1 = tf.compat.v1
 W = np.array([[0.5, -0.3], [0.2, 0.7], [-0.4, 0.1]], np.float32)
 B = np.array([0.1, -0.2], np.float32)
-SIZES = (5, 4, 2)  # on 2 and on 3 replicas, even and not, and with nothing for the last
+SIZES = (5, 4, 2)  # even and uneven, on 2 and 3 replicas, and none for the last
 
 
 def _examples(n: int) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(n)
     x = rng.standard_normal([n, 3]).astype(np.float32)
-    # Of both signs on each replica, and none of them 0.
+    # Both signs on each replica, and no zeros.
     y = (np.abs(rng.standard_normal(n)) + 0.1) * (-1) ** np.arange(n)
     return x, y.astype(np.float32), np.arange(n, dtype=np.int32) * 7 % 11
 
@@ -36,11 +36,11 @@ def _placeholders() -> list[tf.Tensor]:
 
 
 def _in_a_session(build: Any, num_replicas: int | None) -> Any:
-    """Returns what each step fetches, and the variables then.
+    """Returns the fetches of each step, and the final variables.
 
     Args:
         build: Returns ops, fetches and variables, given the examples.
-        num_replicas: On how many replicas; None: by plain TensorFlow.
+        num_replicas: The number of replicas; None: plain TensorFlow.
     """
     autodist = num_replicas and helpers.make(num_replicas)
     with tf.Graph().as_default(), contextlib.ExitStack() as stack:
@@ -61,7 +61,7 @@ def _in_a_session(build: Any, num_replicas: int | None) -> Any:
 
 
 def _in_a_function(build: Any, make: Any, num_replicas: int | None) -> Any:
-    """The same of a function, whose variables are made before."""
+    """The same for a function, whose variables are made before."""
     autodist = num_replicas and helpers.make(num_replicas)
     with autodist.scope() if autodist else contextlib.nullcontext():
         variables = make()
@@ -139,9 +139,9 @@ def _expected(run: Any, table: str, name: str, form: str) -> Any:
 
 
 def _cases(table: dict[str, Any], often: tuple[str, ...]) -> list[Any]:
-    """Returns all cases, those slow that are not run each time.
+    """Returns all cases, marking as slow those that do not run each time.
 
-    These are sessions and functions by turns.
+    They alternate between sessions and functions.
     """
     quick = {(name, ("session", "function")[k % 2], 2) for k, name in enumerate(often)}
     return [
@@ -169,7 +169,7 @@ def _check(run: Any, table: str, name: str, form: str, num_replicas: int) -> Non
             assert np.shape(a) == np.shape(b)
 
 
-# Without variables, what an inner gradient weighs is not known where it is taken.
+# Without variables, the weight of an inner gradient is unknown where it is taken.
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of ops compute what these do, of other tensors and in other places."""
+"""Copies of ops compute the same from other inputs and on other devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 
 def _press(graph, ops, target, given=(), scope="copy/", others=(), called=None):
-    """Returns what ops have become on device CPU:1 of a graph."""
+    """Returns the copies of ops on device CPU:1 of a graph."""
     places = dict(given)
     stamp = stamping.Stamp(graph, ops)
     return stamp.press(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions follow strategies: where variables are, and how they are trained."""
+"""Sessions follow strategies: the placement of variables, and their training."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_values_that_no_part_has_are_computed_of_the_whole():
             )
             loss = tf.reduce_mean((tf.matmul(x, w) - 1.0) ** 2)
             (gradient,) = tf.gradients(loss, [w])
-            scale = tf.norm(w) / tf.norm(gradient)  # as LARS has it
+            scale = tf.norm(w) / tf.norm(gradient)  # as in LARS
             whitened = tf.matmul(gradient, gradient, transpose_a=True)
             train = w.assign_sub(0.1 * scale * tf.matmul(gradient, whitened))
             if isinstance(autodist, replicator.AutoDist):

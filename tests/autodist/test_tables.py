@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of ops name those that TensorFlow has."""
+"""The tables of ops name ops that TensorFlow has."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradients a graph takes, and of what: one tape may take them several times."""
+"""The gradients that a graph takes, and their targets: one tape may take several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = np.arange(6, dtype=np.float32).reshape(3, 2) / 3
 
 
 def _build() -> tuple[tf.Tensor, list[tf.Variable], tf.Operation]:
-    """Returns what is fed, the variables, and what trains both by one tape."""
+    """Returns the placeholder, the variables, and the updates of both by one tape."""
     x = v1.placeholder(tf.float32, [None, 2])
     v, w = tf.Variable([[0.3], [0.7]], name="v"), tf.Variable([0.5, 0.2], name="w")
     with tf.GradientTape(persistent=True) as tape:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What parts of a batch do not tell is computed of all of it, by each replica."""
+"""Values that parts of a batch do not determine are computed from all of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _loss(x: tf.Tensor, w: Any) -> tf.Tensor:
 
 
 def _function(autodist: Any) -> Any:
-    """Returns what steps return, some on a tape, and the variable then."""
+    """Returns the results of steps, some on a tape, and the final variable."""
     with autodist.scope() if autodist else tf.init_scope():
         w = tf.Variable(examples(3, 2))
         optimizer = tf.keras.optimizers.Adam(0.1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops use variables: what takes parts, and what needs a whole one."""
+"""The ops that use variables: which accept parts, and which need a whole one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZERS = {
 
 
 def _program(build: Callable[[Any], Any]) -> tuple[Program, Any]:
-    """Returns what is built of a variable w, and what that returns."""
+    """Returns the graph of a function of a variable w, and the function's result."""
     made: list[Any] = []
     with tf.Graph().as_default() as graph:
         with tf.variable_creator_scope(marked.creator(made)):

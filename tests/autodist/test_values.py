@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a value is of the examples follows from what computes it."""
+"""A value's relation to the examples follows from the ops that compute it."""
 
 from __future__ import annotations
 

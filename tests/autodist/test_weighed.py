@@ -90,7 +90,7 @@ def test_nothing_is_guarded_where_every_replica_has_an_example():
 @pytest.mark.parametrize("sizes", [(4, 1, 3, 2), (1, 4), (2, 1, 2)])
 @pytest.mark.parametrize("inside", [False, True])
 def test_batches_smaller_than_the_number_of_replicas_train_as_others(sizes, inside):
-    """The logarithm of a lent example would be no number, and count for nothing."""
+    """The logarithm of a dummy example would be NaN, and must not count."""
     autodist = helpers.make(3)
     with autodist.scope():
         v = tf.Variable(1.0)
@@ -103,7 +103,7 @@ def test_batches_smaller_than_the_number_of_replicas_train_as_others(sizes, insi
         return loss
 
     train = autodist.function(lambda x: step(v, x))
-    if inside:  # where nobody knows how many there are
+    if inside:  # where the number of examples is unknown
         spec = tf.TensorSpec([None], tf.float32)
         train = tf.function(train, input_signature=[spec])
     for size in sizes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed of the whole batch before it is used: which values, and where."""
+"""Values computed from the whole batch before their use: which, and where."""
 
 from __future__ import annotations
 

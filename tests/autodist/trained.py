@@ -38,7 +38,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
 
 
 def regression(optimizer: Any) -> Built:
-    """A matrix and a vector, on what is fed."""
+    """A matrix and a vector, on fed examples."""
     x = v1.placeholder(tf.float32, [None, 6], "x")
     y = v1.placeholder(tf.float32, [None, 4], "y")
     w = v1.get_variable("w", [6, 4])
@@ -51,7 +51,7 @@ def regression(optimizer: Any) -> Built:
 
 
 def embedding(optimizer: Any) -> Built:
-    """A table, of which rows are looked up, and a dense layer."""
+    """A table with row lookups, and a dense layer."""
     ids = v1.placeholder(tf.int32, [None, 3], "ids")
     y = v1.placeholder(tf.float32, [None, 2], "y")
     table = v1.get_variable("table", [10, 4])
@@ -66,7 +66,7 @@ def embedding(optimizer: Any) -> Built:
 
 
 def condition(optimizer: Any) -> Built:
-    """A table of which rows are looked up in a branch."""
+    """A table with row lookups in a branch."""
     ids = v1.placeholder(tf.int32, [None], "ids")
     y = v1.placeholder(tf.float32, [None], "y")
     use = v1.placeholder_with_default(True, [])
@@ -86,7 +86,7 @@ def condition(optimizer: Any) -> Built:
 
 
 def loop(optimizer: Any) -> Built:
-    """A loop over a variable, of as many turns as a number that is fed."""
+    """A loop over a variable, with a fed number of turns."""
     x = v1.placeholder(tf.float32, [None, 4], "x")
     turns = v1.placeholder(tf.int32, [])
     w = v1.get_variable("w", [4, 4])

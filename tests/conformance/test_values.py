@@ -20,7 +20,7 @@ NO_AXIS = [name for name in ALIKE if CASES[name].axis is None]
 
 
 def _run(mode: str, case: Case, arrays: Any, shape: Any = ()) -> list[np.ndarray]:
-    """Runs one call on tensors of static shape `shape`; returns all results."""
+    """Runs a call on tensors of static shape `shape`; returns all replicas' values."""
     repl = helpers.make(len(arrays))
 
     def step() -> tf.Tensor:

@@ -253,7 +253,7 @@ def spec(by: Draw) -> Change:
 
 
 def circle(by: Draw) -> Change:
-    """Some replicas wait in a ring, each for one that its predecessor sends later."""
+    """Some replicas wait in a ring, each for what its predecessor sends later."""
     ring = by.draw(st.permutations(range(by.count)))[: by.integer(2, by.count)]
     links = list(zip(ring, [*ring[1:], ring[0]], strict=True))
     sends = tuple(p.Send("w0", a, b, _TAG) for a, b in links)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies drawn at random, by Hypothesis."""
+"""Random strategies, drawn by Hypothesis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicator.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Str
 
 _NAMES = st.text(
     st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12
-)  # what UTF-8 can hold
+)  # representable in UTF-8
 _COMPRESSORS = st.sampled_from(["", "bf16", "powersgd(rank=4)"])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models, optimizers and strategies that fit them, drawn at random by Hypothesis."""
+"""Random models, optimizers and matching strategies, drawn by Hypothesis."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from hypothesis import strategies as st
 from replicator import strategy
 
 LOOKUPS = ("layer", "gather", "embedding_lookup")
-TOKENS = 3  # that each example has
-EXAMPLES = 2  # of each replica
+TOKENS = 3  # per example
+EXAMPLES = 2  # per replica
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Layers of numbers that are small; what is smooth, so that rounding stays small.
+    """Layers with small sizes, and smooth, so that rounding stays small.
 
     Attributes:
-        rows: Those of the table that the examples' tokens are looked up in.
-        widths: Those of the layers, the first is that of the table.
+        rows: The number of rows of the embedding table.
+        widths: The widths of the layers; the first is the table's.
         lookup: How rows are read, one of LOOKUPS.
-        tied: Whether the logits are products with the rows of the table, so that its
-            gradient is dense; this needs a last width like the first.
+        tied: Whether the logits are products with the table's rows, so that its
+            gradient
+            is dense; requires a last width equal to the first.
         seeded: Whether initializers draw, or all values are given.
     """
 
@@ -49,7 +50,7 @@ class Model:
         return {**made, "temperature": ()}
 
     def initializers(self) -> dict[str, Any]:
-        """Returns initializers, by paths, of which each call draws the same."""
+        """Returns initializers by path; each call of one draws the same values."""
         if self.seeded:
             drawn = keras.initializers.RandomNormal
             return {path: drawn(0.5, 0.5, seed=k) for k, path in enumerate(self.shapes)}
@@ -74,7 +75,7 @@ class Layers:
     """A model with its variables.
 
     Args:
-        model: What is made.
+        model: The sizes.
     """
 
     def __init__(self, model: Model) -> None:
@@ -127,7 +128,7 @@ def models(draw: st.DrawFn) -> Model:
     )
 
 
-# What divides by a root adds to it enough that rounding stays small.
+# Optimizers that divide by a root add enough to it that rounding stays small.
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: keras.optimizers.SGD(0.3),
     "momentum": lambda: keras.optimizers.SGD(0.2, momentum=0.9),
@@ -174,7 +175,7 @@ IN_PARTS = st.builds(
 
 @st.composite
 def rules(draw: st.DrawFn, model: Model) -> dict[str, strategy.Builder]:
-    """Draws rules, none of which is behind a more general one."""
+    """Draws rules, none of which comes after a more general one."""
     patterns = {"^table": ANY_BUILDER | IN_PARTS}
     if any(path.startswith("dense") for path in model.shapes):
         patterns |= {"kernel$": ANY_BUILDER | IN_PARTS, "dense0": ANY_BUILDER}
@@ -189,7 +190,7 @@ def rules(draw: st.DrawFn, model: Model) -> dict[str, strategy.Builder]:
 
 @st.composite
 def synchronizers(draw: st.DrawFn, replicas: int) -> Any:
-    """Draws how a variable or a part is kept equal; servers may be no replica's."""
+    """Draws the synchronizer of a variable or a part; servers may be no replica's."""
     if draw(st.booleans()):
         return strategy.AllReduceSynchronizer(draw(SPECS), "", draw(st.integers(0, 2)))
     device = f"CPU:{draw(st.integers(0, replicas))}"

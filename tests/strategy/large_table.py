@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates a large embedding in parts, and says what memory that took, as JSON.
+"""Creates a large embedding in parts, and prints the memory use, as JSON.
 
-`python -m tests.strategy.large_table`, in a process of its own: what a process held at
-most is known of its whole life only.
+`python -m tests.strategy.large_table`, in a process of its own, since the peak memory
+of a process covers its whole life.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ DEVICES = ("CPU:0", "CPU:1")
 
 
 def resident(kind: str) -> int:
-    """Returns how many bytes this process holds, "VmRSS", or held at most, "VmHWM"."""
+    """Returns this process's resident bytes, "VmRSS", or their peak, "VmHWM"."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"{kind}:"))
     return int(line.split()[1]) * 1024
 
 
 def trained(rows: int) -> tuple[Any, list[tf.Variable], Any]:
-    """Returns a step that looks rows up, all variables, and the Replicator."""
+    """Returns a step with a lookup, all variables, and the Replicator."""
     repl = replicator.Replicator(DEVICES, strategy=strategy.PartitionedPS())
     with repl.context():
         layer = tf.keras.layers.Embedding(rows, COLUMNS, name="table")
@@ -51,7 +51,7 @@ def trained(rows: int) -> tuple[Any, list[tf.Variable], Any]:
 
 
 def held(variables: list[Any]) -> dict[str, int]:
-    """Returns how many bytes each device holds of variables."""
+    """Returns how many bytes of variables each device holds."""
     found = {
         id(one): (one.device, one.shape.num_elements() * one.dtype.size)
         for variable in variables
@@ -65,7 +65,7 @@ def held(variables: list[Any]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Creates a small one, of which TensorFlow keeps what it keeps, then the large."""
+    """Measures the large table after a small one, which fills TensorFlow's caches."""
     step, *_ = trained(16)
     step()
     before = resident("VmRSS")

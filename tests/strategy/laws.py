@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks, optimizers and builders, and what training gives on one device."""
+"""Networks, optimizers and builders, and the results of training on one device."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "v1 Adagrad": lambda: tf.compat.v1.train.AdagradOptimizer(0.05),
 }
 
-EXAMPLES = 12  # of a step, for 1, 2 and 3 replicas
+EXAMPLES = 12  # per step, for 1, 2 and 3 replicas
 
 # A network is made under a context; it takes one batch of inputs, and returns outputs.
 Network = Callable[[tf.Tensor], tf.Tensor]
@@ -68,7 +68,7 @@ def _dense() -> tuple[Network, list[Any]]:
 
 
 def _convolution() -> tuple[Network, list[Any]]:
-    # The batch's statistics are the replica's: they are not what is compared here.
+    # The batch's statistics are per replica: they are not compared here.
     norm = tf.keras.layers.BatchNormalization(name="norm")
     convolution = tf.keras.layers.Conv2D(4, 2, name="convolution")
     head = tf.keras.layers.Dense(2, name="head")
@@ -137,7 +137,7 @@ NETWORKS: dict[str, Callable[[], tuple[Network, list[Any]]]] = {
 def trained(
     repl: replicator.Replicator, network: str, optimizer: str, steps: int = 3
 ) -> tuple[list[float], list[np.ndarray], list[Any]]:
-    """Returns the losses of a training, the values at its end, and the variables."""
+    """Returns the losses of a training, the final values, and the variables."""
     random = np.random.RandomState(7)
     x = random.randn(EXAMPLES, 6).astype(np.float32)
     y = random.randn(EXAMPLES, 2).astype(np.float32)
@@ -150,7 +150,7 @@ def trained(
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((call(x) - y) ** 2)
         gradients = tape.gradient(loss, variables)
-        # Those of TensorFlow 1 know nothing of Keras' variables.
+        # TensorFlow 1's optimizers do not know Keras' variables.
         v1 = optimizer.startswith("v1")
         updated = list(map(plain, variables)) if v1 else variables
         wrapped.apply_gradients(zip(gradients, updated, strict=True))

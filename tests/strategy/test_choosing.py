@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables are created where a strategy says, and keep what it says."""
+"""Variables are created where a strategy says, and follow its other choices."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_groups_and_rings_are_communicated_as_said() -> None:
     for v in made:
         assert v.numpy().tolist() == [-1.0, -2.0]
     (row,) = repl.plan
-    # NCCL is for GPUs: the first and the last of a group travel together.
+    # NCCL is for GPUs: the first and the last of a group share a bucket.
     assert row.algorithm.split(", ").count("hub") in (1, 2)
     assert "ring" in row.algorithm
     policies = [v.policy for v in made]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies are read as they were written; anything else is read, or refused."""
+"""Strategies survive saving and loading; any other input is read, or refused."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_strategy_of_autodist_s_fields_is_read() -> None:
     made = Strategy.from_text(text)
     assert made.id == "20200101T000000M000000"
     assert made.replicas == ("GPU:0", "GPU:1")
-    assert made.node("W") == Node("W", PSSynchronizer("CPU:0"))  # sync unless it says
+    assert made.node("W") == Node("W", PSSynchronizer("CPU:0"))  # sync by default
     assert made.node("b") == Node("b", AllReduceSynchronizer("RING", "", 1))
     parts = made.node("e")
     assert parts is not None and parts.axis == 1
@@ -222,7 +222,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_generated_code_is_that_of_the_proto() -> None:
-    # Field by field, as `make proto` cannot be run without a network.
+    # Compared field by field, as `make proto` needs a network.
     text = (pathlib.Path(strategy_pb2.__file__).parent / "strategy.proto").read_text()
     descriptor: Any = strategy_pb2.DESCRIPTOR  # type: ignore[attr-defined]
     for name, message in descriptor.message_types_by_name.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builders that have to know more decide when a step is built, and variables move."""
+"""Builders that need more facts decide when a step is built, and variables move."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEVICE = "/job:localhost/replica:0/task:0/device:CPU:"
 
 
 class LargestFirst(Builder):
-    """The largest variable is on the last device, wherever it comes in the order."""
+    """Puts the largest variable on the last device, whatever the order."""
 
     def __init__(self, proxies: bool = False) -> None:
         self.proxies = proxies
@@ -42,7 +42,7 @@ class LargestFirst(Builder):
 
 
 def _language_model(repl: replicator.Replicator, optimizer: Any) -> Any:
-    """Returns a step_fn with a sparse and a dense gradient, and what it is of."""
+    """Returns a step_fn with a sparse and a dense gradient, and its variables."""
     table = tf.Variable(tf.reshape(tf.range(12.0), [6, 2]) / 10, name="table")
     kernel = tf.Variable([[0.5], [-0.25]], name="kernel")
     wrapped = repl.wrap_optimizer(optimizer)
@@ -59,7 +59,7 @@ def _language_model(repl: replicator.Replicator, optimizer: Any) -> Any:
 
 
 def _trained(mode: str, repl: Any) -> tuple[Any, list[Any]]:
-    """Trains a language model; returns the losses, and what was trained."""
+    """Trains a language model; returns the losses and the variables."""
     made: list[Any] = []
 
     def make_step() -> Any:
@@ -108,7 +108,7 @@ def test_a_builder_that_looks_ahead_decides_at_the_first_build(proxies: bool) ->
     devices = [c.device for c in large.components]
     assert devices == ([*repl.devices] if proxies else [repl.devices[1]] * 2)
     assert large.numpy().tolist() == [3.0, 4.0]
-    large.assign([5.0, 6.0])  # by its new handle
+    large.assign([5.0, 6.0])  # through its new handle
     assert tf.reduce_sum(large).numpy() == 11.0
     for value in seen[0]():
         assert value.numpy().tolist() == [10.0, 12.0]
@@ -145,7 +145,7 @@ def test_variables_that_come_later_are_decided_on_later() -> None:
         second, others = _language_model(repl, tf.keras.optimizers.SGD(0.5))
     repl.run(second)
     owners = [v.owner for v in (*made[:2], *others[:2])]
-    assert owners == [0, None, 1, None]  # balanced with those of before
+    assert owners == [0, None, 1, None]  # balanced with the previous ones
     assert others[1].storage.synchronizer.bucket == "1"
 
 
@@ -237,7 +237,7 @@ def test_a_builder_that_only_reads_facts_does_not_wait() -> None:
             for variable in variables:
                 try:
                     sparse = bool(variable.sparse)
-                except Exception:  # what is not known is no Exception
+                except Exception:  # an unknown fact raises a BaseException
                     sparse = True
                 yield Node(variable.path, AllReduceSynchronizer(group=int(sparse)))
 
@@ -298,13 +298,13 @@ def test_what_was_built_before_keeps_parts_where_they_are() -> None:
         replicator.StrategyError, match="(?s)table.*in 2 parts.*built in"
     ):
         repl.run(step_fn)
-    del total  # what nobody can call relies on nothing
+    del total  # a function that is gone needs no whole table
     repl.run(step_fn)
     assert len(table.parts) == 2
 
 
 class Rows(tf.keras.layers.Layer):
-    """Looks rows up by tf.gather, as layers of users do."""
+    """Looks rows up by tf.gather, as users' layers do."""
 
     def build(self, _: Any) -> None:
         self.table = self.add_weight(shape=(6, 2), name="table")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever the strategy, training is that of one device, and AutoDist's values hold."""
+"""Training equals one device's under any strategy, and AutoDist's values hold."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_linear_regression_has_autodist_s_values(builder: str, case: str) -> Non
 
 
 def _given(builder: str, only: str = "") -> Any:
-    """Returns a builder; of rules, those that have something to do."""
+    """Returns a builder; with rules, only those that match something."""
     made = laws.BUILDERS[builder]()
     if isinstance(made, dict) and only:
         return {only: made[".*"]}
@@ -92,14 +92,14 @@ _COLUMNS = (laws.BUILDERS, laws.NETWORKS, laws.OPTIMIZERS)
 
 
 def _sample() -> list[tuple[str, str, str, int]]:
-    """Returns a case for each builder, in which everything else comes, too."""
-    drawn = random.Random(11)
+    """Returns a case for each builder, which together include everything else."""
+    rng = random.Random(11)
     rows = []
     networks, optimizers = list(laws.NETWORKS), list(laws.OPTIMIZERS)
     for k, builder in enumerate(laws.BUILDERS):
         network = networks[k % len(networks)]
         optimizer = optimizers[(k + k // len(networks)) % len(optimizers)]
-        rows.append((builder, network, optimizer, drawn.choice((2, 3))))
+        rows.append((builder, network, optimizer, rng.choice((2, 3))))
     return rows
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a large embedding takes: half of it on each of two devices, never all twice."""
+"""The memory of a large embedding: half on each of two devices, never a second copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCALARS = 64  # bytes: the optimizer's counter and its rate
 
 @pytest.mark.slow
 def test_parts_are_created_as_parts_and_each_device_holds_half() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.strategy.large_table"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -29,11 +29,11 @@ def test_parts_are_created_as_parts_and_each_device_holds_half() -> None:
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout.splitlines()[-1])
     for nbytes in found["held"]:
         assert TOTAL / 2 <= nbytes <= TOTAL / 2 + SCALARS
     assert found["peak"] <= 1.15 * TOTAL, found
-    assert found["resident"] >= 0.9 * TOTAL, found  # it is all there, and was counted
+    assert found["resident"] >= 0.9 * TOTAL, found  # all of it exists, and was counted
     first, second = found["losses"]
     assert 0 < second < first

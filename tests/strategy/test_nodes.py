@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node is right in itself, or says what is wrong with it."""
+"""A node is valid, or its error says what is wrong."""
 
 from __future__ import annotations
 

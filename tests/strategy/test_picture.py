@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of strategies: every byte of every variable is where it is said to be."""
+"""Pictures of strategies: every byte of every variable is drawn where it is placed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any model under any strategy trains as it does on one device in plain Keras."""
+"""Any model under any strategy trains as on one device in plain Keras."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MODES = ("eager", "function", "session")
 QUIET = {
     "deadline": None,
     "suppress_health_check": list(HealthCheck),
-    "phases": [Phase.generate],  # an example takes a second: none is made smaller
+    "phases": [Phase.generate],  # an example takes a second, so shrinking is off
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is trained, by what, where and how.
+    """A model, and how it is trained.
 
     Attributes:
-        model: What is trained.
-        replicas: How many train it.
-        strategy: What Replicator is given.
+        model: The model.
+        replicas: The number of replicas.
+        strategy: The Replicator's strategy.
         optimizer: One of OPTIMIZERS.
         mode: One of MODES.
     """
@@ -45,8 +45,8 @@ class Program:
 
 @st.composite
 def programs(draw: st.DrawFn, kind: str) -> Program:
-    """Draws a program whose strategy is a builder, rules, or a node each."""
-    # The first example of a test is made of the first of each.
+    """Draws a program whose strategy is a builder, rules, or one node per variable."""
+    # Hypothesis' first example takes the first option of each.
     model, replicas = draw(drawn_programs.models()), draw(st.sampled_from([2, 3, 1]))
     drawn = {
         **drawn_programs.BUILDERS,
@@ -62,10 +62,10 @@ def train_step(layers: Any, optimizer: Any, tokens: tf.Tensor, plain: bool) -> A
     """Takes a step; returns the loss before it.
 
     Args:
-        layers: What is trained.
-        optimizer: Updates it.
+        layers: The model.
+        optimizer: Its optimizer.
         tokens: The examples.
-        plain: Whether nothing but TensorFlow and Keras is at work.
+        plain: Whether this is plain TensorFlow and Keras.
     """
     with tf.GradientTape() as tape:
         loss = layers.loss(tokens)
@@ -128,7 +128,7 @@ def on_replicas(program: Program) -> list[Any]:
 
 
 def check(program: Program) -> None:
-    """Asserts that a program computes what one device does."""
+    """Asserts that a program computes one device's results."""
     expected, found = on_one_device(program), on_replicas(program)
     for path, one, other in zip(
         ["loss", *program.model.shapes], expected, found, strict=True

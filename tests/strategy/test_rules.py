@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules: the first pattern that is found in a variable's path decides."""
+"""Rules: the first pattern that matches a variable's path decides."""
 
 from __future__ import annotations
 

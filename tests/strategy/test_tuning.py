@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tune measures strategies on real steps, of models that it has made for that."""
+"""tune measures strategies on real steps, of models that it makes for that purpose."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that saves variables of two hosts in all ways, for test_saving_on_hosts.py.
+"""Saves variables of two hosts in all ways, for test_saving_on_hosts.py.
 
-Its arguments are the addresses of the servers. It writes into the folder that it runs
-in, and prints what it has read, as JSON.
+Its arguments are the addresses of the servers. It writes into its working directory,
+and prints the values that it has read, as JSON.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def weights(repl: replicator.Replicator, path: str) -> Any:
 
 
 def saved_model(repl: replicator.Replicator, path: str) -> Any:
-    """Returns what a loaded function gives, which reads a variable."""
+    """Returns the result of a loaded function, which reads a variable."""
     module = tf.Module()
     with repl.context():
         module.v = tf.Variable([7.0, 8.0])

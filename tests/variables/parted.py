@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has variables created in parts, without a strategy: what tests of parts share."""
+"""Creates partitioned variables without a strategy; shared by the tests of parts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class InParts:
     """Divides each variable that has an axis, unevenly, and deals the parts.
 
     Attributes:
-        num_replicas: Own the parts in turn; every third part is mirrored.
-        axis: Along which variables are divided; those without it stay whole.
-        count: How many parts there are at most.
+        num_replicas: The owners of the parts, in turn; every third part is mirrored.
+        axis: The axis along which variables are divided; those without it stay whole.
+        count: The maximum number of parts.
     """
 
     num_replicas: int
@@ -61,12 +61,12 @@ def chosen(axis: int, sizes: Sequence[int], placements: Sequence[Placement]) -> 
 
 
 def replicas(count: int, chooser: Any = None, **options: Any) -> Any:
-    """Returns a Replicator of some CPUs, whose variables are as a chooser says.
+    """Returns a Replicator of some CPUs, with variables partitioned by a chooser.
 
     Args:
-        count: Of replicas.
-        chooser: Says in which parts; None: in three, along axis 0.
-        **options: Of the Replicator.
+        count: The number of replicas.
+        chooser: Chooses the parts; None: three, along axis 0.
+        **options: Options of the Replicator.
     """
     repl = replicator.Replicator([f"CPU:{r}" for r in range(count)], **options)
     decisions = repl._settings.factory._decisions
@@ -75,5 +75,5 @@ def replicas(count: int, chooser: Any = None, **options: Any) -> Any:
 
 
 def one_device() -> Any:
-    """Returns what all is compared with: one replica, with whole variables."""
+    """Returns the reference: one replica, with whole variables."""
     return replicator.Replicator(["CPU:0"], variables="mirrored")

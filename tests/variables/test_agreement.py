@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replicas assign in place of their own values; whole writes are in variables/."""
+"""The agreed values that replicas assign; variables/ tests whole writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES = np.array([[1.0, 8.0], [2.0, 4.0], [6.0, 6.0]], np.float32)
 def _agreed(
     aggregation: A, dtype: tf.DType, updating: bool = False
 ) -> list[np.ndarray]:
-    """Returns what each of three replicas assigns."""
+    """Returns the values that three replicas assign."""
     repl = helpers.make(3)
     with repl.context():
         variable = tf.Variable(tf.zeros([2], dtype), aggregation=aggregation)

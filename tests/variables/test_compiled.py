@@ -21,7 +21,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def own(repl: replicator.Replicator) -> tf.Tensor:
-    """Returns 1 + replica_id, which no compiler knows."""
+    """Returns 1 + replica_id, which no compiler can fold."""
     return helpers.opaque(1.0 + repl.replica_id)
 
 
@@ -58,7 +58,7 @@ def by_tape(loss: Any, variable: Any) -> Any:
 
 
 def by_tape_of_tapes(loss: Any, variable: Any) -> Any:
-    """The derivative of the gradient's square, halved by what it is here."""
+    """The derivative of the gradient's square, scaled to the gradient's value here."""
     with tf.GradientTape() as outer:
         gradient = by_tape(loss, variable)
         squared = tf.reduce_sum(gradient**2)
@@ -166,7 +166,7 @@ PLACES = [_conditional, _loop, _function]
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "around"])
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__[1:])
 def test_control_flow_inside_and_around(place: Any, inside: bool, mode: str) -> None:
-    """With the tape inside too: XLA cannot compile what one around it would need."""
+    """With the tape inside too: XLA cannot compile what an outer tape would need."""
     repl = helpers.make(2)
 
     def make_step() -> Callable[[], Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of owned variables: equal to what they are copies of, whatever writes it."""
+"""Proxies of owned variables equal their variable, whatever writes it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _optimizers() -> dict[str, Any]:
 
 
 def _trained(name: str, count: int, mode: str, optimizer: str, **how: Any) -> Any:
-    """Returns what a training reads in its last step, and holds at its end."""
+    """Returns the last step's reads, and the final values."""
     repl = _replicator(name, count)
     made: list[Any] = []
 
@@ -233,7 +233,7 @@ def test_a_read_behind_a_conditional_is_of_before_the_update(owner: int) -> None
         sgd.apply_gradients([(tf.ones([2]), v)])
         return seen
 
-    for k in range(2):  # a step takes 0.5 away
+    for k in range(2):  # a step subtracts 0.5
         before = np.float32([1.0, 2.0]) - 0.5 * k
         for seen in repl.run(step_fn):
             np.testing.assert_allclose(seen, [before * 3, before])

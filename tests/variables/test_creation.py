@@ -22,7 +22,7 @@ def distinct(variables: list[tf.Variable]) -> int:
 
 
 def several(made: list[tf.Variable]) -> Callable[[], tf.Tensor]:
-    """Returns a step that creates four variables in two places, in each call."""
+    """Returns a step that creates four variables at two lines, in each call."""
 
     def step_fn() -> tf.Tensor:
         total = tf.constant(0.0)

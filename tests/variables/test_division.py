@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables are created in parts; what cannot be their parts is refused."""
+"""Variables are created in parts; invalid parts are refused."""
 
 from __future__ import annotations
 

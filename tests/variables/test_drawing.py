@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts begin with slices of the whole initial value, to the bit."""
+"""Parts are initialized with slices of the whole initial value, bitwise."""
 
 from __future__ import annotations
 

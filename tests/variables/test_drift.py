@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes that nobody aggregates are equal on all replicas, or made so, or refused."""
+"""Unaggregated writes are equal on all replicas, or made so, or refused."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _apply(optimizer: Any, grads: Any, variables: Any) -> Any:
 def _make_all(
     repl: replicator.Replicator, wrap: bool
 ) -> tuple[list[Any], Callable[[], Any]]:
-    """Returns variables, and a step in which each is updated by another optimizer."""
+    """Returns variables, and a step that updates each by another optimizer."""
     made = []
     for name, make in RIGHT.items():
         optimizer = make()
@@ -154,7 +154,7 @@ class NoisyRows(kopt.SGD):
 
 
 class Sonnet(tf.Module):
-    """As Sonnet's optimizers; with a rate that Python draws on each replica."""
+    """Like Sonnet's optimizers; with a rate that Python draws on each replica."""
 
     def apply(self, updates: Any, parameters: Any) -> None:
         for update, parameter in zip(updates, parameters, strict=True):
@@ -194,7 +194,7 @@ def test_what_an_optimizer_writes_unevenly_is_aggregated(what: str, steps: int) 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_the_mean_of_uneven_writes_is_assigned(mode: str) -> None:
-    """Also where the variable asks for the sum: each replica writes a whole update."""
+    """Even where the aggregation is the sum: each replica writes a full update."""
 
     class Uneven(kopt.SGD):
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -259,7 +259,7 @@ def test_what_cannot_be_aggregated_is_refused(make: Any, name: str, op: str) -> 
     "name", ["Adam", "snt_adam", "v1_adam", "loss_scale", "legacy", "old_legacy"]
 )
 def test_optimizers_that_are_not_wrapped(name: str, variables: str) -> None:
-    """Right with gradients that are equal on all replicas, as on one device."""
+    """Correct if gradients are equal on all replicas, as on one device."""
     repl, plain = helpers.make(2, variables=variables), helpers.make(1)
     made = []
     for one in (repl, plain):

@@ -116,7 +116,7 @@ def test_integer_means_are_rounded_towards_zero_as_a_cast_does() -> None:
 
 
 class _CountsFirst(tf.keras.metrics.Metric):
-    """A mean over calls of what it computes itself, which counts before it adds."""
+    """A mean over calls of its own computation, which counts before it adds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_a_metric_does_not_count_a_shard_of_no_examples(nested: bool) -> None:
     def update(x: tf.Tensor) -> None:
         mean.update_state(tf.reduce_mean(x))
         own.update_state(x)
-        calls.update_state(1.0)  # what is no value of the examples counts everywhere
+        calls.update_state(1.0)  # independent of the examples: counts everywhere
 
     def step(x: tf.Tensor) -> None:
         if nested:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reaches a variable from outside a step is whole or refused, never a part."""
+"""Values that reach a variable from outside a step are complete or refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a variable holds once a part of it is written, as a value."""
+"""The value of a variable after a write to a part of it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_what_has_no_counterpart_needs_components(method: str) -> None:
 
 @pytest.mark.parametrize("mode", ["function", "session"])
 def test_rows_on_which_replicas_do_not_agree_are_not_written(mode: str) -> None:
-    """Also where nobody can mend components after the error."""
+    """Even where the components cannot be repaired after the error."""
     repl = helpers.make(2, check=True, variables="mirrored", build="trace")
     with tf.Graph().as_default() if mode == "session" else contextlib.nullcontext():
         with repl.context():
@@ -121,7 +121,7 @@ def test_rows_on_which_replicas_do_not_agree_are_not_written(mode: str) -> None:
 def test_values_of_another_dtype_are_refused(
     method: str, arguments: tuple[Any, ...]
 ) -> None:
-    """Inside of a function too, where TensorFlow takes eager tensors as they are."""
+    """Even in a function, where TensorFlow captures eager tensors without a cast."""
     variable = _Variable()
     for write in (
         part_values.written,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables in parts: read, looked up, differentiated and written as whole ones are."""
+"""Partitioned variables behave like whole ones: reads, lookups, gradients, writes."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ LOSSES = (
 def trained(
     repl: Any, loss_of: Callable[..., Any], by: str = "tape", **ways: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a variable after two steps, and what the last step read of it."""
+    """Returns a variable after two steps, and the last step's reads of it."""
     v = variable(repl)
     with repl.context():
         optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.01), op="sum")
@@ -205,7 +205,7 @@ def test_gradients_are_those_of_one_device(
 def test_what_is_known_of_rows_is_not_compared_when_a_step_runs(
     loss_of: Callable[..., Any],
 ) -> None:
-    """However many there are; and what replicas read alike, they join once."""
+    """For any number of rows; and equal reads of replicas are joined once."""
     rules = {"table": replicator.strategy.Partitioned()}
     repl = replicator.Replicator(["CPU:0", "CPU:1"], strategy=rules)
     v = variable(repl)
@@ -224,7 +224,7 @@ def test_what_is_known_of_rows_is_not_compared_when_a_step_runs(
 
     ops = step.get_concrete_function().graph.get_operations()
     compared = [op for op in ops if op.type == "Assert"]
-    assert [op.name for op in compared] == ["written"]  # the mark behind all writes
+    assert [op.name for op in compared] == ["written"]  # the mark after all writes
     joins = [op for op in ops if op.type == "ConcatV2" and _joins_reads(op)]
     used = [op for op in joins if op.outputs[0].consumers()]
     assert len(used) == (1 if loss_of is dense else 0)
@@ -259,7 +259,7 @@ def test_is_written_in_steps_as_a_whole_variable_is() -> None:
 
         def step_fn() -> tf.Tensor:
             i = tf.cast(repl.replica_id, tf.float32)
-            v.assign_add(tf.ones_like(INITIAL) * i)  # the mean of all replicas'
+            v.assign_add(tf.ones_like(INITIAL) * i)  # the mean over all replicas
             v.scatter_add(tf.IndexedSlices(tf.ones([1, COLUMNS]) * (1 + i), [8]))
             v[0, 0].assign(i)
             v.scatter_nd_add([[1, 1]], [2.0 * i])

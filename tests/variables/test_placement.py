@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written outside a step is what is read there, wherever the components are."""
+"""Values written outside a step are read back there, for every placement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLACEMENTS = [
 
 @dataclasses.dataclass
 class _Variable:
-    """What a placement needs to know of a variable."""
+    """The facts of a variable that a placement uses."""
 
     components: list[tf.Variable]
 
@@ -79,7 +79,7 @@ def test_what_is_read_is_what_was_written(
 def test_what_is_owed_is_owed_by_whoever_owed_it_or_by_the_first(
     value: list[int],
 ) -> None:
-    """A row each, where there are as many replicas; else their sum."""
+    """One row each, if there are as many replicas; else their sum."""
     placed = collected.Owed(3)
     rows = np.array(value, "d")[:, np.newaxis]
     components = [tf.Variable(np.zeros([1, 1])) for _ in range(3)]
@@ -128,7 +128,7 @@ def test_copies_are_one_for_each_replica_and_what_is_apart_comes_last() -> None:
 
 
 def test_nothing_else_asks_which_placement_it_is() -> None:
-    """Only what creates variables names one; all others ask what follows from it."""
+    """Only the creation of variables names one; all other code uses its properties."""
     room = pathlib.Path(replicator.__file__).parent
     names = {type(placed).__name__ for placed in PLACEMENTS}
     asking = {

@@ -89,7 +89,7 @@ def test_writes_are_refused(mode: str, place: str, write: str, numpy: bool) -> N
     assert values == [[5.0, 5.0]] * 2
 
 
-# What writes by a handle, and tells the variable afterwards or never.
+# Writes by a handle, which notify the variable afterwards or never.
 BY_HANDLE: dict[str, Callable[[Any], Any]] = {
     **{
         name: lambda v, name=name: getattr(v1, name)(
@@ -207,7 +207,7 @@ def test_what_is_right_is_accepted() -> None:
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_a_step_inside_a_step_is_refused(mode: str, num_replicas: int) -> None:
-    """Two replicas would wait for threads that they hold."""
+    """Two replicas would wait for threads that they occupy."""
     repl, other = helpers.make(num_replicas), helpers.make(2)
 
     def inner() -> tf.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of variables on two hosts are the client's; each runs in its own folder."""
+"""Files of variables on two hosts are the client's; each process has its own folder."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
-    """The folders in which the two servers and the client run."""
+    """The working directories of the two servers and the client."""
     return [tmp_path_factory.mktemp(name) for name in ("a", "b", "client")]
 
 
 @pytest.fixture(scope="module")
 def read(folders: list[pathlib.Path]) -> dict[str, Any]:
-    """Runs the program; what it has read."""
+    """Runs the program; returns the values that it read."""
     with servers.serving(2, folders=folders[:2]) as told:
         done = servers.run_module(
             "tests.variables.files_on_hosts",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the seed is in a generator's state, and how replicas' seeds differ."""
+"""The position of the seed in a generator's state, and its offsets by replica."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that one replica owns: where they are, and that nothing else changes."""
+"""Variables with one owner: their placement, and that nothing else changes."""
 
 from __future__ import annotations
 

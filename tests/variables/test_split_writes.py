@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of variables in parts are written as those of whole ones."""
+"""Writes of rows and slices do the same to partitioned variables as to whole ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = tf.IndexedSlices(
 
 
 def check(axis: int, write: Any) -> None:
-    """Compares what a write makes of a variable in parts and of a plain one."""
+    """Compares a write's effect on a partitioned variable and on a plain one."""
     with parted.replicas(2, parted.InParts(2, axis)).context():
         v = tf.Variable(INITIAL)
     plain = tf.Variable(INITIAL)

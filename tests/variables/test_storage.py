@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one replica owns for all is given to each of them where a step needs that."""
+"""Variables with one owner become mirrored where a step needs components."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ jit = tf.function(jit_compile=True)
 def _step(
     repl: replicator.Replicator, forward: Callable[[Any], Any], v: Any, optimizer: Any
 ) -> Callable[[], Any]:
-    """Returns a step_fn that trains v: replica r by (r + 1) times the whole of it."""
+    """Returns a step_fn that trains v, with inputs r + 1 on replica r."""
 
     def step_fn() -> Any:
         with tf.GradientTape() as tape:
@@ -78,7 +78,7 @@ def test_only_what_needs_it_moves_and_all_of_it_at_once() -> None:
         return compiled() + tf.reduce_sum(outside)
 
     assert [float(x) for x in repl.run(step_fn)] == [6 * VALUE.sum()] * 2
-    assert built == [0, 0, 1]  # one more attempt, not one for each variable
+    assert built == [0, 0, 1]  # one more attempt, not one per variable
     assert [v.owner for v in inside] == [None] * 5 and outside.owner is not None
     (note,) = repl.plan.notes
     assert note.startswith("Not sharded, as used in a function with jit_compile=True")
@@ -102,7 +102,7 @@ def test_steps_inputs_go_on_where_they_were() -> None:
 
 
 def test_a_function_of_the_users_relies_on_the_one_component() -> None:
-    """It cannot be traced again: a step that needs others is refused; it goes on."""
+    """It cannot be retraced: a step that needs components is refused."""
     repl, v, optimizer, forward = _make(2, "sharded")
     step = tf.function(lambda: repl.run(lambda: v.assign_add(tf.ones_like(v))))
     step()
@@ -119,7 +119,7 @@ def test_a_function_of_the_users_relies_on_the_one_component() -> None:
 
 @pytest.mark.parametrize("writes", ["assign", "scatter", "read"])
 def test_functions_outside_of_steps(writes: str) -> None:
-    """What reads goes on as it is; what writes would reach the one component only."""
+    """Functions that read still work; writes would reach the one component only."""
     repl, v, optimizer, forward = _make(2, "sharded")
 
     @tf.function
@@ -157,7 +157,7 @@ def test_in_a_session_what_was_written_before_stays(how: str, tmp_path: Any) -> 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_in_a_session_all_components_are_initialized(early: bool) -> None:
-    """Also by what was asked for before the step is built."""
+    """Even by an initializer that was created before the step is built."""
     losses = {}
     for variables in ("mirrored", "sharded"):
         with tf.Graph().as_default():
@@ -181,10 +181,10 @@ def test_in_a_session_all_components_are_initialized(early: bool) -> None:
 
 
 def test_what_is_saved_after_it_moved(tmp_path: Any) -> None:
-    """Checkpoints and SavedModels hold one value, and what is loaded reaches all."""
+    """Checkpoints and SavedModels hold one value; loading reaches all components."""
     repl, v, optimizer, forward = _make(3, "sharded")
     with repl.context():
-        second = tf.Variable(VALUE)  # of another owner than v
+        second = tf.Variable(VALUE)  # whose owner differs from v's
     compiled = jit(lambda: tf.reduce_sum(v) + tf.reduce_sum(second))
     repl.run(lambda: compiled())
     module = tf.Module()
@@ -255,7 +255,7 @@ def test_a_keras_model_that_is_compiled_predicts_outside_of_steps() -> None:
 
 
 def test_threads_of_two_replicators_that_share_a_variable() -> None:
-    """No write of the one is lost while the other gives the variable components."""
+    """No write is lost while the other Replicator gives the variable components."""
     for _ in range(3):
         one, v, optimizer, forward = _make(3, "sharded")
         two = helpers.make(3, variables="sharded", build="trace")

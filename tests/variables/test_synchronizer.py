@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each variable's gradient is lowered as its synchronizer says, to the same values."""
+"""Each variable's gradient is lowered by its synchronizer, to the same values."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ def test_synchronizers_change_no_value(variables: str, steps: int) -> None:
     if variables == "mirrored" and steps == 1:
         gradients, assigned = plan
         assert sorted(gradients.algorithm.split(", ")) == ["hub", "ring", "tree"]
-        assert assigned.algorithm == "ring"  # what is assigned goes the same way
+        assert assigned.algorithm == "ring"  # assignments use the same algorithm

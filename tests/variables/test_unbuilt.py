@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What assigns to its variables while it is built: built once, or refused by name."""
+"""Objects that assign to their variables while being built: built once, or refused."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_optimizer_that_assigns_when_built_is_refused_in_a_graph(way: str) -> No
         with repl.context():
             variable = tf.Variable(X)
             optimizer = repl.wrap_optimizer(keras.optimizers.ScheduleFreeAdamW(0.1))
-        for _ in range(2):  # the first error leaves nothing that the second trusts
+        for _ in range(2):  # the first error leaves no state that the second relies on
             with pytest.raises(
                 replicator.errors.ContextError,
                 match=r"(?s)ScheduleFreeAdamW assigns to variable \S*momentum.*at "
@@ -240,7 +240,7 @@ def test_layer_that_assigns_when_built_is_refused_for_good(way: str, name: str) 
     for _ in range(3):
         with pytest.raises(replicator.errors.ContextError, match=said):
             repl.run(lambda: layer(tf.constant(X)))
-    for value in repl.run(lambda: anew(tf.constant(X))):  # the way out
+    for value in repl.run(lambda: anew(tf.constant(X))):  # the suggested fix
         np.testing.assert_array_equal(value, expected)
 
 
@@ -269,7 +269,7 @@ class LegacyWeights(tf_keras.layers.Layer):
 
 
 class Counting(keras.Model):
-    """Has no build: Keras calls it to build it, which is no step of the counter."""
+    """Has no build: Keras calls it to build it, which must not count as a step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,7 +309,7 @@ def test_layer_that_is_built_at_once_equals_one_device(
     for _ in range(2):
         expected = alone(x)
         values = repl.run(step_fn)
-        if name == "counting":  # how often Keras calls it is not ours to say
+        if name == "counting":  # the number of Keras' calls is not specified
             expected = values[0]
         for value in values:
             np.testing.assert_array_equal(value, expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No assignment leaves replicas different, and each means what is documented."""
+"""No assignment leaves replicas different, and each has its documented meaning."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_reads_and_writes_keep_their_order(mode: str) -> None:
 @pytest.mark.parametrize("where", ["cond", "while", "if", "function"])
 def test_what_is_assigned_in_control_flow_is_averaged(where: str, mode: str) -> None:
     if mode == "session" and where == "if":
-        where = "cond"  # without a function around there is no autograph
+        where = "cond"  # without a function around there is no AutoGraph
     repl = helpers.make(2)
     made = []
 

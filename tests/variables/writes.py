@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of variables share: every way to write one."""
+"""Every way to write a variable, shared by the tests of variables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make(repl: replicator.Replicator, value: Any = START, **facts: Any) -> tf.Va
 
 
 def written(write: Callable[[Any, Any], Any], start: Any, value: Any) -> np.ndarray:
-    """Returns what a plain variable holds after a write."""
+    """Returns a plain variable's value after a write."""
     plain = tf.Variable(start)
     write(plain, value)
     return plain.numpy()

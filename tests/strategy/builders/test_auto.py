@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Auto takes what is predicted to take the least time, by rates alone."""
+"""Auto chooses the fastest prediction, based on rates alone."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_works_at_the_same_time_shares_large_updates() -> None:
     assert tuple(there) == resources.devices
     whole = _node(_facts((4000, 4000), whole=True), resources)
     assert not whole.parts
-    # Where to join parts costs more than to update them, they are not made.
+    # Where joining parts costs more than updating them, there are none.
     costly = rates.Rates(*(1e-6, 1e-5, 1e-10, 1e-10, 1e-8), True)
     other = _node(_facts((4000, 4000)), _resources("GPU", 4, gpu=costly))
     assert not other.parts
@@ -141,7 +141,7 @@ def test_any_variables_have_nodes(
 def _resembles_no_cheaper(
     facts: VariableFacts, node: Node, resources: Resources, slots: int
 ) -> None:
-    """Nobody has found a node of all replicas that takes less than Auto's."""
+    """No node with all-reduce is predicted to be faster than Auto's."""
     other = predictions.predicted(
         Node(facts.path, AllReduceSynchronizer()),
         *(facts.shape, facts.nbytes, resources, bool(facts.sparse)),
@@ -204,9 +204,9 @@ def _language_model(repl: replicator.Replicator) -> Any:
     return step_fn, variables
 
 
-# What makes Auto share cores, make parts, and wait for the layout of gradients: by the
-# rows that a step touches the table of _language_model should not be in parts, as a
-# whole it should be.
+# Rates that make Auto share cores, split variables, and wait for the layout of
+# gradients: by the rows that a step touches, the table of _language_model should not be
+# split; by its full size, it should be.
 _FILES = {
     "shared": {"add": 1e-9, "apart": False},
     "parts": {"add": 1e-9, "apart": True},
@@ -243,7 +243,7 @@ def test_results_are_those_without(
         if kind == "waits":
             assert node.synchronizer == AllReduceSynchronizer()
             assert node.sent is not None and node.nbytes is not None
-            assert node.sent < node.nbytes  # rows travel
+            assert node.sent < node.nbytes  # only rows are sent
     for one, two in zip(*found, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
 

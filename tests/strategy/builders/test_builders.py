@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each builder says of variables: AutoDist's table of rules."""
+"""The nodes of each builder: AutoDist's table of rules."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def facts(
     *shapes: tuple[int, ...], sparse: tuple[int, ...] = ()
 ) -> list[VariableFacts]:
     """Returns facts of float32 variables v0, v1, ..., some with sparse gradients."""
-    made = []
+    result = []
     for k, shape in enumerate(shapes):
         nbytes = 4
         for size in shape:
             nbytes *= size
-        made.append(
+        result.append(
             VariableFacts(
                 f"v{k}", shape, "float32", sparse=k in sparse, order=k, nbytes=nbytes
             )
         )
-    return made
+    return result
 
 
 def places(nodes: tuple[Node, ...]) -> list[int]:
-    """Returns the index of the device that each node, or part of one, is on."""
+    """Returns the device index of each node, or of each part of one."""
     flat = [part for node in nodes for part in node.parts or (node,)]
     return [DEVICES.index(n.synchronizer.reduction_destination) for n in flat]
 
