@@ -62,7 +62,9 @@ def test_secrets_are_not_shown(capsys, monkeypatch) -> None:
     assert "hidden" not in output and "TF_NUM_THREADS=shown" in output
 
 
-@pytest.mark.parametrize("argument", ["more", "--colour=red"])
+@pytest.mark.parametrize(
+    "argument", ["more", pytest.param("--colour=red", marks=pytest.mark.slow)]
+)
 def test_bad_arguments_are_one_line(argument) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "replicator", argument],

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what communication costs here: `python -m replicator.calibrate`."""
+"""Measures the cost of communication here: `python -m replicator.calibrate`."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what work costs here: `python -m replicator.calibrate --output=FILE`.
+"""Measures the rates of this machine: `python -m replicator.calibrate --output=FILE`.
 
-What `Replicator(..., calibration=FILE)`, or the environment variable
-REPLICATOR_CALIBRATION, then chooses algorithms by. Prints the rates of the cost model
-(costs/rates.py), and beside one another what all_reduce takes by each algorithm, and
-what the model says of it. With --cluster it measures within and between the hosts to
-which `replicator.connect()` connects, each link between two of them.
+`Replicator(..., calibration=FILE)`, or the environment variable REPLICATOR_CALIBRATION,
+then chooses algorithms by these rates. Prints the rates of the cost model
+(costs/rates.py), and for each algorithm the measured time of all_reduce next to that of
+the model. With --cluster it measures within and between the hosts to which
+`replicator.connect()` connects, over each link between two of them.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError(f"unknown argument {argv[1]!r}")
         sizes = [_positive("--kibibytes", size) for size in _SIZES.value]
         command_line.check_outputs(_OUTPUT)
-        asked = [_positive("--replicas", count) for count in _REPLICAS.value or ()]
+        requested = [_positive("--replicas", count) for count in _REPLICAS.value or ()]
         if _CLUSTER.value:
-            found, counts, calibration, names = _of_cluster()
+            device_names, counts, calibration, names = _of_cluster()
         else:
-            found, counts, calibration = _of_devices(asked)
+            device_names, counts, calibration = _of_devices(requested)
             names = {}
         timings = [
             measure.measure_algorithms(
-                found[:n], size << 10, _ROUNDS.value, calibration
+                device_names[:n], size << 10, _ROUNDS.value, calibration
             )
             for n in counts
             for size in sizes
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         *(ValueError, OSError),
     ) as error:
         return command_line.fail(error)
-    except tf.errors.OpError as error:  # too little memory, say
+    except tf.errors.OpError as error:  # e.g. too little memory
         return command_line.fail(error.message)
     return 0
 
@@ -79,24 +79,32 @@ def main(argv: Sequence[str]) -> int:
 def _of_devices(
     asked: Sequence[int],
 ) -> tuple[Sequence[str], Sequence[int], rates.Calibration]:
-    """Measures devices of one host; returns them, and how many take part each time."""
-    found = [own[0] for own in devices.resolve(_DEVICES.value or _default())]
-    counts = asked or [n for n in (2, 4, 8) if n <= len(found)]
-    if len(found) < 2 or not all(1 < n <= len(found) for n in counts):
-        raise ValueError(f"{counts or 2} replicas on {len(found)} devices")
-    measured = measure.measure_rates(found, _ROUNDS.value)
-    calibration = rates.Calibration({rates.kind_of(found): measured})
-    return found, counts, calibration
+    """Measures devices of one host; returns them, the counts to time, and the rates."""
+    names = [
+        replica_devices[0]
+        for replica_devices in devices.resolve(_DEVICES.value or _default())
+    ]
+    counts = asked or [n for n in (2, 4, 8) if n <= len(names)]
+    if len(names) < 2 or not all(1 < n <= len(names) for n in counts):
+        raise ValueError(f"{counts or 2} replicas on {len(names)} devices")
+    measured = measure.measure_rates(names, _ROUNDS.value)
+    calibration = rates.Calibration({rates.kind_of(names): measured})
+    return names, counts, calibration
 
 
 def _of_cluster() -> tuple[
     Sequence[str], Sequence[int], rates.Calibration, Mapping[str, str]
 ]:
-    """Measures a cluster, and returns what the hosts are called, too."""
+    """Measures a cluster; also returns the names of its hosts."""
     if _DEVICES.value or _REPLICAS.value:
         raise ValueError("--cluster takes all devices; leave --devices, --replicas out")
-    own = clusters.measure_cluster(_ROUNDS.value)
-    return own.devices, [len(own.devices)], own.calibration, own.names
+    measured = clusters.measure_cluster(_ROUNDS.value)
+    return (
+        measured.devices,
+        [len(measured.devices)],
+        measured.calibration,
+        measured.names,
+    )
 
 
 def _default() -> list[str]:

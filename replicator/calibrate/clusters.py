@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What work costs within the hosts of a cluster, and on each link between them."""
+"""Measures rates within the hosts of a cluster and on each link between them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from replicator.calibrate import measure
 from replicator.cluster import connection
 from replicator.costs import hosts, rates
 
-_MOST_PAIRS_OF = 8  # hosts; of more, each is measured with the next one
-_SAMPLE = 1 << 20  # bytes, by which links are compared
+_MOST_PAIRS_OF = 8  # hosts; with more, each is measured with the next one only
+_SAMPLE = 1 << 20  # bytes of the message by which links are compared
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured of a cluster.
+    """The measurement of a cluster.
 
     Attributes:
-        devices: Those of all hosts.
-        calibration: What work costs.
-        names: What the hosts are called, by their names of `hosts.host_of`.
+        devices: The devices of all hosts.
+        calibration: The rates of work.
+        names: The names of the hosts, by their names of `hosts.host_of`.
     """
 
     devices: Sequence[str]
@@ -31,38 +31,38 @@ class Measured:
 
 
 def measure_cluster(rounds: int) -> Measured:
-    """Connects to the hosts that the environment describes, and measures.
+    """Connects to the hosts described by the environment, and measures.
 
     Args:
-        rounds: How often each is measured.
+        rounds: The number of measurements of each.
 
     Raises:
         ClusterError: There are no hosts, or they do not answer.
-        ValueError: There is one host.
+        ValueError: There is only one host.
     """
     connected = connection.connect()
     devices = connected.devices
-    members = [[devices[n] for n in own] for own in hosts.by_host(devices)]
+    members = [[devices[n] for n in host] for host in hosts.by_host(devices)]
     if len(members) < 2:
         raise ValueError("--cluster measures between hosts, and there is one")
-    found: dict[str, rates.Rates] = {}
-    several = next((own for own in members if len(own) > 1), None)
+    rates_by_kind: dict[str, rates.Rates] = {}
+    several = next((host for host in members if len(host) > 1), None)
     if several is not None:
-        found[rates.kind_of(several)] = measure.measure_rates(several, rounds)
+        rates_by_kind[rates.kind_of(several)] = measure.measure_rates(several, rounds)
     links = {
         frozenset(map(hosts.host_of, ends)): measure.measure_rates(ends, rounds)
-        for ends in pairs([own[0] for own in members])
+        for ends in pairs([host[0] for host in members])
     }
-    found["hosts"] = max(links.values(), key=seconds)
-    names = {hosts.host_of(own[0]): connected.host_of(own[0]) for own in members}
-    return Measured(devices, rates.Calibration(found, links), names)
+    rates_by_kind["hosts"] = max(links.values(), key=seconds)
+    names = {hosts.host_of(host[0]): connected.host_of(host[0]) for host in members}
+    return Measured(devices, rates.Calibration(rates_by_kind, links), names)
 
 
 def pairs(devices: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns between which devices of different hosts it is measured.
+    """Returns the pairs of devices on different hosts to measure between.
 
     Args:
-        devices: One of each host.
+        devices: One device per host.
     """
     if len(devices) <= _MOST_PAIRS_OF:
         return list(itertools.combinations(devices, 2))
@@ -70,5 +70,5 @@ def pairs(devices: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def seconds(link: rates.Rates) -> float:
-    """Returns what a message of some size takes on a link."""
+    """Returns the seconds of a message of _SAMPLE bytes on a link."""
     return link.message + _SAMPLE * link.link

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What work costs on a machine, and what all_reduce takes by each algorithm.
+"""Measures the rates of a machine, and all_reduce by each algorithm.
 
-A busy machine makes everything slower, but nothing faster: each time is the least of
-several rounds, in which the contenders take turns.
+A busy machine makes everything slower, but nothing faster. Therefore each time is the
+minimum over several rounds, in which the contenders take turns.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from replicator.plan import files
 from replicator.primitives import arithmetic
 from replicator.replicator import Replicator
 
-_TINY_OPS = 200  # in a chain, so that the call of the function does not count
+_TINY_OPS = 200  # in a chain, so that the overhead of the call is negligible
 _LARGE_OPS = 8
 _LARGE = 1 << 24  # bytes: large enough to leave the caches of most machines
-_LEAST_SECONDS = 0.02  # that a round of one contender takes, or one call
+_LEAST_SECONDS = 0.02  # minimum duration of a contender's round
 
 Function = Callable[[], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What all_reduce of one size takes on so many replicas, in seconds.
+    """The time of an all_reduce of one size on some replicas, in seconds.
 
     Attributes:
-        replicas: How many.
+        replicas: The number of replicas.
         nbytes: The size of each replica's tensor.
-        none: What the step takes without communication.
-        measured: What it takes more, by algorithm.
-        expected: What the model says.
+        none: The time of the step without communication.
+        measured: The additional time with it, by algorithm.
+        expected: The time predicted by the model, by algorithm.
     """
 
     replicas: int
@@ -50,11 +50,11 @@ class Timing:
 def measure_rates(
     names: Sequence[str], rounds: int, large: int = _LARGE
 ) -> rates.Rates:
-    """Measures what work costs on devices of one kind.
+    """Measures the rates of devices of one kind.
 
     Args:
         names: At least two devices, by their full names.
-        rounds: How often each is measured.
+        rounds: The number of measurements of each.
         large: The size of large tensors, in bytes.
     """
     times = shortest(_chains(names, large), rounds)
@@ -69,8 +69,7 @@ def measure_rates(
     return rates.Rates(
         op=op,
         message=message,
-        # Handing over a reference costs the same whatever the size; what differs is
-        # noise.
+        # Passing a reference costs the same for every size; differences are noise.
         link=0.0 if rates.kind_of(names) == "cpu" else max(0.0, sent) * per_byte,
         add=each("adds", "large", 2) * per_byte,
         copy=each("copies", "large", 1) * per_byte,
@@ -79,7 +78,7 @@ def measure_rates(
 
 
 def _chains(names: Sequence[str], large: int) -> dict[str, Function]:
-    """Returns functions, by name, whose times differ by one kind of work.
+    """Returns functions, by name, whose times differ by one kind of work each.
 
     Args:
         names: At least two devices, by their full names.
@@ -128,13 +127,13 @@ def _chains(names: Sequence[str], large: int) -> dict[str, Function]:
 def measure_algorithms(
     names: Sequence[str], nbytes: int, rounds: int, calibration: rates.Calibration
 ) -> Timing:
-    """Measures all_reduce by each algorithm, alone.
+    """Measures all_reduce alone, by each algorithm.
 
     Args:
         names: Where the replicas run.
         nbytes: The size of each replica's tensor.
-        rounds: How often each is measured.
-        calibration: What the model reckons with.
+        rounds: The number of measurements of each.
+        calibration: The rates that the model uses.
     """
     gpus = rates.are_gpus(names)
     algorithms = [a for a in cost.ALGORITHM_NAMES if a != "nccl" or gpus]
@@ -156,13 +155,13 @@ def measure_algorithms(
 def expected(
     names: Sequence[str], algorithm: str, nbytes: int, calibration: rates.Calibration
 ) -> float:
-    """Returns what the model says that an all_reduce takes.
+    """Returns the seconds of an all_reduce according to the model.
 
     Args:
         names: Where the replicas run.
         algorithm: One of cost.ALGORITHM_NAMES.
         nbytes: The size of each replica's tensor.
-        calibration: What work costs.
+        calibration: The rates of work.
     """
     if not hosts.in_levels(names):
         kind = rates.kind_of(names)
@@ -176,7 +175,7 @@ def expected(
 
 
 def _step(names: Sequence[str], nbytes: int, algorithm: str | None) -> Function:
-    """Returns a step that reduces one tensor per replica, or reduces none."""
+    """Returns a step that reduces one tensor per replica, or nothing."""
     repl = Replicator(names, algorithm=algorithm)
     with repl.context():
         variable = tf.Variable(tf.ones([max(1, nbytes // 4)]))
@@ -189,11 +188,11 @@ def _step(names: Sequence[str], nbytes: int, algorithm: str | None) -> Function:
 
 
 def shortest(functions: Mapping[Any, Function], rounds: int) -> dict[Any, float]:
-    """Returns the least seconds that a call of each takes; they take turns.
+    """Returns the minimum seconds of a call of each function; they take turns.
 
     Args:
-        functions: Return tensors, or nests of them.
-        rounds: How often each is measured.
+        functions: Functions that return tensors, or nests of them.
+        rounds: The number of measurements of each.
     """
     for function in functions.values():
         function()  # traces and builds
@@ -222,7 +221,7 @@ def show(
     Args:
         calibration: The rates.
         timings: The timings.
-        names: What hosts are called, by their names of `hosts.host_of`.
+        names: The names of hosts, by their names of `hosts.host_of`.
 
     Raises:
         DependencyError: rich is not installed.
@@ -236,10 +235,10 @@ def show(
     console = rich.console.Console(highlight=False, markup=False)
 
     def grid(title: str, *columns: str) -> rich.table.Table:
-        made = rich.table.Table(title=title, box=rich.box.SIMPLE, title_justify="left")
+        table = rich.table.Table(title=title, box=rich.box.SIMPLE, title_justify="left")
         for column in columns:
-            made.add_column(column, justify="right")
-        return made
+            table.add_column(column, justify="right")
+        return table
 
     for kind, measured in calibration.rates.items():
         costs = grid(f"What work costs ({kind})", "work", "costs")
@@ -250,10 +249,10 @@ def show(
         console.print(costs)
     if calibration.links:
         links = grid("Links between hosts", "hosts", "message", "link")
-        for ends, own in calibration.links.items():
-            called = sorted((names or {}).get(end, end) for end in ends)
-            message = f"{own.message * 1e6:.2f} us"
-            links.add_row(" - ".join(called), message, _per_second(own.link))
+        for ends, link_rates in calibration.links.items():
+            host_names = sorted((names or {}).get(end, end) for end in ends)
+            message = f"{link_rates.message * 1e6:.2f} us"
+            links.add_row(" - ".join(host_names), message, _per_second(link_rates.link))
         console.print(links)
     algorithms = list(timings[0].measured) if timings else []
     title = "all_reduce alone, ms, and what the model says"

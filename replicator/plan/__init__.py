@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step communicates, to look at before it runs: `Replicator.plan`.
+"""What a step communicates, known before it runs: `Replicator.plan`.
 
-Tables need rich and pictures need matplotlib; they are imported when one is asked for.
+Tables need rich and pictures need matplotlib, which are imported on first use.
 """
 
 from replicator.plan.plan import Plan

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints what a step communicates: `python -m replicator.plan module:make`.
 
-`make()` returns (repl, step_fn) or (repl, step_fn, input_fn). The step is built, and
-not run. With --simulate-hosts=N it is built for N hosts like this one, in a tf.Graph,
-where variables have no values and Python cannot see those of tensors. Flags of the
-module's own, by absl or argparse, go behind `--`.
+`make()` returns (repl, step_fn) or (repl, step_fn, input_fn). The step is built but not
+run. With --simulate-hosts=N it is built for N hosts like this one, in a tf.Graph, where
+variables have no values and Python cannot read those of tensors. The module's own
+flags, defined with absl or argparse, go after `--`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _USAGE = (
     "[--simulate-hosts=N] [-- FLAGS OF THE MODULE]"
 )
 _MOST_HOSTS = 1024
-OWN = flags.FlagValues()  # apart from the module's, which may have the same names
+OWN = flags.FlagValues()  # apart from the module's flags, which may have the same names
 _JSON = flags.DEFINE_string(
     "json", None, "A file to write the plan to, as JSON.", flag_values=OWN
 )
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _hosts(count: int | None) -> Iterator[None]:
-    """In this block, so many hosts are simulated, if any are."""
+    """In this block, `count` hosts are simulated, unless it is None."""
     if count is None:
         yield
     else:
@@ -95,7 +95,7 @@ def _plan(name: str, arguments: Sequence[str]) -> plans.Plan:
 def _built(repl: Replicator, functions: Sequence[Any]) -> plans.Plan:
     step = repl.build(*functions)
     if not tf.executing_eagerly():
-        step()  # into the default graph, which no session runs
+        step()  # builds into the default graph, which no session runs
     return step.plan
 
 

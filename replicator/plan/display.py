@@ -13,8 +13,8 @@ import rich.table
 from replicator.graph.ir.placeholder import Value
 from replicator.plan.rows import Row, Rows, Total
 
-_MOST_TENSORS = 3  # of one call that are shown
-_WIDTH = 150  # where there is no terminal that has one
+_MOST_TENSORS = 3  # shown per call
+_WIDTH = 150  # characters, if standard output is no terminal
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -23,7 +23,7 @@ def show(plan: Rows, file: TextIO | None = None) -> None:
 
     Args:
         plan: What to print.
-        file: Where to; standard output, unless given.
+        file: The text file to print to; standard output by default.
     """
     console = rich.console.Console(file=file, highlight=False, markup=False)
     if not console.is_terminal:
@@ -37,7 +37,7 @@ def show(plan: Rows, file: TextIO | None = None) -> None:
 
 
 def size(nbytes: int | None) -> str:
-    """Returns a number of bytes as it is shown, e.g. "1.5 KiB", or "?"."""
+    """Formats a number of bytes, e.g. "1.5 KiB", or "?" if unknown."""
     if nbytes is None:
         return "?"
     number, unit = float(nbytes), 0
@@ -47,18 +47,18 @@ def size(nbytes: int | None) -> str:
 
 
 def title(row: Row) -> str:
-    """Returns what a row is called: "all_reduce sum", "broadcast root=1"."""
+    """Returns the title of a row: "all_reduce sum", "broadcast root=1"."""
     options = (f"{name}={value}" for name, value in row.options.items())
     return " ".join(filter(None, [row.primitive, row.reduction, *options]))
 
 
 def tensors(row: Row) -> str:
-    """Returns what is passed, said once for replicas that pass alike."""
-    return _by_replica(row.group, [_listed(own) for own in row.operands])
+    """Lists the operands, once for all replicas that pass the same."""
+    return _by_replica(row.group, [_listed(operands) for operands in row.operands])
 
 
 def sent(row: Row) -> str:
-    """Returns how much each replica sends, said once for those that send as much."""
+    """Lists what each replica sends, once for all replicas that send the same size."""
     return _by_replica(row.group, [size(nbytes) for nbytes in row.sent])
 
 
@@ -69,13 +69,15 @@ def _listed(values: Sequence[Value]) -> str:
 
 
 def _by_replica(group: Sequence[int], texts: Sequence[str]) -> str:
-    """Returns a line for each different text and whose it is, or the only text."""
+    """Returns a line per distinct text with its replicas, or the only text."""
     owners: dict[str, list[int]] = {}
     for replica_id, text in zip(group, texts, strict=True):
         owners.setdefault(text, []).append(replica_id)
     if len(owners) == 1:
         return texts[0]
-    return "\n".join(f"{_ids(own)}: {text}" for text, own in owners.items())
+    return "\n".join(
+        f"{_ids(replica_ids)}: {text}" for text, replica_ids in owners.items()
+    )
 
 
 def _ids(replica_ids: Sequence[int]) -> str:
@@ -109,17 +111,17 @@ def _rows(plan: Rows) -> rich.table.Table:
 
 
 def _levels(row: Row) -> tuple[str, str, str]:
-    """Returns the cells of a row for several hosts."""
+    """Returns a row's cells for several hosts."""
     return size(row.within), size(row.between), duration(row.seconds or 0.0)
 
 
 def duration(seconds: float) -> str:
-    """Returns a time as it is shown, e.g. "1.5 ms"."""
+    """Formats a duration, e.g. "1.5 ms"."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _between(plan: Rows) -> str:
-    """Returns what is said of the links between hosts."""
+    """Describes the links between hosts."""
     text = (
         f"Communication takes {duration(plan.seconds or 0.0)} a step by the "
         "calibration, one row after the other, messages of a link too; conditionals "
@@ -138,7 +140,7 @@ def _between(plan: Rows) -> str:
 
 
 def _totals(plan: Rows) -> rich.table.Table:
-    """Returns the table of what the rows come to."""
+    """Returns the table of totals."""
     table = _table("Totals over all replicas")
     table.caption = (
         "per step: what is certain to happen, counted loops by their turns. each time: "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tables and pictures need: packages that may be missing, files to write."""
+"""Prerequisites of tables and pictures: optional packages and output files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from replicator import errors
 
 
 def check_picture(what: str, path: str | os.PathLike[str]) -> None:
-    """Raises ArgumentError unless a path names a kind of picture that can be made.
+    """Raises ArgumentError unless a path names a supported picture format.
 
     Args:
-        what: Is to be plotted: "a plan".
-        path: Where to.
+        what: What is to be plotted: "a plan".
+        path: The picture file.
     """
     named = isinstance(path, str | os.PathLike)
     suffix = os.path.splitext(os.fspath(path))[1].lower() if named else ""
@@ -32,10 +32,10 @@ def check_picture(what: str, path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def writing(problem: str, where: Any) -> Iterator[None]:
-    """Says in this block what could not be written, and where.
+    """Turns errors of writing in this block into an ArgumentError.
 
     Args:
-        problem: "a plan cannot be plotted to".
+        problem: The start of the message: "a plan cannot be plotted to".
         where: The file.
     """
     try:
@@ -51,7 +51,7 @@ def writing(problem: str, where: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def needing(package: str, to: str) -> Iterator[None]:
-    """Says how to install a package that an import in this block does not find."""
+    """Turns a failed import in this block into an error that says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan as a picture, by matplotlib: replicas are lanes, communications are links.
 
-Communications stand from left to right in build order, over the numbers that they have
-in the table; long plans go on in further strips. Sizes are in inches, so that a picture
-stays readable however much it holds.
+Communications are drawn from left to right in build order, above their numbers in the
+table; long plans continue in further strips. Sizes are in inches, so that a picture
+stays readable whatever its contents.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from matplotlib.lines import Line2D
 from replicator.plan.display import size, title
 from replicator.plan.rows import Row, Rows
 
-_LANE = 0.45  # the distance of two lanes
-_STEP = 0.45  # the most distance of two communications
-_WIDTH = 18.0  # the most of a strip, without the names of its lanes
+_LANE = 0.45  # distance between lanes
+_STEP = 0.45  # largest distance between communications
+_WIDTH = 18.0  # largest width of a strip, without lane names
 _LEAST_WIDTH = 6.0
-_LEFT = 1.2  # for the names of the lanes
+_LEFT = 1.2  # for lane names
 _MOST_IN_STRIP = 64
 _TOP = 0.55  # for the heading
 _LEGEND_ENTRY = (1.5, 0.22)
-_CHARACTER = 0.06  # the width of one at _FONT_SIZE
+_CHARACTER = 0.06  # width of one at _FONT_SIZE
 _FONT_SIZE = 7.5
 _MOST_CHARACTERS = 60
 _DPI = 110
@@ -41,7 +41,7 @@ Color = tuple[float, float, float, float]
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """Neighbours in the same place of the control flow, by their numbers."""
+    """Adjacent communications at the same place in the control flow, by number."""
 
     first: int
     last: int
@@ -50,17 +50,17 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """Where things are, in inches.
+    """The layout of a picture, in inches.
 
     Attributes:
         strips: The numbers of the communications in each strip.
-        step: The distance of two communications.
-        width: Of a strip, without the names of its lanes.
-        above: Of the lanes, for the names of communications.
-        lanes: How many replicas there are.
-        below: Of the lanes, for numbers and for the names of places.
-        head: Of the strips, for the heading and the legend.
-        columns: Of the legend.
+        step: The distance between communications.
+        width: The width of a strip, without lane names.
+        above: The space above the lanes, for the titles of communications.
+        lanes: The number of replicas.
+        below: The space below the lanes, for numbers and places.
+        head: The space above the strips, for the heading and the legend.
+        columns: The number of columns of the legend.
     """
 
     strips: tuple[range, ...]
@@ -126,7 +126,7 @@ def make_figure(plan: Rows) -> Figure:
 
 
 def _layout(plan: Rows, entries: int) -> _Layout:
-    """Decides where things are, for a legend of so many entries."""
+    """Computes the layout for a legend with `entries` entries."""
     count = max(len(plan), 1)
     each = math.ceil(count / math.ceil(count / _MOST_IN_STRIP))
     step = min(_WIDTH / each, _STEP)
@@ -148,7 +148,7 @@ def _layout(plan: Rows, entries: int) -> _Layout:
 def _draw_strip(
     axes: Axes, plan: Rows, numbers: Sequence[int], layout: _Layout
 ) -> None:
-    """Draws neighbouring communications; x counts them, y the replicas."""
+    """Draws one strip of communications: x is their number, y the replica."""
     lanes = layout.lanes
     left = (numbers[0] if numbers else 0) - 0.7
     axes.set_axis_off()
@@ -188,19 +188,23 @@ def _shortened(text: str) -> str:
 
 
 def _length(texts: Iterable[str]) -> float:
-    """Returns the length of the longest text, as it is written upwards."""
+    """Returns the height of the longest text, written vertically."""
     return _CHARACTER * max(map(len, texts), default=0)
 
 
 def _runs(plan: Rows, numbers: Sequence[int]) -> list[_Run]:
-    """Returns the runs among neighbours, without those at the top level."""
+    """Returns the runs of adjacent communications, except at the top level."""
     runs = []
     places = itertools.groupby(numbers, lambda n: (plan[n].path, plan[n].times))
     for (path, times), group in places:
-        own = list(group)
+        neighbours = list(group)
         often = "" if times in (1, None) else f" ({times} times)"
         if path:
-            runs.append(_Run(own[0], own[-1], _shortened(" > ".join(path)) + often))
+            runs.append(
+                _Run(
+                    neighbours[0], neighbours[-1], _shortened(" > ".join(path)) + often
+                )
+            )
     return runs
 
 
@@ -227,18 +231,18 @@ def _draw_lanes(axes: Axes, devices: Sequence[str]) -> None:
 
 
 def _draw_row(axes: Axes, number: int, row: Row, color: Color) -> None:
-    """Draws a link between the participants, filled at those that send."""
+    """Draws a link between the participants; senders have filled markers."""
     ends = [min(row.group), max(row.group)]
     axes.plot([number] * 2, ends, color=color, lw=1.5, ls=_dashes(row.backward))
     sources = {link.source for link in row.links}
     receivers = {link.destination for link in row.links} - sources
-    for face, own in (
+    for face, replica_ids in (
         (color, [r for r in row.group if r not in receivers]),
         ("white", [r for r in row.group if r in receivers]),
     ):
         axes.scatter(
-            [number] * len(own),
-            own,
+            [number] * len(replica_ids),
+            replica_ids,
             s=30,
             marker=_marker(row.backward),
             facecolor=[face],
@@ -271,7 +275,7 @@ def _write(
 
 
 def _legend(plan: Rows) -> Iterator[Line2D]:
-    """Yields an entry for each primitive, and for what else tells links apart."""
+    """Yields a legend entry per primitive and per style of link."""
     for name, color in _colors(plan).items():
         yield Line2D([], [], color=color, lw=4, label=name)
     for backward, name in ((False, "forward"), (True, "backward")):

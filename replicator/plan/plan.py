@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""class Plan: what the replicas communicate in a step, to look at and to keep.
+"""Plan: what the replicas of a step communicate, for inspection and storage.
 
-Made of what graph/lowering/record.py keeps while a step is built.
+Made from the records that graph/lowering/record.py takes while a step is built.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from replicator.plan.rows import Row, Rows
 
 
 class Plan(Rows):
-    """What the replicas communicate in a step: a sequence of Rows, in build order.
+    """What the replicas of a step communicate: a sequence of Rows, in build order.
 
-    On each level of the control flow, calls stand before those of gradients.
+    On each level of the control flow, forward calls precede those of gradients.
 
     Example:
         >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
@@ -32,8 +32,8 @@ class Plan(Rows):
     Attributes:
         rows: One per communication.
         devices: `devices[r]` is where replica r runs.
-        notes: What the step needed that costs something, and where: variables that
-            could not be sharded.
+        notes: Costly requirements of the step and their lines: variables that could not
+            be sharded.
     """
 
     def print(self, file: TextIO | None = None) -> None:
@@ -46,7 +46,7 @@ class Plan(Rows):
             ...
 
         Args:
-            file: Where to; standard output, unless given.
+            file: The text file to print to; standard output by default.
 
         Raises:
             ArgumentError: The file cannot be written to.
@@ -66,14 +66,14 @@ class Plan(Rows):
             display.show(self, file)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws the replicas as lanes and their communications, by matplotlib.
+        """Draws the replicas as lanes, with their communications, by matplotlib.
 
         Example:
             >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
             >>> plan.plot("plan.svg")
 
         Args:
-            path: The picture's file, .png or .svg.
+            path: The picture file, .png or .svg.
 
         Raises:
             ArgumentError: The path has another suffix, or cannot be written to.
@@ -113,7 +113,7 @@ class Plan(Rows):
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Returns the plan of which `to_json` made this text.
+        """Returns the plan that `to_json` turned into this text.
 
         Example:
             >>> from replicator.plan import Plan
@@ -122,7 +122,7 @@ class Plan(Rows):
             True
 
         Raises:
-            ArgumentError: The text is no plan.
+            ArgumentError: The text is not a plan.
         """
         return reading.read(cls, text)
 
@@ -136,15 +136,16 @@ def make_plan(
     """Returns the plan of a step.
 
     Args:
-        communications: What was kept while it was built.
+        communications: The records taken while it was built.
         devices: `devices[r]` is where replica r runs.
-        algorithms: For each primitive, how it is done where the communication itself
-            does not say.
-        notes: What else is to be known of the step.
+        algorithms: The algorithm of each primitive, for communications that do not
+            record one.
+        notes: Remarks about the step.
     """
     return Plan(
         tuple(
-            _row(kept, algorithms[kept.calls[0].primitive]) for kept in communications
+            _row(record, algorithms[record.calls[0].primitive])
+            for record in communications
         ),
         tuple(devices),
         tuple(notes),
@@ -153,10 +154,10 @@ def make_plan(
 
 def _row(kept: Communication, algorithm: str) -> Row:
     options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
-    options.pop("algorithm", None)  # how it is done says that
+    options.pop("algorithm", None)  # the row's algorithm says that
     options.pop("writes", None)
     place = kept.place
-    if options.pop("when", False):  # an operand says whether, when the step runs
+    if options.pop("when", False):  # an operand decides when the step runs
         place = place.inside("conditional (when due)", None)
     return Row(
         primitive=kept.calls[0].pairs_as,
@@ -178,15 +179,15 @@ def _row(kept: Communication, algorithm: str) -> Row:
 
 
 def _synchronizers(policies: Sequence[OperandPolicy]) -> str:
-    """Returns how what is reduced for variables is, each way once."""
-    found = [
+    """Returns the distinct synchronizers of the variables that a call reduces for."""
+    synchronizers = [
         f"PS {policy.owner}"
         if policy.owner is not None
         else " group ".join(filter(None, ["all-reduce", policy.bucket]))
         for policy in policies
         if policy.variable
     ]
-    return ", ".join(dict.fromkeys(found))
+    return ", ".join(dict.fromkeys(synchronizers))
 
 
 def _lines(calls: Sequence[Call]) -> tuple[str, ...]:

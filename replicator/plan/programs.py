@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs do that are given `module:make`: the step it makes, or one line."""
+"""Loads the step of `module:make` for programs; failures become one-line errors."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from replicator import _tf, command_line, errors
 from replicator.command_line import BadInput
 from replicator.replicator import Replicator
 
-# How lines begin by which TensorFlow says where ops were made.
+# How lines begin in which TensorFlow lists where ops were created.
 _OF_STACKS = ("  File ", "Graph execution error", "Detected at node", "<stack traces")
 
 _ROOTS = re.compile(r"\d+ root error\(s\) found\.\n +\(0\) [A-Z_]+: +")
 _TRACEBACK = "\nTraceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)\n')
 _PACKAGES = os.sep + "site-packages" + os.sep
-_MOST_SAID = 700  # characters, so that the line that raised is not cut off behind them
+_MOST_SAID = 700  # characters, so that the raising line, which follows, is not cut off
 
 
 def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence[Any]]:
-    """Returns a Replicator, and its step_fn and maybe input_fn, made anew.
+    """Calls make(), and returns its Replicator with step_fn and perhaps input_fn.
 
     Args:
         name: "module:make", where make() returns (repl, step_fn) or (repl, step_fn,
-            input_fn). The module is looked for in the working directory, too.
-        arguments: What the module finds on its command line: flags of its own.
+            input_fn). The working directory is searched for the module, too.
+        arguments: The module's own command-line flags.
 
     Raises:
-        BadInput: There is no such function, or it fails, or returns something else.
+        BadInput: There is no such function, it fails, or it returns anything else.
     """
     with _command_line(name, arguments):
-        found = tried(f"{name}()", maker(name, arguments))
-    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        result = tried(f"{name}()", maker(name, arguments))
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise BadInput(
-            f"{name}() returned a {type(found).__name__}; expected a tuple (repl, "
+            f"{name}() returned a {type(result).__name__}; expected a tuple (repl, "
             "step_fn) or (repl, step_fn, input_fn)"
         )
-    repl, *functions = found
+    repl, *functions = result
     if not isinstance(repl, Replicator):
         raise BadInput(
             f"{name}() returned a {type(repl).__name__} first; expected a Replicator"
@@ -60,7 +60,7 @@ def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence
 
 @contextlib.contextmanager
 def _command_line(name: str, arguments: Sequence[str]) -> Iterator[None]:
-    """In this block, a module finds its own arguments, and not the program's."""
+    """In this block, sys.argv holds the module's arguments instead of the program's."""
     before, sys.argv = sys.argv, [name.partition(":")[0], *arguments]
     try:
         yield
@@ -69,14 +69,14 @@ def _command_line(name: str, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
-    """Returns the function that "module:make" names.
+    """Returns the function named by "module:make".
 
     Args:
         name: See `made`.
         arguments: See `made`.
 
     Raises:
-        BadInput: There is none.
+        BadInput: There is no such function.
     """
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
@@ -94,22 +94,22 @@ def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
             f"the flags of {module_name}",
             lambda: command_line.parse_of_module(module_name, arguments),
         )
-    found: Any = module
+    target: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise BadInput(f"module {module_name} has no {attribute}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise BadInput(f"{name} is a {type(found).__name__}; expected a function")
-    return found
+        target = getattr(target, part)
+    if not callable(target):
+        raise BadInput(f"{name} is a {type(target).__name__}; expected a function")
+    return target
 
 
 def tried(what: str, function: Callable[[], Any]) -> Any:
-    """Calls a function, and makes one line of what it raises.
+    """Calls a function, and turns what it raises into a one-line BadInput.
 
     Args:
-        what: What is tried, as the line begins.
-        function: Whatever it raises may come of the user's own code.
+        what: What is tried: the beginning of the line.
+        function: May raise anything, as it may run the user's code.
 
     Raises:
         BadInput: It failed.
@@ -127,19 +127,21 @@ def tried(what: str, function: Callable[[], Any]) -> Any:
 
 
 def _line(error: Exception) -> str:
-    """Returns the line of the program that raised, or that called what did.
+    """Returns the program's line that raised, or that called what raised.
 
-    Packages are the user's, too, as long as no line outside of them is known. Where
-    TensorFlow called Python, the lines are in its error's text.
+    Lines in packages count only if there are no others. If TensorFlow called Python,
+    the lines are in the text of its error.
     """
-    told = _message(error).partition(_TRACEBACK)[2].partition(_TRACEBACK)[0]
-    listed = [(file, int(line), name) for file, line, name in _FRAME.findall(told)]
-    frames = _tf.users_of(listed) or _tf.user_frames(error)
+    traceback = _message(error).partition(_TRACEBACK)[2].partition(_TRACEBACK)[0]
+    frames_in_text = [
+        (file, int(line), name) for file, line, name in _FRAME.findall(traceback)
+    ]
+    frames = _tf.users_of(frames_in_text) or _tf.user_frames(error)
     return errors.innermost([f for f in frames if _PACKAGES not in f[0]] or frames)
 
 
 def _said(error: Exception) -> str:
-    """Returns the text of an error; of one of a step, without stacks."""
+    """Returns the text of an error; without stack traces if a step raised it."""
     if not isinstance(error, tf.errors.OpError):
         return str(error)
     text = _ROOTS.sub("", _message(error).partition(_TRACEBACK)[0])
@@ -152,5 +154,5 @@ def _said(error: Exception) -> str:
 
 
 def _message(error: Exception) -> str:
-    """Returns what TensorFlow says of an error in a step; "" of any other."""
+    """Returns TensorFlow's message for an error in a step; "" for other errors."""
     return str(error.message) if isinstance(error, tf.errors.OpError) else ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of which a JSON text was made; nothing else passes for one.
+"""Reads a plan from its JSON text and refuses anything else.
 
-What is read is printed, plotted and added up later, where an entry of another type
-would fail far from its cause. So every field is read as the type that Row says it has.
+Plans are printed, plotted and summed later, where an entry of the wrong type would fail
+far from its cause. Therefore every field is checked against its type in Row.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from replicator.plan.rows import Rows
 
 _R = typing.TypeVar("_R", bound=Rows)
 
-_MOST = 2**63 - 1  # bytes, turns or entries, and ids
+_MOST = 2**63 - 1  # bytes, iterations, entries, ids
 
 
 class _NoPlan(Exception):
-    """What is read is no plan."""
+    """The text is not a plan."""
 
 
 def read(kind: type[_R], text: str) -> _R:
-    """Returns the plan of which `Plan.to_json` made this text.
+    """Returns the plan that `Plan.to_json` turned into this text.
 
     Args:
-        kind: What a plan is.
+        kind: The class of the plan.
         text: The text.
 
     Raises:
-        ArgumentError: The text is no plan.
+        ArgumentError: The text is not a plan.
     """
     try:
         if not isinstance(text, str | bytes | bytearray):
@@ -55,7 +55,7 @@ def read(kind: type[_R], text: str) -> _R:
 
 
 def _read(hint: Any, found: Any, where: str) -> Any:
-    """Returns what was found as the type that it should have."""
+    """Converts a JSON value to the type of a hint."""
     kind, inside = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return _read_fields(hint, found, where)
@@ -68,7 +68,7 @@ def _read(hint: Any, found: Any, where: str) -> Any:
     if kind is Mapping and isinstance(found, dict):
         return found
     if hint is str and isinstance(found, str):
-        found.encode()  # half of a surrogate pair cannot be printed
+        found.encode()  # a lone surrogate cannot be printed
         return found
     if hint is bool and isinstance(found, bool):
         return found
@@ -87,7 +87,7 @@ def _read_fields(cls: Any, found: Any, where: str) -> Any:
     for field in dataclasses.fields(cls):
         if field.name not in found:
             if field.default is not dataclasses.MISSING:
-                continue  # a plan that an earlier version wrote
+                continue  # a plan written by an earlier version
             raise _NoPlan(f"{where} has no {field.name}")
         place = f"{where}.{field.name}"
         facts[field.name] = _read(hints[field.name], found[field.name], place)
@@ -95,7 +95,7 @@ def _read_fields(cls: Any, found: Any, where: str) -> Any:
 
 
 def _check(plan: Rows) -> None:
-    """Raises _NoPlan unless a plan's numbers belong together."""
+    """Raises _NoPlan unless a plan's numbers are consistent."""
     if not plan.devices:
         raise _NoPlan("the plan has no devices")
     for n, row in enumerate(plan.rows):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the replicas communicate in a step, one Row per communication: pure data."""
+"""The communications of a step, one Row each: pure data."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class Row:
 
     Attributes:
         primitive: "all_reduce", ...; "message" for a send with its recv.
-        reduction: "sum", "max", ...; "" where nothing is reduced.
-        options: What else the replicas agreed on, e.g. {"root": 1}.
+        reduction: "sum", "max", ...; "" if nothing is reduced.
+        options: The other options that the replicas agreed on, e.g. {"root": 1}.
         group: The replicas that take part, in order.
         operands: `operands[n]` is the dtype and shape of each tensor that replica
             `group[n]` passes.
-        links: Who sends how many bytes to whom, each time.
-        algorithm: How it is done: "hub", "direct", ...; "factors, hub" if some tensors
-            are done by the one, some by the other.
-        path: The control flow around it, outermost first; empty at the top level.
-        times: How often it happens in a step; None where that is only known when the
-            step runs: in a conditional, or in a loop whose turns cannot be counted.
-        lines: The user's lines that ask for it, e.g. "train.py:42 in step_fn"; several
-            if those of the replicas differ.
+        links: Which replica sends how many bytes to which, per execution.
+        algorithm: "hub", "direct", ...; "factors, hub" if some tensors use the one and
+            some the other.
+        path: The enclosing control flow, outermost first; empty at the top level.
+        times: Executions per step; None if the number is only known when the step runs:
+            in a conditional, or in a loop whose iterations cannot be counted.
+        lines: The user's lines that request it, e.g. "train.py:42 in step_fn"; several
+            if the replicas' lines differ.
         backward: Whether it belongs to a gradient.
-        wires: Which host sends how much to which, each time; empty if there is one.
-        seconds: How long it takes between hosts, by the calibration, if nothing else
-            happens; None on one host.
-        synchronizer: How the variables are kept equal that it is for, each way once:
-            "PS 0" where replica 0 owns them, "all-reduce group 1"; "" for no variable.
+        wires: Which host sends how much to which, per execution; empty on one host.
+        seconds: Its time between hosts, by the calibration, on otherwise idle links;
+            None on one host.
+        synchronizer: The distinct synchronizers of its variables: "PS 0" if replica 0
+            owns them, "all-reduce group 1"; "" for no variable.
         scope: The name scope of its ops, e.g. "communicate/all_reduce/3"; in functions,
-            behind the names of what calls them.
+            prefixed by the names of the calling ops.
     """
 
     primitive: str
@@ -59,12 +59,12 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Where it is: "top level", or "loop body > function inner"."""
+        """Its place, e.g. "top level" or "loop body > function inner"."""
         return " > ".join(self.path) or "top level"
 
     @property
     def sent(self) -> tuple[int | None, ...]:
-        """`sent[n]` bytes leave the device of replica `group[n]`; None: unknown."""
+        """`sent[n]` bytes leave the device of replica `group[n]`; None if unknown."""
         return tuple(
             add(link.nbytes for link in self.links if link.source == replica_id)
             for replica_id in self.group
@@ -72,17 +72,17 @@ class Row:
 
     @property
     def nbytes(self) -> int | None:
-        """How many bytes travel in all; None where a size is unknown."""
+        """The number of bytes sent in all; None if a size is unknown."""
         return add(link.nbytes for link in self.links)
 
     @property
     def between(self) -> int | None:
-        """How many bytes travel between hosts; None where a size is unknown."""
+        """The number of bytes sent between hosts; None if a size is unknown."""
         return add(wire.nbytes for wire in self.wires)
 
     @property
     def within(self) -> int | None:
-        """How many bytes travel within hosts; None where a size is unknown."""
+        """The number of bytes sent within hosts; None if a size is unknown."""
         if self.nbytes is None or self.between is None:
             return None
         return self.nbytes - self.between
@@ -90,12 +90,12 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """How much several communications come to.
+    """The sum over several communications.
 
     Attributes:
-        communications: How many there are.
-        nbytes: How many bytes travel, without those of unknown size.
-        unknown: How many of the communications send tensors of unknown size.
+        communications: The number of communications.
+        nbytes: The number of bytes sent, without tensors of unknown size.
+        unknown: The number of communications that send tensors of unknown size.
     """
 
     communications: int = 0
@@ -105,12 +105,13 @@ class Total:
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """What a step communicates, as far as that is known before it runs.
+    """The traffic of a step, as far as it is known before the step runs.
 
     Attributes:
-        per_step: What happens in each step: counted loops by the number of their turns.
-        per_turn: What is in conditionals and in loops whose turns cannot be
-            counted, each communication taken once.
+        per_step: Communications that each step certainly executes, with counted loops
+            multiplied by their iterations.
+        per_turn: Communications in conditionals and in loops whose iterations cannot be
+            counted, each counted once.
     """
 
     per_step: Total
@@ -121,13 +122,13 @@ class Totals:
 class Rows(Sequence[Row]):
     """The Rows of a step, in build order.
 
-    On each level of the control flow, calls stand before those of gradients.
+    On each level of the control flow, forward calls precede those of gradients.
 
     Attributes:
         rows: One per communication.
         devices: `devices[r]` is where replica r runs.
-        notes: What the step needed that costs something, and where: variables that
-            could not be sharded.
+        notes: Costly requirements of the step and their lines: variables that could not
+            be sharded.
     """
 
     rows: tuple[Row, ...]
@@ -148,7 +149,7 @@ class Rows(Sequence[Row]):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that the replicas run on, in the order in which they come first.
+        """The hosts that the replicas run on, in order of first appearance.
 
         Example:
             >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
@@ -161,36 +162,35 @@ class Rows(Sequence[Row]):
     def slowest_link(self) -> Wire | None:
         """The link between two hosts that is busy longest in a step; None on one host.
 
-        What is in conditionals and in loops of unknown length counts once.
+        Conditionals and loops of unknown length count once.
 
         Example:
             >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
             >>> print(plan.slowest_link)
             None
         """
-        found: dict[tuple[int, int], list[tuple[int, Wire]]] = {}
+        wires_by_ends: dict[tuple[int, int], list[tuple[int, Wire]]] = {}
         for row in self.rows:
             times = 1 if row.times is None else row.times
             for wire in row.wires:
                 ends = wire.source, wire.destination
-                found.setdefault(ends, []).append((times, wire))
+                wires_by_ends.setdefault(ends, []).append((times, wire))
         links = [
             Wire(
                 *ends,
-                sum(times * wire.messages for times, wire in own),
-                add(w.nbytes if w.nbytes is None else n * w.nbytes for n, w in own),
-                sum(times * wire.seconds for times, wire in own),
+                sum(times * wire.messages for times, wire in wires),
+                add(w.nbytes if w.nbytes is None else n * w.nbytes for n, w in wires),
+                sum(times * wire.seconds for times, wire in wires),
             )
-            for ends, own in sorted(found.items())
+            for ends, wires in sorted(wires_by_ends.items())
         ]
         return max(links, key=lambda wire: wire.seconds, default=None)
 
     @property
     def seconds(self) -> float | None:
-        """How long a step communicates, one row after the other; None on one host.
+        """The time of all rows, one after the other; None on one host.
 
-        By the calibration; what is in conditionals and in loops of unknown length
-        counts once.
+        By the calibration; conditionals and loops of unknown length count once.
 
         Example:
             >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
@@ -206,7 +206,7 @@ class Rows(Sequence[Row]):
 
     @property
     def totals(self) -> Totals:
-        """How much all rows communicate.
+        """The totals over all rows.
 
         Example:
             >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
@@ -217,7 +217,7 @@ class Rows(Sequence[Row]):
 
     @property
     def by_primitive(self) -> dict[str, Totals]:
-        """How much the rows of each primitive communicate, by its name.
+        """The totals over the rows of each primitive, by its name.
 
         Example:
             >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
@@ -232,10 +232,10 @@ class Rows(Sequence[Row]):
 
 
 def _totals(rows: Iterable[Row]) -> Totals:
-    kept = list(rows)
+    all_rows = list(rows)
     return Totals(
-        per_step=_total((row, row.times) for row in kept if row.times is not None),
-        per_turn=_total((row, 1) for row in kept if row.times is None),
+        per_step=_total((row, row.times) for row in all_rows if row.times is not None),
+        per_turn=_total((row, 1) for row in all_rows if row.times is None),
     )
 
 

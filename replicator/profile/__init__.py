@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step takes, and when more replicas pay: `python -m replicator.profile`."""
+"""Measures a step, predicts when more replicas pay: `python -m replicator.profile`."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a step takes, and when more replicas pay: `python -m replicator.profile`.
+"""Measures a step and predicts when more replicas pay: `python -m replicator.profile`.
 
 `make()` returns (repl, step_fn) or (repl, step_fn, input_fn), as for
-`python -m replicator.plan`. It is called twice: as it is, and with one replica whose
-batch is as large; batches that are shares of a global one have to be of
-`ctx.per_replica_batch_size`. Steps of both are run and measured. Flags of the module's
-own, by absl or argparse, go behind `--`.
+`python -m replicator.plan`. It is called twice: as written, and with one replica whose
+batch is as large; batches that are shares of a global one must use
+`ctx.per_replica_batch_size`. Steps of both are run and measured. The module's own
+flags, defined with absl or argparse, go after `--`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _USAGE = (
     "[--trace=PATH] [-- FLAGS OF THE MODULE]"
 )
 _MOST_TRIALS = 10**6
-OWN = flags.FlagValues()  # apart from the module's, which may have the same names
+OWN = flags.FlagValues()  # apart from the module's flags, which may have the same names
 _STRATEGY = flags.DEFINE_string(
     "strategy",
     None,
@@ -123,18 +123,18 @@ def main(argv: Sequence[str]) -> int:
 def _measured(
     name: str, arguments: Sequence[str], strategy: Any
 ) -> tuple[parts.Measured, list[traces.Ran]]:
-    """Makes and measures the program of that name, as it is and on one replica."""
+    """Builds and measures the named program, as written and on one replica."""
     step, make = f"the step of {name}", lambda: programs.made(name, arguments)
-    found = programs.tried(step, lambda: measure.whole(make, strategy))
-    one = programs.tried(
+    whole = programs.tried(step, lambda: measure.whole(make, strategy))
+    alone = programs.tried(
         f"{step}, made anew with one replica to compare",
-        lambda: measure.alone(make, found),
+        lambda: measure.alone(make, whole),
     )
-    return programs.tried(step, lambda: measure.measure(found, one, _TRIALS.value))
+    return programs.tried(step, lambda: measure.measure(whole, alone, _TRIALS.value))
 
 
 def _network(calibration: rates.Calibration) -> rates.Rates:
-    """Returns what it costs between hosts: as calibrated, or as the flags say."""
+    """Returns the rates between hosts: as calibrated, or as set by flags."""
     network = calibration.of("hosts")
     bandwidth = _positive(_BANDWIDTH)
     if bandwidth is not None:
@@ -155,15 +155,15 @@ def _positive(flag: flags.FlagHolder[float | None]) -> float | None:
 
 
 def _strategy(name: str | None) -> Any:
-    """Returns the strategy that a flag names; None if none."""
+    """Returns the strategy named by a flag, or None."""
     if name is None:
         return None
     builders = {
-        public: found
+        public: value
         for public in strategies.__all__
-        if isinstance(found := getattr(strategies, public), type)
-        and issubclass(found, strategies.Builder)
-        and found not in (strategies.Builder, strategies.Rules)
+        if isinstance(value := getattr(strategies, public), type)
+        and issubclass(value, strategies.Builder)
+        and value not in (strategies.Builder, strategies.Rules)
     }
     if name in builders:
         return programs.tried(f"--strategy={name}", builders[name])

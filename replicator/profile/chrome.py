@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace as JSON for chrome://tracing and Perfetto; communications bear user's lines.
+"""A trace as JSON for chrome://tracing and Perfetto, with the user's lines.
 
-Source of the format: "Trace Event Format", whose complete events ("X") have a begin and
+Source of the format: "Trace Event Format", whose complete events ("X") have a start and
 a duration in microseconds, on a thread of a process.
 """
 
@@ -22,11 +22,12 @@ _SHARED = "all replicas"
 def to_json(ran: Sequence[Ran], rows: Sequence[Row]) -> str:
     """Returns the JSON text of a trace.
 
-    There is a process for each replica, one for what belongs to none, and one for
-    communications, with a thread for each; all others have the threads that ran them.
+    There is a process for each replica, one for ops that belong to none, and one for
+    communications, with a thread for each; the others have the threads that ran the
+    ops.
 
     Args:
-        ran: What ran.
+        ran: The ops that ran.
         rows: The communications.
     """
     return json.dumps(
@@ -75,7 +76,7 @@ def _title(number: int, row: Row) -> str:
 
 
 def _about(row: Row) -> dict[str, Any]:
-    """Returns what is said of a communication."""
+    """Describes a communication."""
     return {
         "line": "\n".join(row.lines),
         "tensors": display.tensors(row),

@@ -13,7 +13,7 @@ from replicator.plan import display
 from replicator.profile import report as reports
 from replicator.profile.report import APART, HERE, Report
 
-_WIDTH = 120  # where there is no terminal that has one
+_WIDTH = 120  # characters, if standard output is no terminal
 
 
 def show(report: Report, file: TextIO | None = None) -> None:
@@ -21,7 +21,7 @@ def show(report: Report, file: TextIO | None = None) -> None:
 
     Args:
         report: What to print.
-        file: Where to; standard output, unless given.
+        file: The text file to print to; standard output by default.
     """
     console = rich.console.Console(file=file, highlight=False, markup=False)
     if not console.is_terminal:
@@ -72,20 +72,20 @@ def _predicted(report: Report, where: str) -> rich.table.Table:
     table.caption = _source(report, where)
     for name in ("replicas", "step", "between", "T_sync / T_comp", "speed-up", "pays"):
         table.add_column(name, justify="right")
-    for own in reports.shown(report.predicted[where]):
+    for prediction in reports.shown(report.predicted[where]):
         table.add_row(
-            str(own.replicas),
-            display.duration(own.step),
-            " - ".join(map(display.duration, (own.low, own.high))),
-            f"{own.ratio:.3g}",
-            f"{own.speed_up:.2f}",
-            "-" if own.replicas == 1 else "yes" if own.pays else "no",
+            str(prediction.replicas),
+            display.duration(prediction.step),
+            " - ".join(map(display.duration, (prediction.low, prediction.high))),
+            f"{prediction.ratio:.3g}",
+            f"{prediction.speed_up:.2f}",
+            "-" if prediction.replicas == 1 else "yes" if prediction.pays else "no",
         )
     return table
 
 
 def _source(report: Report, where: str) -> str:
-    """Returns what predictions are made of, besides what was measured."""
+    """Names the rates that predictions use, besides the measurement."""
     if where == HERE:
         return f"Rates of devices: {report.source}."
     network = report.network

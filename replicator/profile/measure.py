@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a step on the devices at hand: as it is, on one replica, and its ops.
+"""Measures a step on the available devices: as written, on one replica, and its ops.
 
-A busy machine makes everything slower, but nothing faster: what a step takes is what a
-twentieth of all steps stay below, in several rounds in which the two take turns. The
-least of all would be luck where a step takes a millisecond.
+A busy machine makes everything slower, but nothing faster. Therefore the time of a step
+is the value that a twentieth of all steps stay below, over several rounds in which the
+two programs take turns. For steps of a millisecond, the minimum would be luck.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _WARM_UP = 3  # the first step builds
 _ROUNDS = 5
 _TRACED = 5  # steps
 _EMPTY_CALLS = 50
-_OF_ALL = 20  # times, one is taken to be undisturbed
+_OF_ALL = 20  # one of so many steps is assumed to be undisturbed
 
-# Makes a program anew: a Replicator, its step_fn and maybe its input_fn.
+# Creates a program: a Replicator, its step_fn and perhaps its input_fn.
 Make = Callable[[], tuple[Replicator, Sequence[Any]]]
 
 
 @dataclasses.dataclass
 class Program:
-    """A program's step, and what was measured of it.
+    """A program's step and its measurements.
 
     Attributes:
         devices: `devices[r]` is where replica r runs.
         step: Runs a step.
-        plan: What it communicates.
-        rehearsed: How it is otherwise than it says.
-        times: What each step took, in seconds.
-        works: How long the cores of this process were busy meanwhile, in seconds.
+        plan: The plan of the step.
+        rehearsed: How it deviates from what the program says.
+        times: The time of each step, in seconds.
+        works: The processor time of this process during each step, in seconds.
     """
 
     devices: tuple[str, ...]
@@ -57,21 +57,21 @@ class Program:
 
     @property
     def seconds(self) -> float:
-        """What a step takes where nothing disturbs it."""
+        """The time of an undisturbed step."""
         return _undisturbed(self.times)
 
     @property
     def work(self) -> float:
-        """How long the cores are busy in such a step, in seconds."""
+        """The processor time of an undisturbed step, in seconds."""
         return _undisturbed(self.works)
 
     def run(self) -> None:
-        """Runs a step, to its end; inputs that have ended start over."""
+        """Runs a step to completion; inputs that have ended start over."""
         with rehearsal.on(self.rehearsed):
             timed.run(self.step)
 
     def measure(self, count: int) -> None:
-        """Runs steps and notes what each takes."""
+        """Runs steps and records the time of each."""
         for _ in range(count):
             work, start = time.process_time(), time.perf_counter()
             self.run()
@@ -80,23 +80,23 @@ class Program:
 
 
 def program(make: Make, rehearsed: rehearsal.Rehearsal) -> Program:
-    """Makes a program, and runs its first steps.
+    """Creates a program, and runs its first steps.
 
     Args:
-        make: Makes it.
-        rehearsed: How it is to be otherwise than it says.
+        make: Creates it.
+        rehearsed: How it is to deviate from what the program says.
     """
     with rehearsal.on(rehearsed):
         repl, functions = make()
         step = repl.build(*functions)
-        made = Program(repl.devices, step, step.plan, rehearsed)
+        new_program = Program(repl.devices, step, step.plan, rehearsed)
     for _ in range(_WARM_UP):
-        made.run()
-    return made
+        new_program.run()
+    return new_program
 
 
 def _undisturbed(times: Sequence[float]) -> float:
-    """Returns what a twentieth of all times stay below."""
+    """Returns the time that a twentieth of all times stay below."""
     return sorted(times)[len(times) // _OF_ALL]
 
 
@@ -108,37 +108,37 @@ def alternate(programs: Sequence[Program], steps: int, rounds: int = _ROUNDS) ->
 
     Args:
         programs: The programs.
-        steps: How many of each.
-        rounds: How many turns each has.
+        steps: The number of steps of each.
+        rounds: The number of turns of each.
     """
     for n in range(rounds):
         turn = n % len(programs)
-        for own in [*programs[turn:], *programs[:turn]]:
-            own.run()
-            own.measure(math.ceil(steps / rounds))
+        for contender in [*programs[turn:], *programs[:turn]]:
+            contender.run()
+            contender.measure(math.ceil(steps / rounds))
 
 
 def whole(make: Make, strategy: Any = None) -> Program:
-    """Makes a program as it is.
+    """Creates a program as written.
 
     Args:
-        make: Makes it.
-        strategy: In place of the program's own.
+        make: Creates it.
+        strategy: Replaces the program's own.
     """
     return program(make, rehearsal.Rehearsal(strategy=strategy))
 
 
 def alone(make: Make, found: Program) -> Program:
-    """Makes a program with one replica; it is the same if it has no more.
+    """Creates a program with one replica, or returns it if it has only one.
 
     Args:
-        make: Makes it.
-        found: The program as it is.
+        make: Creates it.
+        found: The program as written.
     """
-    named = len(found.devices)
-    if named == 1:
+    num_replicas = len(found.devices)
+    if num_replicas == 1:
         return found
-    return program(make, rehearsal.Rehearsal(1, named, found.rehearsed.strategy))
+    return program(make, rehearsal.Rehearsal(1, num_replicas, found.rehearsed.strategy))
 
 
 def measure(
@@ -147,31 +147,31 @@ def measure(
     """Measures a step and its parts.
 
     Args:
-        found: The program as it is.
+        found: The program as written.
         one: The same with one replica.
-        steps: How many steps of each are measured.
+        steps: The number of measured steps of each.
 
     Returns:
-        What was measured, and the ops that ran in some of the steps.
+        The measurement, and the ops that ran in some of the steps.
     """
     alternate([found] if one is found else [found, one], steps)
     return parts_of(found, one)
 
 
 def parts_of(found: Program, one: Program) -> tuple[parts.Measured, list[traces.Ran]]:
-    """Traces some steps of a program, and divides what a step takes.
+    """Traces steps of a measured program, and divides the time of a step.
 
     Args:
-        found: The program as it is, which was measured.
+        found: The program as written.
         one: The same with one replica.
 
     Returns:
-        What was measured, and the ops that ran in the traced steps.
+        The measurement, and the ops that ran in the traced steps.
     """
     ran = traces.trace(found.run, found.plan, _TRACED, found.rehearsed.once)
     fixed = min(empty_call(), one.seconds / 2)
     cores = _cores(found.devices)
-    divided = parts.split(
+    step_parts = parts.split(
         ran, found.plan, found.seconds - fixed, shared=cores is not None
     )
     measured = parts.Measured(
@@ -181,10 +181,10 @@ def parts_of(found: Program, one: Program) -> tuple[parts.Measured, list[traces.
         alone=one.seconds,
         work=one.work,
         fixed=fixed,
-        compute=divided.compute,
-        communication=divided.communication,
+        compute=step_parts.compute,
+        communication=step_parts.communication,
         rows=tuple(found.plan),
-        once=divided.once,
+        once=step_parts.once,
         busy=min(1.0, found.work / (cores * found.seconds)) if cores else 1.0,
         spread=statistics.median(found.times) / found.seconds - 1,
     )
@@ -194,30 +194,30 @@ def parts_of(found: Program, one: Program) -> tuple[parts.Measured, list[traces.
 def calibrated(
     devices: Sequence[str], known: rates.Calibration
 ) -> tuple[rates.Calibration, str]:
-    """Returns what work costs on these devices, and where that is from.
+    """Returns a calibration with rates for these devices, and their source.
 
-    It takes seconds to measure, where there are two of them and nobody has done it.
+    If there are several devices without rates, measures them, which takes seconds.
 
     Args:
         devices: Where the replicas run, by full names.
-        known: What work costs, as far as it was measured before.
+        known: The calibration as far as it exists.
     """
     kind = rates.kind_of(devices)
     if kind in known.rates:
         return known, "as calibrated"
     if kind == "hosts" or len(devices) < 2:
         return known, "by default"
-    found = {**known.rates, kind: calibrating.measure_rates(devices, _ROUNDS)}
-    return dataclasses.replace(known, rates=found), "measured just now"
+    all_rates = {**known.rates, kind: calibrating.measure_rates(devices, _ROUNDS)}
+    return dataclasses.replace(known, rates=all_rates), "measured just now"
 
 
 def _cores(devices: Sequence[str]) -> int | None:
-    """Returns how many cores replicas share; None if each has a device of its own."""
+    """Returns the number of cores that replicas share; None if each has its device."""
     return len(os.sched_getaffinity(0)) if cost.share_memory(devices) else None
 
 
 def empty_call() -> float:
-    """Returns the seconds of a call of TensorFlow that computes nothing."""
+    """Returns the seconds of a TensorFlow call that computes nothing."""
     nothing = tf.function(lambda: tf.zeros([])).get_concrete_function()
     times = []
     for _ in range(_EMPTY_CALLS):

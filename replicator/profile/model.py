@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step will take on other numbers of replicas, and whether more of them pay.
+"""Predicts a step on other numbers of replicas, and whether more replicas pay.
 
-Each replica keeps its batch, so that R replicas compute R batches in a step. With
-T_comp, a step alone, and T_sync, what a step of R takes more, that is R T_comp in
-T_comp + T_sync: a speed-up of R / (1 + T_sync / T_comp). It exceeds 1, and so pays, as
-long as T_sync / T_comp < R - 1.
+Each replica keeps its batch, so R replicas compute R batches per step. Let T_comp be
+the time of a step of one replica, and T_sync the additional time of a step of R. The
+step does R T_comp of work in T_comp + T_sync: a speed-up of R / (1 + T_sync / T_comp).
+It exceeds 1, so that more replicas pay, as long as T_sync / T_comp < R - 1.
 
 Source: Das 2018, Deep Learning at scale: The "torch.distributed" API, inequality (5).
-On cores that replicas share, what each computes takes as long as one replica, or as all
-work divided among the cores (Brent 1974, The parallel evaluation of general arithmetic
-expressions), whichever is longer, times what was measured to be lost in sharing. What
-one replica computes for all, the update of a variable that it owns, takes what it took.
-Where one replica was measured, nobody knows what is lost: less than Graham 1969 proves
+On shared cores, the replicas' computation takes as long as one replica, or as all work
+divided among the cores (Brent 1974, The parallel evaluation of general arithmetic
+expressions), whichever is longer, times the measured loss through sharing. Work that
+one replica does for all, the update of a variable that it owns, takes a constant time.
+If only one replica was measured, the loss is unknown: Graham 1969 proves a bound
 (Bounds on multiprocessing timing anomalies), and half of that is predicted.
 
-A prediction has bounds. On shared cores more replicas add at least what they would if
-no core were idle meanwhile, and at most as much as those that were measured; on hosts
-of their own, a step takes at least the longer of computing and communication, if one
-hides the other, and at most one after the other. Both are as much wider as what was
-measured varies.
+Each prediction has bounds. On shared cores, additional replicas add at least their time
+with no core idle, and at most as much per replica as the measured ones. On separate
+hosts, a step takes at least the longer of computation and communication, if one hides
+the other, and at most their sum. Both bounds are widened by the measured variation.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from replicator.profile.parts import Measured
 
 MOST_REPLICAS = 64
 _UNKNOWN_BYTES = 1 << 10  # as in costs/cost.py
-_LEAST_MODELLED = 1e-12  # seconds: what costs nothing by the model cannot be scaled
+_LEAST_MODELLED = 1e-12  # seconds: a modelled cost of zero cannot be scaled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +43,11 @@ class Predicted:
     """A step on some number of replicas.
 
     Attributes:
-        replicas: How many.
-        step: The seconds of a step.
-        alone: Those of a step of one replica: T_comp.
-        low: The least that a step should take.
-        high: The most.
+        replicas: The number of replicas.
+        step: The predicted seconds of a step.
+        alone: The seconds of a step of one replica: T_comp.
+        low: The lower bound of `step`.
+        high: The upper bound of `step`.
     """
 
     replicas: int
@@ -59,7 +58,7 @@ class Predicted:
 
     @property
     def sync(self) -> float:
-        """T_sync: what a step takes more than one replica alone, in seconds."""
+        """T_sync: the seconds that a step takes longer than one replica alone."""
         return max(0.0, self.step - self.alone)
 
     @property
@@ -69,24 +68,24 @@ class Predicted:
 
     @property
     def speed_up(self) -> float:
-        """How many times as many examples are computed in the same time."""
+        """The throughput in examples, relative to one replica."""
         return self.replicas * self.alone / self.step
 
     @property
     def pays(self) -> bool:
-        """Whether that is more than one replica computes alone."""
+        """Whether the throughput exceeds that of one replica."""
         return self.ratio < self.replicas - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Where more replicas stop to pay, of 2 to MOST_REPLICAS.
+    """Which numbers of replicas pay, of 2 to MOST_REPLICAS.
 
     Attributes:
         best: The number with the greatest speed-up; 1 if none pays.
         speed_up: That speed-up.
-        stops: The least number from which on none pays; None: there is none.
-        starts: The least number that pays; None: there is none.
+        stops: The smallest number from which on none pays; None if there is none.
+        starts: The smallest number that pays; None if there is none.
     """
 
     best: int
@@ -96,57 +95,59 @@ class Verdict:
 
 
 def verdict(predicted: Sequence[Predicted]) -> Verdict:
-    """Returns where it stops to pay.
+    """Finds which numbers of replicas pay.
 
     Args:
-        predicted: For 1, 2, 3, ... replicas.
+        predicted: The predictions for 1, 2, 3, ... replicas.
     """
     best = max(predicted, key=lambda own: (own.speed_up, -own.replicas))
     stops = None
-    for own in reversed(predicted):
-        if own.replicas == 1 or own.pays:
+    for prediction in reversed(predicted):
+        if prediction.replicas == 1 or prediction.pays:
             break
-        stops = own.replicas
-    starts = next((own.replicas for own in predicted if own.pays), None)
+        stops = prediction.replicas
+    starts = next(
+        (prediction.replicas for prediction in predicted if prediction.pays), None
+    )
     return Verdict(best.replicas, best.speed_up, stops, starts)
 
 
 def here(measured: Measured, replicas: int, calibration: Calibration) -> Predicted:
-    """Returns a step on as many devices like those at hand.
+    """Predicts a step on `replicas` devices like those measured.
 
     Args:
-        measured: What was measured.
-        replicas: How many replicas.
-        calibration: What work costs.
+        measured: The measurement.
+        replicas: The number of replicas.
+        calibration: The rates of work.
     """
-    alone, found = measured.alone, measured.replicas
+    alone, measured_count = measured.alone, measured.replicas
     if replicas == 1:
         return _between(measured, 1, alone, (alone, alone))
     kind = rates.kind_of(measured.devices)
     waits = sum(
-        _scaled(seconds, row, found, replicas, kind, calibration)
+        _scaled(seconds, row, measured_count, replicas, kind, calibration)
         for seconds, row in zip(measured.communication, measured.rows, strict=True)
     )
     lost = _lost(measured, replicas)
     step = (
         measured.fixed + measured.once + _computing(measured, replicas) + lost + waits
     )
-    if measured.cores is None or replicas == found:
+    if measured.cores is None or replicas == measured_count:
         bounds = step, step
-    elif found == 1:
+    elif measured_count == 1:
         bounds = step - lost, replicas * alone + waits
-    elif replicas < found:
+    elif replicas < measured_count:
         bounds = alone, measured.step
     else:
         more = (step - measured.step) * measured.busy
-        bounds = measured.step + more, measured.step * replicas / found
+        bounds = measured.step + more, measured.step * replicas / measured_count
     return _between(measured, replicas, step, bounds)
 
 
 def _between(
     measured: Measured, replicas: int, step: float, bounds: tuple[float, float]
 ) -> Predicted:
-    """Returns a prediction whose bounds hold it, wider by what was seen to vary."""
+    """Returns a prediction within its bounds, widened by the measured variation."""
     low, high = min(step, *bounds), max(step, *bounds)
     wider = 1 + measured.spread
     return Predicted(replicas, step, measured.alone, low / wider, high * wider)
@@ -155,13 +156,13 @@ def _between(
 def apart(
     measured: Measured, replicas: int, calibration: Calibration, network: Rates
 ) -> Predicted:
-    """Returns a step on hosts like this one, with one replica each.
+    """Predicts a step on hosts like this one, with one replica each.
 
     Args:
-        measured: What was measured.
-        replicas: How many replicas.
-        calibration: What work costs.
-        network: What it costs between hosts.
+        measured: The measurement.
+        replicas: The number of replicas.
+        calibration: The rates of work.
+        network: The rates between hosts.
     """
     between = dataclasses.replace(
         calibration, rates={**calibration.rates, "hosts": network}, links={}
@@ -177,13 +178,13 @@ def apart(
 
 
 def modelled(row: Row, count: int, kind: str, calibration: Calibration) -> float:
-    """Returns the seconds that a communication takes by the calibration.
+    """Returns the seconds of a communication, according to the calibration.
 
     Args:
         row: The communication.
-        count: How many replicas take part.
+        count: The number of participating replicas.
         kind: One of rates.KINDS.
-        calibration: What work costs.
+        calibration: The rates of work.
     """
     if count < 2:
         return 0.0
@@ -207,14 +208,14 @@ def _of_tensor(
                 for a in (named if kind != "hosts" and named else able)
             )
         whole, chain = _WAYS.get(row.primitive, _exchange)(count, size)
-        own = calibration.of(kind)
-        return (chain if own.apart else whole).seconds(own)
+        kind_rates = calibration.of(kind)
+        return (chain if kind_rates.apart else whole).seconds(kind_rates)
 
     return costs(nbytes) - (1 - cost.filled(nbytes)) * costs(0)
 
 
 def _to_one(r: int, n: int) -> tuple[Work, Work]:
-    """Returns all of the work of what one replica receives, and its longest chain."""
+    """Returns the work of receiving from all on one replica, and its longest chain."""
     whole = Work(1, r - 1, (r - 1) * n, r * n)
     return whole, whole
 
@@ -230,21 +231,21 @@ def _gather(r: int, n: int) -> tuple[Work, Work]:
 
 
 def _exchange(r: int, n: int) -> tuple[Work, Work]:
-    own = Work(r, r - 1, (r - 1) * n / r, 0, n)
-    return Work(r * r, r * (r - 1), (r - 1) * n, 0, r * n), own
+    chain = Work(r, r - 1, (r - 1) * n / r, 0, n)
+    return Work(r * r, r * (r - 1), (r - 1) * n, 0, r * n), chain
 
 
 def _scatter_sums(r: int, n: int) -> tuple[Work, Work]:
-    own = Work(r, r - 1, (r - 1) * n / r, n)
-    return Work(r * r, r * (r - 1), (r - 1) * n, r * n), own
+    chain = Work(r, r - 1, (r - 1) * n / r, n)
+    return Work(r * r, r * (r - 1), (r - 1) * n, r * n), chain
 
 
 def _one_each(r: int, n: int) -> tuple[Work, Work]:
     return Work(r, r, r * n), Work(1, 1, n)
 
 
-# For each primitive but all_reduce: takes the number of replicas and the bytes of each,
-# returns all of the work and the longest chain of it.
+# For each primitive but all_reduce: a function of the number of replicas and the bytes
+# of each, which returns the total work and its longest chain.
 _WAYS: Mapping[str, Callable[[int, int], tuple[Work, Work]]] = {
     "all_gather": _gather,
     "all_to_all": _exchange,
@@ -267,10 +268,10 @@ def _scaled(
     kind: str,
     calibration: Calibration,
 ) -> float:
-    """Returns what a communication takes, from what it took on `found` replicas.
+    """Scales the seconds of a communication from `found` replicas to `replicas`.
 
-    One replica alone computes what is computed from the rows of all: products. So much
-    of that as there are replicas is computed then; what is exchanged, it has not been.
+    A measurement of one replica contains the computation on the rows of all (products),
+    which grows with the number of replicas, but not the exchange, which is modelled.
     """
     before = modelled(row, _participants(row, found, found), kind, calibration)
     after = modelled(row, _participants(row, found, replicas), kind, calibration)
@@ -282,32 +283,32 @@ def _scaled(
 
 
 def _participants(row: Row, found: int, replicas: int) -> int:
-    """Returns how many take part; groups of some replicas stay as large as they are."""
+    """Returns the number of participants; groups of some replicas keep their size."""
     return replicas if len(row.group) == found else len(row.group)
 
 
 def _computing(measured: Measured, replicas: int) -> float:
-    """Returns what the replicas compute of a step, each its own, on devices like these.
+    """Returns the seconds of a step for the replicas' own work, on devices like these.
 
-    Between one replica and those that were measured, what is lost grows evenly.
+    Between one replica and the measured number, the loss is interpolated linearly.
     """
-    found = measured.replicas
+    measured_count = measured.replicas
     if measured.cores is None:
-        return measured.compute if found > 1 else _own(measured)
+        return measured.compute if measured_count > 1 else _own(measured)
     least = _least(measured, replicas, measured.cores)
-    lost = measured.compute / _least(measured, found, measured.cores)
-    if replicas < found:
+    lost = measured.compute / _least(measured, measured_count, measured.cores)
+    if replicas < measured_count:
         own = max(0.0, _own(measured) - measured.once)
         before = own / _least(measured, 1, measured.cores)
-        lost = before + (lost - before) * (replicas - 1) / (found - 1)
+        lost = before + (lost - before) * (replicas - 1) / (measured_count - 1)
     return least * lost
 
 
 def _lost(measured: Measured, replicas: int) -> float:
-    """Returns half of what can be lost in sharing, where that was not measured.
+    """Returns half of the possible loss through sharing, if it was not measured.
 
-    Cores are idle for as long as one replica computes, at most, on all but one of them;
-    so much of that as exceeds what the replicas take at least anyway is lost.
+    All cores but one are idle for at most the time of one replica; the part of that
+    which exceeds the replicas' least time is lost.
     """
     if measured.cores is None or measured.replicas > 1:
         return 0.0
@@ -318,7 +319,7 @@ def _lost(measured: Measured, replicas: int) -> float:
 
 
 def _least(measured: Measured, replicas: int, cores: int) -> float:
-    """Returns the least that so many steps of one replica take on shared cores."""
+    """Returns the least seconds of the steps of `replicas` replicas on shared cores."""
     return max(_own(measured), replicas * measured.work / cores)
 
 
@@ -327,7 +328,7 @@ def _own(measured: Measured) -> float:
 
 
 def _nbytes(value: object) -> int:
-    """Returns the size of an operand in bytes, or a guess where that is unknown."""
+    """Returns the size of an operand in bytes, or a guess if it is unknown."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", "")
     if shape is None or None in shape:
         return _UNKNOWN_BYTES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of a step take: its replicas, and each communication. Pure data."""
+"""The parts of a step's time: its replicas and each communication. Pure data."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from replicator.profile.traces import Ran
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured of a step. Its parts add up to `step`.
+    """The measurement of a step. Its parts add up to `step`.
 
     Attributes:
         devices: `devices[r]` is where replica r runs.
-        cores: How many cores the replicas share; None if each has a device of its own.
+        cores: The number of cores that the replicas share; None if each has a device.
         step: The seconds of a step.
-        alone: The seconds of a step of one replica with the batch that each has.
-        work: What of that all cores together are busy, in seconds.
-        fixed: What a step takes before and after anything is computed, in seconds.
-        compute: What the replicas compute, each its own, in seconds of the step.
-        communication: The same of each communication.
+        alone: The seconds of a step of one replica with the same batch per replica.
+        work: The seconds of processor time of that step, summed over all cores.
+        fixed: The seconds of a step before and after any computation.
+        compute: The seconds of the step for the replicas' own computation.
+        communication: The seconds of the step for each communication.
         rows: The communications.
-        once: What one replica computes for all, however many there are: the update of
-            a variable that one owns; in seconds of the step.
-        busy: What share of the cores' time in a step they are busy.
-        spread: By what share of `step` half of all steps took longer than it.
+        once: The seconds of the step for work that one replica does for all, whatever
+            their number: the update of a variable that it owns.
+        busy: The fraction of the cores' time in a step in which they are busy.
+        spread: The fraction of `step` by which half of all steps exceeded it.
     """
 
     devices: tuple[str, ...]
@@ -45,18 +45,18 @@ class Measured:
 
     @property
     def replicas(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return len(self.devices)
 
     @property
     def communicated(self) -> float:
-        """What all communications take, in seconds of the step."""
+        """The seconds of the step for all communications."""
         return sum(self.communication)
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What a step is divided into, in seconds; see Measured."""
+    """The parts of a step, in seconds; see Measured."""
 
     compute: float
     once: float
@@ -66,30 +66,30 @@ class Parts:
 def split(
     ran: Sequence[Ran], rows: Sequence[Row], seconds: float, shared: bool
 ) -> Parts:
-    """Divides a step.
+    """Divides the time of a step among its parts.
 
-    On cores that all share, a second of the step belongs to what kept them busy: ops
-    that run at the same time share it, and what no op is shown for is divided as the
-    rest. On devices that work at the same time, a communication takes what it does on
-    the device that is longest at it, and nobody computes for others.
+    On shared cores, a second of the step belongs to the ops that kept them busy:
+    simultaneous ops share it, and time without any traced op is divided in the same
+    proportions. On devices that work in parallel, a communication takes its time on the
+    device that spends longest on it, and no replica works for others.
 
     Args:
-        ran: What ran in one or several steps.
+        ran: The ops that ran in one or several steps.
         rows: The communications.
-        seconds: What there is to divide: a step.
+        seconds: The time to divide: that of a step.
         shared: Whether the replicas share cores.
     """
     if shared:
-        once, *own = _of_shared(ran, len(rows))
+        once, *shares = _of_shared(ran, len(rows))
     else:
-        once, own = 0.0, _of_longest(ran, len(rows))
-    communication = tuple(share * seconds for share in own)
+        once, shares = 0.0, _of_longest(ran, len(rows))
+    communication = tuple(share * seconds for share in shares)
     once *= seconds
     return Parts(max(0.0, seconds - once - sum(communication)), once, communication)
 
 
 def _of_shared(ran: Sequence[Ran], count: int) -> list[float]:
-    """Returns what share of the time is for all, and for each communication."""
+    """Returns the fractions of time of work done for all and of each communication."""
     times = [0.0] * (1 + count)
     total = 0.0
     for op, took in zip(ran, taken(ran), strict=True):
@@ -102,7 +102,7 @@ def _of_shared(ran: Sequence[Ran], count: int) -> list[float]:
 
 
 def _of_longest(ran: Iterable[Ran], count: int) -> list[float]:
-    """Returns what share of a device's time each communication takes."""
+    """Returns the fraction of a device's time that each communication takes."""
     busy: dict[tuple[int | None, str], float] = {}
     planes: dict[str, float] = {}
     for op in ran:
@@ -118,14 +118,14 @@ def _of_longest(ran: Iterable[Ran], count: int) -> list[float]:
 
 
 def taken(ran: Sequence[Ran]) -> list[float]:
-    """Returns what each op takes of the time in which any runs.
+    """Returns each op's share of the time in which any op runs, in seconds.
 
-    Ops that run at the same time share it, however many cores each of them uses: a
-    product on all cores takes as much as two on one core each, for as long. Of ops
-    inside one another, on one thread, the innermost runs.
+    Simultaneous ops share time equally, however many cores each of them uses: a product
+    on all cores counts as much as two simultaneous ones on one core each. Of nested ops
+    on one thread, the innermost runs.
 
     Args:
-        ran: What ran.
+        ran: The ops that ran.
     """
     changes = sorted(
         change
@@ -141,8 +141,8 @@ def taken(ran: Sequence[Ran]) -> list[float]:
     last = 0.0
     for now, begins, _, n in changes:
         running = [inside[-1] for inside in threads.values() if inside]
-        for one in running:
-            took[one] += (now - last) / len(running)
+        for running_op in running:
+            took[running_op] += (now - last) / len(running)
         last = now
         inside = threads.setdefault((ran[n].plane, ran[n].thread), [])
         if begins:

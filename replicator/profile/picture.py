@@ -13,7 +13,7 @@ from replicator.plan import display
 from replicator.profile import report as reports
 from replicator.profile.report import Report
 
-_MOST_PARTS = 12  # communications that have a bar of their own: those that take most
+_MOST_PARTS = 12  # the longest communications, which have their own bars
 _SIZE = (11.0, 4.5)  # inches
 
 
@@ -22,7 +22,7 @@ def plot(report: Report, path: str | os.PathLike[str]) -> None:
 
     Args:
         report: What to draw.
-        path: The picture's file, .png or .svg.
+        path: The picture file, .png or .svg.
     """
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure = Figure(figsize=_SIZE, layout="constrained")
@@ -62,11 +62,17 @@ def _parts(axes: Axes, report: Report) -> None:
 
 def _speed_ups(axes: Axes, report: Report) -> None:
     for where, steps in report.predicted.items():
-        numbers = [own.replicas for own in steps]
-        ups = [own.speed_up for own in steps]
+        numbers = [prediction.replicas for prediction in steps]
+        ups = [prediction.speed_up for prediction in steps]
         axes.plot(numbers, ups, label=reports.title(where))
-        least = [own.replicas * own.alone / own.high for own in steps]
-        most = [own.replicas * own.alone / own.low for own in steps]
+        least = [
+            prediction.replicas * prediction.alone / prediction.high
+            for prediction in steps
+        ]
+        most = [
+            prediction.replicas * prediction.alone / prediction.low
+            for prediction in steps
+        ]
         axes.fill_between(numbers, least, most, alpha=0.2)
     axes.plot(numbers, numbers, color="tab:gray", linestyle=":", label="no waiting")
     axes.axhline(1.0, color="tab:red", linewidth=0.8, label="one replica alone")
@@ -79,5 +85,5 @@ def _speed_ups(axes: Axes, report: Report) -> None:
 
 
 def _short(lines: tuple[str, ...]) -> str:
-    """Returns the user's lines without their folders."""
+    """Returns the user's lines without their directories."""
     return ", ".join(os.path.basename(line) for line in lines)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that the program says: what was measured, and what is predicted of it."""
+"""The complete report of the program: measurements and predictions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _TITLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was measured of a step, and what is predicted.
+    """The measurement of a step, and the predictions.
 
     Attributes:
         name: The program: "train:make".
-        measured: What was measured.
-        network: What it costs between hosts, as predictions have it.
+        measured: The measurement.
+        network: The rates between hosts that predictions assume.
         predicted: For HERE and APART, steps on 1 to model.MOST_REPLICAS replicas.
-        strategy: That which was taken in place of the program's own; "" for its own.
-        source: Where the rates of devices like these are from.
+        strategy: The strategy used instead of the program's own; "" for its own.
+        source: The source of the rates of devices like these.
     """
 
     name: str
@@ -41,30 +41,30 @@ class Report:
     source: str = "by default"
 
     def verdict(self, where: str) -> str:
-        """Returns in one sentence where more replicas stop to pay.
+        """Says in one sentence which numbers of replicas pay.
 
         Args:
             where: HERE or APART.
         """
-        found = model.verdict(self.predicted[where])
-        if found.best == 1:
+        outcome = model.verdict(self.predicted[where])
+        if outcome.best == 1:
             return f"{title(where)}: no number of replicas pays."
         text = (
-            f"{title(where)}: {found.best} replicas compute most, "
-            f"{found.speed_up:.1f} times as many examples as one"
+            f"{title(where)}: {outcome.best} replicas compute most, "
+            f"{outcome.speed_up:.1f} times as many examples as one"
         )
-        if found.starts is not None and found.starts > 2:
-            text += f"; it pays from {found.starts} on"
-        if found.best == model.MOST_REPLICAS:
+        if outcome.starts is not None and outcome.starts > 2:
+            text += f"; it pays from {outcome.starts} on"
+        if outcome.best == model.MOST_REPLICAS:
             text += ", and more may pay further"
-        elif found.stops is None:
+        elif outcome.stops is None:
             text += "; more add nothing"
         else:
-            text += f"; from {found.stops} on it is fewer than one alone computes"
+            text += f"; from {outcome.stops} on it is fewer than one alone computes"
         return text + "."
 
     def to_json(self) -> str:
-        """Returns the JSON text of all of it; times in seconds."""
+        """Returns the report as JSON; times are in seconds."""
         measured = self.measured
         facts: dict[str, Any] = {
             "program": self.name,
@@ -98,9 +98,13 @@ class Report:
             },
             "predicted": {
                 where: [
-                    dataclasses.asdict(own)
-                    | {"sync": own.sync, "speed_up": own.speed_up, "pays": own.pays}
-                    for own in steps
+                    dataclasses.asdict(prediction)
+                    | {
+                        "sync": prediction.sync,
+                        "speed_up": prediction.speed_up,
+                        "pays": prediction.pays,
+                    }
+                    for prediction in steps
                 ]
                 for where, steps in self.predicted.items()
             },
@@ -110,7 +114,7 @@ class Report:
 
 
 def title(where: str) -> str:
-    """Returns how HERE or APART is called."""
+    """Returns the title of HERE or APART."""
     return _TITLES[where]
 
 
@@ -122,15 +126,15 @@ def report(
     strategy: str = "",
     source: str = "by default",
 ) -> Report:
-    """Returns what is to be said of what was measured.
+    """Makes predictions from a measurement, and returns the report.
 
     Args:
         name: The program.
-        measured: What was measured.
-        calibration: What work costs.
-        network: What it costs between hosts.
-        strategy: That which was taken in place of the program's own.
-        source: Where the rates of devices like these are from.
+        measured: The measurement.
+        calibration: The rates of work.
+        network: The rates between hosts.
+        strategy: The strategy used instead of the program's own.
+        source: The source of the rates of devices like these.
     """
     numbers = range(1, model.MOST_REPLICAS + 1)
     predicted = {
@@ -142,4 +146,8 @@ def report(
 
 def shown(steps: Sequence[model.Predicted]) -> list[model.Predicted]:
     """Returns the steps that tables show: on 1, 2, 4, ... replicas."""
-    return [own for own in steps if own.replicas & (own.replicas - 1) == 0]
+    return [
+        prediction
+        for prediction in steps
+        if prediction.replicas & (prediction.replicas - 1) == 0
+    ]

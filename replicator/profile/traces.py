@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace of some steps: the ops that ran, and to which communication each belongs."""
+"""Traces steps: the ops that ran, each with its communication and replica."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Ran:
     """An op that ran in a traced step.
 
     Attributes:
-        name: That of the op.
+        name: The op's name.
         type: Its type, e.g. "MatMul".
-        plane: Where: "/host:CPU", "/device:GPU:0".
-        thread: On which thread, or stream, of it.
-        start: When it began, in seconds since whenever.
-        seconds: How long it took.
-        own: How long without the ops that ran inside of it.
+        plane: The device: "/host:CPU", "/device:GPU:0".
+        thread: The thread or stream of the device.
+        start: Its start, in seconds since an arbitrary point.
+        seconds: Its duration.
+        own: Its duration without the ops that ran inside of it, in seconds.
         row: The number of the communication that it is part of; None if of none.
-        replica_id: The replica that it is of; None if of none, or of all.
+        replica_id: The replica that it belongs to; None if to none, or to all.
         once: Whether that replica runs it for all.
     """
 
@@ -55,12 +55,12 @@ def trace(
     count: int,
     once: Collection[str] = (),
 ) -> list[Ran]:
-    """Runs some steps under TensorFlow's profiler, and returns what ran.
+    """Runs steps under TensorFlow's profiler, and returns the ops that ran.
 
     Args:
-        run: Runs a step, and returns when all of it has happened.
+        run: Runs a step, and returns when it has completed.
         rows: The step's communications.
-        count: How many steps.
+        count: The number of steps.
         once: The names of ops that one replica runs for all.
     """
     options = tf.profiler.experimental.ProfilerOptions(
@@ -81,13 +81,13 @@ def trace(
 def ops_of(
     events: Iterable[_tf.Traced], rows: Sequence[Row], once: Collection[str] = ()
 ) -> list[Ran]:
-    """Returns the ops among traced events, by their beginnings.
+    """Returns the ops among traced events, ordered by start.
 
-    Where GPUs say how long their kernels ran, what the host did to start them is left
+    If the trace contains the kernels of GPUs, the host's ops that launch them are left
     out.
 
     Args:
-        events: What was traced.
+        events: The traced events.
         rows: The step's communications.
         once: The names of ops that one replica runs for all.
     """
@@ -97,27 +97,29 @@ def ops_of(
         if _OP.fullmatch(event.name):
             threads.setdefault((event.plane, event.thread), []).append(event)
     kernels = {plane for plane, _ in threads if "/device:" in plane}
-    found = [
-        _ran(event, own, numbers, once)
+    ops = [
+        _ran(event, own_seconds, numbers, once)
         for (plane, _), line in threads.items()
         if not kernels or plane in kernels
-        for event, own in _own(line)
+        for event, own_seconds in _own(line)
     ]
-    return sorted(found, key=lambda ran: ran.start)
+    return sorted(ops, key=lambda ran: ran.start)
 
 
 def _own(line: list[_tf.Traced]) -> list[tuple[_tf.Traced, float]]:
-    """Returns how long each event of a thread took without those inside of it."""
+    """Returns each event of a thread with its duration without nested events."""
     line.sort(key=lambda event: (event.start, -event.seconds))
-    own = [event.seconds for event in line]
+    own_seconds = [event.seconds for event in line]
     around: list[int] = []
     for n, event in enumerate(line):
         while around and _end(line[around[-1]]) <= event.start:
             around.pop()
         if around:
-            own[around[-1]] -= event.seconds
+            own_seconds[around[-1]] -= event.seconds
         around.append(n)
-    return [(event, max(0.0, left)) for event, left in zip(line, own, strict=True)]
+    return [
+        (event, max(0.0, left)) for event, left in zip(line, own_seconds, strict=True)
+    ]
 
 
 def _end(event: _tf.Traced) -> float:
@@ -141,10 +143,10 @@ def _ran(
 
 
 def _around(name: str) -> list[str]:
-    """Returns the name of an op, and those of the functions and loops that it is in.
+    """Returns the name of an op, and those of its enclosing functions and loops.
 
-    An op of a body has the name of what runs it before its own, as has what TensorFlow
-    adds behind an op, to send its result.
+    The name of an op in a body is prefixed by that of the op that runs the body; ops
+    that TensorFlow adds to send an op's result are prefixed in the same way.
     """
     parts = name.split("/")
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]

@@ -35,9 +35,8 @@ def _let_go(started: list[subprocess.Popen[str]]) -> None:
         process.stdin.flush()
 
 
-@pytest.mark.parametrize(
-    ("count", "programs"), [(1, 2), pytest.param(2, 3, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "programs"), [(1, 2), (2, 3)])
 def test_what_each_program_adds_is_there_once(count: int, programs: int) -> None:
     steps, cpus = 7, (2, 1, 2)[:programs]
     with servers.serving(count) as told:

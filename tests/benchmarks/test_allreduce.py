@@ -8,6 +8,7 @@ from benchmarks import allreduce
 from tests.benchmarks.helpers import as_dict, refusal, results
 
 
+@pytest.mark.slow
 def test_all_contenders_are_measured_and_right(tmp_path):
     printed, facts = results("benchmarks.allreduce", tmp_path, "--only=1KiB")
     names = list(facts["results"]["1KiB"])

@@ -65,11 +65,13 @@ def test_the_terminal_table_has_a_row_per_primitive() -> None:
     assert anywhere.table(CELLS).row_count == 1
 
 
+@pytest.mark.slow
 def test_the_rival_is_tried_in_a_process_of_its_own() -> None:
     assert anywhere.try_mirrored_apart("all_reduce", "cond", 60).startswith("refused")
     assert anywhere.try_mirrored_apart("shift", "cond", 60) == anywhere.ABSENT
 
 
+@pytest.mark.slow
 def test_an_unknown_primitive_is_one_line() -> None:
     command = [sys.executable, "-m", "benchmarks.anywhere", "--only=allreduce"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

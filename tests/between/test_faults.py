@@ -81,7 +81,6 @@ def test_faults(kind: int, moment: str, which: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 def test_a_program_that_ends_by_an_error_frees_the_others() -> None:
     started = processes.start("ends_by_an_error", [1, 1])
     try:

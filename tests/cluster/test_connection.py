@@ -53,6 +53,7 @@ def test_two_hosts_are_as_one_device(steps, variables):
 # --- Devices --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_of_devices(connecting, addresses):
     found = connecting["names"]
     assert found["all"] == found["none"] == _ALL
@@ -84,6 +85,7 @@ def test_a_connection_without_ordering_is_refused(addresses):
     assert found["ordered"] == _ALL
 
 
+@pytest.mark.slow
 def test_a_process_that_is_a_task_itself():
     task = {"type": "worker", "index": 0}
     config = {"cluster": {"worker": ["127.0.0.1:0"]}, "task": task}
@@ -145,6 +147,7 @@ def test_faults(addresses):
     assert found["moved"] == [2, [4.0] * 4]
 
 
+@pytest.mark.slow
 def test_examples_of_docstrings(addresses):
     count, *wrong = servers.run_client("examples", addresses)
     assert not wrong, "".join(wrong)
@@ -182,6 +185,7 @@ def test_nothing_is_connected_where_nothing_answers():
 # --- Sessions -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sessions_run_on_all_hosts(addresses):
     found = servers.run_client("sessions", addresses[:1])
     assert found["kept"] == 60000

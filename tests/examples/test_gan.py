@@ -50,6 +50,7 @@ def few_steps(replicas: int) -> tuple[Any, list[float], np.ndarray]:
     return gan, losses, gan.samples(noise)
 
 
+@pytest.mark.slow
 def test_two_replicas_train_both_networks_as_one_does() -> None:
     gan, losses, samples = few_steps(2)
     plain, expected, images = few_steps(1)

@@ -63,7 +63,6 @@ def example():
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 def test_a_run_tells_of_each_epoch_and_learns(finished):
     folder, printed = finished
     assert "2 replicas on localhost-0, localhost-1; step 0" in printed

@@ -46,6 +46,7 @@ def few_steps(replicas: int) -> tuple[list[float], float]:
     return losses, found
 
 
+@pytest.mark.slow
 def test_two_replicas_train_as_one_does() -> None:
     losses, perplexity = few_steps(2)
     expected, perplexity_of_one = few_steps(1)
@@ -137,6 +138,7 @@ def test_a_run_tells_of_perplexity_and_leaves_a_sample(
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_reaches_the_same_losses_and_sample(
     finished: tuple[pathlib.Path, str], tmp_path: pathlib.Path
 ) -> None:

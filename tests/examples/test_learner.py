@@ -256,14 +256,7 @@ def actors_of(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "signum",
-    [
-        pytest.param(signal.SIGINT, marks=pytest.mark.gate),
-        signal.SIGTERM,
-        signal.SIGKILL,
-    ],
-)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_the_learner_no_actor_is_left(
     signum: signal.Signals, tmp_path: pathlib.Path
 ) -> None:

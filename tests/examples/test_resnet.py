@@ -44,6 +44,7 @@ def test_a_run_tells_of_epochs_and_leaves_its_pictures(
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_one_replica_reaches_the_same_losses(
     finished: tuple[pathlib.Path, str], tmp_path: pathlib.Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_four_images_on_each_replica_train_as_sixteen_on_one(replicas: int) -> N
         np.testing.assert_allclose(found, value, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_reaches_the_same_losses(
     finished: tuple[pathlib.Path, str], tmp_path: pathlib.Path
 ) -> None:

@@ -107,8 +107,9 @@ def plain() -> tuple[list[float], dict[str, np.ndarray]]:
     return losses, read()
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("replicas", [1, 2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replicas", [1, 2, 8])
 def test_a_divided_transformer_trains_as_one_of_keras_does(
     replicas: int,
     sequence_parallel: bool,

@@ -171,7 +171,9 @@ def test_where_keras_may_have_chosen_there_is_a_warning(
     assert said and "runs without XLA" in said[0][1]
 
 
-@pytest.mark.parametrize("rows", [pytest.param(8, marks=pytest.mark.slow), 7, 2])
+@pytest.mark.parametrize(
+    "rows", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 8))]
+)
 def test_a_model_may_be_compiled_by_xla_after_it_was_trained_without(rows: int) -> None:
     """Its variables, which had owners, get components; what was traced is again."""
 

@@ -225,6 +225,7 @@ def test_a_program_that_ends_well_leaves_others_alone(place: Place) -> None:
     assert _of(done.stdout, "went") == ["[localhost-1] went on"]
 
 
+@pytest.mark.slow
 def test_failures_start_all_anew_on_other_ports(place: Place) -> None:
     place.program(
         _BEGIN + "say('attempt', restarts, own)\n"
@@ -326,7 +327,7 @@ def _attempts(place: Place) -> list[list[str]]:
     return [path.read_text().split() for path in found]
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_other_ports_are_tried_where_one_is_taken(place: Place, count: int) -> None:
     place.program(_TAKEN.replace("FREE", "2").replace("ADDRESS", "own"))
     done = place.launch("--mode=between", f"--nnodes={count}", "train.py")
@@ -337,6 +338,7 @@ def test_other_ports_are_tried_where_one_is_taken(place: Place, count: int) -> N
     assert done.stderr.count("a port was taken: starting anew with others") == 2
 
 
+@pytest.mark.slow
 def test_no_more_than_three_times(place: Place) -> None:
     place.program(_TAKEN.replace("FREE", "9").replace("ADDRESS", "own"))
     done = place.launch(*_FLAGS, "train.py")

@@ -157,7 +157,9 @@ def step_fn():
 # --- What is drawn --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("differentiate", ["", "tape"])
+@pytest.mark.parametrize(
+    "differentiate", ["", pytest.param("tape", marks=pytest.mark.slow)]
+)
 def test_all_kinds_of_statements_are_drawn(differentiate: str) -> None:
     seen: collections.Counter[str] = collections.Counter()
 
