@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The algorithms of all_reduce: NumPy's values, the same bits on all replicas.
 
-Arrays are larger than a slice's least size, so that they are cut up; those of the other
-tests are mostly not.
+Arrays are larger than a slice's minimum size, so that they are cut; the arrays of other
+tests mostly are not.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _run(
     algorithm: str,
     static: Any = (),
 ) -> list[Any]:
-    """Returns what each replica receives, in two runs, which must be the same bits."""
+    """Returns what each replica receives, in two runs that must agree bitwise."""
     repl = _replicator(num_replicas)
     operands = iter(arrays)  # replicas are built in order; repl.replica_id is the same
     step = repl.build(
@@ -142,7 +142,8 @@ def _check(
         assert result.tobytes() == results[0].tobytes()
         if kind.is_floating or kind.is_complex:
             # Rounded after each of up to seven operations, and to the dtype, in which
-            # small products may be no normal numbers.
+            # small
+            # products may be subnormal.
             half = dtype in ("float16", "bfloat16")
             eps = 8 * (2**-8 if half else 1e-7 if dtype != "float64" else 1e-15)
             scale = _combined("sum", [abs(a) for a in arrays]) if op != "prod" else 0
@@ -364,7 +365,7 @@ def test_only_neighbours_talk_in_a_tree() -> None:
 
 
 def test_nothing_of_a_ring_is_optimized_away() -> None:
-    """Between the devices on which it is built, tensors travel in the end, too."""
+    """On the devices where it is built, tensors are also sent in the end."""
     repl = helpers.make(3)
     with tf.Graph().as_default():
         out = repl.run(

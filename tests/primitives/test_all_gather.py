@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_gather: any dtype, sizes that differ, any axis, and what it refuses."""
+"""all_gather: any dtype, different sizes, any axis, and its errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_sizes_may_differ_along_the_axis(
 
 
 def test_a_gathered_boolean_mask() -> None:
-    """Sizes that only the data tell."""
+    """Sizes that depend on the data."""
     repl = helpers.make(4)
 
     def step() -> tf.Tensor:

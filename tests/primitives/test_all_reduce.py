@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_reduce: dtypes, nests, sparse tensors, weights, ties, and what it refuses."""
+"""all_reduce: dtypes, nests, sparse tensors, weights, ties, and its errors."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def test_complex_gradients_are_those_of_tensorflow(op: str, dtype: str) -> None:
 
 
 def test_integers_have_no_gradient() -> None:
-    """TensorFlow asks for none; a dual must not communicate nothing."""
+    """TensorFlow requests none; a dual must not communicate nothing."""
     repl = helpers.make(2)
     asked = []
 
@@ -366,7 +366,7 @@ def test_integers_have_no_gradient() -> None:
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("full", [False, True])
 def test_a_reduction_that_waits_until_it_is_due(full: bool, mode: str) -> None:
-    """What gradient accumulation asks for: zeros until then, and no gradient."""
+    """As for gradient accumulation: zeros until then, and no gradient."""
     repl = helpers.make(3)
 
     def step() -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_to_all: slices of one size and of many, there and back again."""
+"""all_to_all: slices of equal and of different sizes, there and back again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import helpers
 
 R = 3
 DTYPES = ["bool", "int8", "uint64", "float16", "bfloat16", "complex64", "string"]
-# SPLITS[s][d]: how many rows replica s hands to replica d.
+# SPLITS[s][d]: how many rows replica s sends to replica d.
 SPLITS = np.array([[2, 0, 1], [0, 0, 4], [3, 1, 0]])
 
 
@@ -62,7 +62,7 @@ def test_back_with_the_axes_exchanged(
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("known", [True, False], ids=["list", "tensor"])
 def test_unequal_splits_with_zeros_among_them(known: bool, mode: str) -> None:
-    """And their gradients, for which the sizes are sent too."""
+    """And their gradients, which need the sizes as well."""
     parts = [np.random.RandomState(s).rand(sum(SPLITS[s]), 2) for s in range(R)]
     cut = [np.split(x, np.cumsum(n)[:-1]) for x, n in zip(parts, SPLITS, strict=True)]
     repl = helpers.make(R)
@@ -87,7 +87,7 @@ def test_unequal_splits_with_zeros_among_them(known: bool, mode: str) -> None:
 
 
 def test_unequal_splits_along_another_axis() -> None:
-    """Rows that differ by replica; all hand as many columns to each."""
+    """Row counts differ by replica; all send the same number of columns to each."""
     splits, rows = [1, 0, 4], [2, 0, 3]
     parts = [np.random.RandomState(s).rand(n, 5) for s, n in enumerate(rows)]
     repl = helpers.make(R)

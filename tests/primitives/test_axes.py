@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Axes: shares, slices, and what is refused."""
+"""Axes: shares, slices, and errors."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_slices_of_given_sizes(count: int, known: bool) -> None:
 @pytest.mark.parametrize("place", ["cond", "while"])
 @pytest.mark.parametrize("primitive", ["reduce_scatter", "all_to_all", "scatter"])
 def test_one_slice_inside_control_flow(primitive: str, place: str) -> None:
-    """Where TensorFlow makes something else of a split into one."""
+    """TensorFlow replaces a split into one there."""
     repl = helpers.make(1)
 
     def exchange(x: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""barrier: what is before it on any replica happens before what is behind it.
+"""barrier: ops before it on any replica run before ops after it on any other.
 
 Proved by logs that the replicas write while the step runs, one of them slowly.
 """
@@ -17,12 +17,12 @@ import replicator
 from replicator import errors
 from tests import helpers
 
-SLOW = 0.1  # seconds; without a barrier, the others are done long before
+SLOW = 0.1  # seconds; without a barrier, the others finish long before
 GRAPHS = ("function", "session")
 
 
 class Log:
-    """What the replicas did, in the order in which they did it.
+    """The replicas' events, in order.
 
     Attributes:
         lines: Of the form "before 2".
@@ -43,7 +43,7 @@ class Log:
         return tf.py_function(write, [], [])
 
     def phases(self, num_replicas: int) -> list[str]:
-        """Returns what was noted by all replicas one after the other."""
+        """Returns the sorted lines of each phase of all replicas."""
         count = len(self.lines) // num_replicas
         groups = [
             self.lines[k * num_replicas : (k + 1) * num_replicas] for k in range(count)
@@ -103,7 +103,7 @@ def _in_function(repl: replicator.Replicator, log: Log) -> None:
 
 
 def _in_branch(repl: replicator.Replicator, log: Log) -> None:
-    """What is outside of the conditional is held up as well."""
+    """Ops outside of the conditional are held up as well."""
     log.note("before", slow=2)
     tf.cond(helpers.opaque(True), lambda: repl.barrier() or 0, lambda: 1)
     log.note("after")
@@ -136,7 +136,7 @@ def test_nobody_passes_before_all_have_come(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", GRAPHS)
 def test_without_a_barrier_nobody_waits(mode: str) -> None:
-    """Else this file would prove nothing."""
+    """Otherwise this file would prove nothing."""
     repl = helpers.make(2)
     log = Log(repl)
 
@@ -196,7 +196,7 @@ def test_what_one_replica_writes_the_others_read_behind_it(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_variables_on_both_sides_of_it(mode: str) -> None:
-    """Those that a step creates are initialised apart from all barriers."""
+    """Those that a step creates are initialised independently of all barriers."""
     repl = helpers.make(2)
     kept: list[tf.Variable] = []
 
@@ -265,7 +265,7 @@ def test_a_replica_that_does_not_come_is_named(callers: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("mode", GRAPHS)
 def test_a_message_across_it_is_a_deadlock(mode: str) -> None:
-    """Replica 0 waits in the barrier, with what replica 1 wants before it comes."""
+    """Replica 0 waits in the barrier, replica 1 for a message that is sent after it."""
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:
@@ -291,7 +291,7 @@ def test_a_message_across_it_is_a_deadlock(mode: str) -> None:
 def test_an_effect_that_needs_a_gradient_from_across_it_is_a_deadlock(
     mode: str,
 ) -> None:
-    """Replica 1 hands its part of the gradient in when the barrier is behind it."""
+    """Replica 1 contributes to the gradient only after the barrier."""
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:

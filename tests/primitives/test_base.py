@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all primitives share: which operands they take, and mismatches by line."""
+"""Rules of all primitives: valid operands, and mismatches by line."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_function_called_twice_has_two_gradients_whatever_their_order(
 @pytest.mark.parametrize("count", [1, 2, 3, 9, 17])
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_sum_in_order_is_differentiated(count: int, inside: bool) -> None:
-    """As map_reduce needs it, which adds up on one replica what a tape has recorded."""
+    """As map_reduce needs it, which sums on one replica what a tape has recorded."""
 
     @tf.function
     def function(xs: list[tf.Tensor]) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""broadcast: any dtype, from any root, and what it refuses."""
+"""broadcast: any dtype, from any root, and its errors."""
 
 from __future__ import annotations
 

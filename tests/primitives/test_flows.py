@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients are at the places of the tensors through which they flow."""
+"""Gradients are in the positions of the tensors through which they flow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gather: what all_gather gives, on the root alone."""
+"""gather: the result of all_gather, on the root alone."""
 
 from __future__ import annotations
 

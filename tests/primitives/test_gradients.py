@@ -16,7 +16,7 @@ from tests import helpers
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("by", ["tape", "tf.gradients"])
 def test_replicas_may_use_results_in_different_orders(by: str, mode: str) -> None:
-    """The order of use decides in which order gradients are built."""
+    """The order of use determines the order in which gradients are built."""
     repl = helpers.make(3)
 
     def step() -> Any:
@@ -112,7 +112,7 @@ def test_a_sum_of_several_communications(together: bool) -> None:
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "prod"])
 @pytest.mark.parametrize("by", ["tape", "tf.gradients"])
 def test_upstream_gradients_may_be_sparse(by: str, op: str) -> None:
-    """tf.gather hands back IndexedSlices; rows that repeat add up."""
+    """tf.gather's gradient is IndexedSlices; repeated rows add up."""
     repl = helpers.make(2)
     rows = [[0, 2, 2], [1, 2, 0]]
 

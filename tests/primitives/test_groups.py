@@ -42,7 +42,7 @@ CALLS: dict[str, Callable[..., tf.Tensor]] = {
 def _derivatives(
     call: Callable[[tf.Tensor], tf.Tensor], value: np.ndarray, place: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns a call's result, and two derivatives of a loss that hangs on `place`."""
+    """Returns a call's result, and two derivatives of a loss through `place`."""
     x = helpers.opaque(value)
     with tf.GradientTape() as outer:
         outer.watch(x)
@@ -61,7 +61,7 @@ def _values(num_replicas: int) -> np.ndarray:
 
 @functools.cache
 def _alone(name: str, members: tuple[int, ...], num_replicas: int) -> Any:
-    """What replicas compute that are the only ones, by group member."""
+    """Returns the results of members as the only replicas, by group member."""
     repl = helpers.make(len(members))
 
     def step() -> Any:
@@ -78,7 +78,7 @@ def _alone(name: str, members: tuple[int, ...], num_replicas: int) -> Any:
 @pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_partition_is_as_several_smaller_worlds(name: str, mode: str) -> None:
-    """Values, first and second derivatives; no two groups are of one size."""
+    """Values, first and second derivatives; no two groups have the same size."""
     ids = [(3,), (1, 4), (0, 2, 5)]
     repl = helpers.make(6)
     parts = repl.groups(ids)

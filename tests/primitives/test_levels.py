@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two levels: the values of one host, the same bits for all, one message per host.
 
-Graphs are built for hosts that do not exist, and run on this process' CPUs; what counts
-as a message is what TensorFlow itself sends between devices of different hosts.
+Graphs are built for hosts that do not exist, and run on this process's CPUs; messages
+are the tensors that TensorFlow itself sends between devices of different hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replicator.costs import hosts as places
 from tests import helpers, paper_hosts
 
 ON_CPU = ["hub", "shuffled", "tree", "ring"]
-WIDE = 320  # widths at which moving the factors pays
+WIDE = 320  # widths at which sending the factors pays off
 
 Make = Callable[[replicator.Replicator], Callable[[], Any]]
 
@@ -30,7 +30,7 @@ def _numbers(seed: int, *shape: int) -> np.ndarray:
 
 
 def _alone(count: int, make_step: Make, **options: Any) -> Any:
-    """Returns what a step returns on one host."""
+    """Returns a step's result on one host."""
     repl = helpers.make(count, **options)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         with repl.context():
@@ -45,7 +45,7 @@ def _members(layout: Sequence[int]) -> list[list[int]]:
 
 
 def _most(algorithm: str, count: int) -> int:
-    """Returns how many messages one host sends to another at most."""
+    """Returns the maximum number of messages from one host to another."""
     return {"hub": 1, "tree": 1, "shuffled": 2, "ring": 2 * (count - 1)}[algorithm]
 
 
@@ -75,7 +75,7 @@ def test_all_reduce(layout: tuple[int, ...], algorithm: str) -> None:
     assert ran.sent == ran.planned
     (row,) = ran.plan
     whole = arrays[0].nbytes
-    assert row.between == 2 * (count - 1) * whole  # the least there is
+    assert row.between == 2 * (count - 1) * whole  # the minimum
     assert row.within == sum(2 * (len(own) - 1) * whole for own in _members(layout))
 
 
@@ -139,7 +139,7 @@ def test_extrema_belong_to_the_lowest_owner(
 
 
 def _or_zeros(received: Any, *shapes: tuple[tuple[int, ...], tf.DType]) -> Any:
-    """Returns what a replica received; zeros where that is nothing."""
+    """Returns what a replica received, or zeros if it received nothing."""
     if received is not None:
         return tuple(received) if isinstance(received, tuple) else (received,)
     return tuple(tf.zeros(*shape) for shape in shapes)
@@ -152,7 +152,7 @@ def _own(repl: replicator.Replicator, *shape: int) -> tf.Tensor:
     return helpers.opaque(_numbers(repl.replica_id, *shape))
 
 
-# For each: what a step calls, and how many messages a host sends to another at most.
+# For each: the call, and the maximum number of messages from one host to another.
 OTHERS: dict[str, tuple[Callable[[replicator.Replicator], Any], int]] = {
     "reduce": (lambda r: _or_zeros(r.reduce(_own(r, 5), 1), FLOATS), 1),
     "reduce argmax": (
@@ -261,7 +261,7 @@ def test_factors(layout: tuple[int, ...]) -> None:
     _assert_close(ran.values, _alone(len(layout), _dense))
     assert [row.algorithm for row in ran.plan] == ["factors"]
     assert ran.sent == ran.planned
-    if layout != paper_hosts.MIXED:  # there, what follows one another is joined
+    if layout != paper_hosts.MIXED:  # there, consecutive sends are joined
         count = len(set(layout))
         assert len(ran.sent) == count * (count - 1)
         assert set(ran.sent.values()) == {2}
@@ -321,7 +321,7 @@ def test_training(variables: str, accumulation_steps: int) -> None:
 
 
 def test_one_host_adds_nothing() -> None:
-    """Where replicas are on one host, or on one each, no op is of the levels."""
+    """With all replicas on one host, or one on each, no op belongs to the levels."""
     for layout in ((0, 0, 0, 0), (0, 1, 2, 3)):
         repl = paper_hosts.make(layout, algorithm="hub")
         with tf.Graph().as_default() as graph:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""linked: a loss that depends on what was sent, so that gradients come back.
+"""linked: a loss that depends on sent messages, so that their gradients come back.
 
-The convention is that the sum of all replicas' losses is differentiated; a tape or
-tf.gradients only visits what the replica's own loss depends on.
+By convention, the sum of all replicas' losses is differentiated; a tape or tf.gradients
+only visits what the replica's own loss depends on.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import replicator
 from replicator import errors
 from tests import helpers
 
-X = [2.0, 5.0]  # what replicas 0 and 1 begin with
+X = [2.0, 5.0]  # the operands of replicas 0 and 1
 
 
 def _cube_of_what_came(
     repl: replicator.Replicator, x: tf.Tensor, tag: int = 0
 ) -> tf.Tensor:
-    """Replica 0 sends x, and replica 1 has the loss x0^3 * x1: 12 x1 and 8 are due."""
+    """Replica 0 sends x, replica 1 has the loss x0^3 * x1: gradients 12 x1 and 8."""
     if repl.replica_id == 0:
         repl.send(x, 1, tag=tag)
         return repl.linked(0.0)
@@ -126,7 +126,7 @@ def test_a_linked_loss_of_its_own_counts_as_well(mode: str) -> None:
 
 
 def test_a_scale_of_the_loss_is_no_scale_of_what_comes_back() -> None:
-    """What comes back is scaled by the replica whose loss it belongs to."""
+    """A gradient that comes back is scaled by the replica whose loss it is of."""
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:
@@ -191,7 +191,7 @@ def test_twice_by_a_persistent_tape(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_from_outside_and_inside_of_a_function_at_once(mode: str) -> None:
-    """What was sent outside is linked inside too, and comes back once."""
+    """A message sent outside is linked inside too, and its gradient comes back once."""
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:
@@ -212,7 +212,7 @@ def test_from_outside_and_inside_of_a_function_at_once(mode: str) -> None:
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", ["cond", "loop"])
 def test_inside_control_flow(place: str, mode: str) -> None:
-    """What is sent in a branch or a body is linked there."""
+    """Messages sent in a branch or a body are linked there."""
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:
@@ -303,11 +303,11 @@ INSIDE = {
 def test_what_was_sent_inside_is_linked_there_or_refused(
     place: str, primitive: str
 ) -> None:
-    """Outside, its receipt is out of reach; the error names what works."""
+    """Outside, its receipt is out of reach; the error names alternatives."""
     repl = helpers.make(2)
 
     def sent(x: tf.Tensor) -> tf.Tensor | None:
-        """Returns on replica 1 what came from replica 0."""
+        """Returns replica 0's message on replica 1."""
         if primitive == "reduce":
             return repl.reduce(x if repl.replica_id == 0 else 0.0 * x, 1)
         if primitive == "gather":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""send and recv: what arrives, along which patterns, and what comes back."""
+"""send and recv: the messages, their patterns, and the gradients that come back."""
 
 from __future__ import annotations
 
@@ -172,13 +172,13 @@ def test_replicas_without_messages_do_as_they_like() -> None:
 
 # --- Inside control flow --------------------------------------------------------------
 
-# These programs hand a value to `exchange` and go on with what comes back. On one
+# These programs pass a value to `exchange` and continue with its result. On one
 # device, x has an entry for each replica, and exchange swaps the entries.
 Exchange = Callable[[tf.Tensor], tf.Tensor]
 
 
 def _swap(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:
-    """Replicas 0 and 1 swap what they have; the others keep it."""
+    """Replicas 0 and 1 swap their values; the others keep theirs."""
     other = 1 - repl.replica_id
     if repl.replica_id > 1:
         return x
@@ -279,7 +279,7 @@ def test_derivatives_through_control_flow(place: str, order: int, mode: str) -> 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_the_gradient_of_what_was_sent_comes_back(mode: str) -> None:
-    """Of floating leaves; what is passed, in place of a spec, gets zeros."""
+    """For floating leaves; a tensor passed in place of a spec gets zeros."""
     repl = helpers.make(2)
 
     def step() -> Any:
@@ -322,7 +322,7 @@ def test_nothing_comes_back_to_integers() -> None:
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("power", [1, 2, 3])
 def test_second_derivatives(power: int, mode: str) -> None:
-    """Of x0^power * x1, on replica 1; what goes back may be constant in x0."""
+    """Of x0^power * x1, on replica 1; the returned gradient may be constant in x0."""
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""send and recv: what is refused, while the step is built or when it runs."""
+"""send and recv: errors while the step is built or when it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _ones(size: int) -> np.ndarray:
     return np.ones([size], np.float32)
 
 
-# What replica 0 does, what replica 1 does, and what is said of it.
+# Replica 0's part, replica 1's part, and the error.
 MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
     "no recv": (
         lambda repl: repl.send(1.0, 1),

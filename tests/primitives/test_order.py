@@ -2,8 +2,8 @@
 """Reductions run in replica order: the bits of NumPy's sum from left to right.
 
 TensorFlow's graph optimizer (Grappler) reorders sums where it may: operands by name,
-constants together, equal operands into a multiple. Each of its occasions is a case.
-And its AddN begins, when it runs, with an operand whose buffer it may reuse.
+constants together, equal operands into a multiple. Each of these is a case. And its
+AddN starts, at run time, with an operand whose buffer it may reuse.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def test_bits_of_numpy_whatever_the_optimizer_may_fold(
 
 
 def test_the_order_of_the_arrays_shows() -> None:
-    """Else this file would prove nothing."""
+    """Otherwise this file would prove nothing."""
     arrays = _arrays(8)
     other = [arrays[0], *reversed(arrays[1:])]
     assert _from_left("sum", arrays).tobytes() != _from_left("sum", other).tobytes()
@@ -166,7 +166,7 @@ def test_equal_operands_are_not_multiplied(num_replicas: int) -> None:
 @pytest.mark.parametrize("op", ["sum", "mean"])
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_equal_operands_in_control_flow(num_replicas: int, op: str, place: str) -> None:
-    """Where Grappler's 2 * x for x + x hangs, or gives an empty tensor."""
+    """There, Grappler's 2 * x for x + x hangs, or gives an empty tensor."""
     repl = _make(num_replicas)
 
     def reduced(x: tf.Tensor) -> tf.Tensor:
@@ -214,7 +214,7 @@ def test_arguments_whose_names_do_not_sort(mode: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("op", ["sum", "mean", "prod"])
 def test_many_16_bit_tensors_are_added_up_in_float32(op: str, dtype: str) -> None:
-    """More ops of one name than ten, so that their names do not sort either."""
+    """More than ten ops of one name, so that their names do not sort either."""
     narrow = tf.as_dtype(dtype).as_numpy_dtype
     repl = _make(4)
     rng = np.random.RandomState(0)
@@ -268,7 +268,7 @@ def _columns(num_replicas: int) -> list[list[np.ndarray]]:
 
 
 def _documented(algorithm: str, column: Sequence[np.ndarray]) -> np.ndarray:
-    """Adds up one array per replica as the algorithm is documented to."""
+    """Adds up one array per replica in the algorithm's documented order."""
     count = len(column)
     if algorithm == "tree":
         if count == 1:
@@ -292,14 +292,14 @@ def _documented(algorithm: str, column: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _packed(algorithm: str, columns: Any) -> list[np.ndarray]:
-    """Adds up tensors that travel together, one array per replica and tensor."""
+    """Adds up tensors that share a bucket, one array per replica and tensor."""
     packs = [np.concatenate(own) for own in zip(*columns, strict=True)]
     cuts = np.cumsum([column[0].size for column in columns])[:-1]
     return list(np.split(_documented(algorithm, packs), cuts))
 
 
 def _mixed(column: Sequence[tf.Tensor], r: int, k: int) -> tf.Tensor:
-    """Computed on some replicas, so that its buffer can be used again, not on all."""
+    """Computed on some replicas only, so that its buffer can be reused there."""
     return column[r] + helpers.opaque(0.0) if (r + k) % 3 == 0 else column[r]
 
 
@@ -307,7 +307,7 @@ def _mixed(column: Sequence[tf.Tensor], r: int, k: int) -> tf.Tensor:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("num_replicas", range(2, 9))
 def test_the_order_is_the_documented_one(num_replicas: int, algorithm: str) -> None:
-    """Of tensors that travel together, and of one alone, which may be cut in slices."""
+    """For tensors in one bucket, and for one alone, which may be cut into slices."""
     repl = helpers.make(num_replicas, algorithm=algorithm, fusion=True)
     columns = _columns(num_replicas)
     captured = [list(map(tf.constant, column)) for column in columns]
@@ -377,7 +377,7 @@ def test_the_order_holds_everywhere(num_replicas: int, place: str) -> None:
 def test_sums_are_not_mixed_with_those_around_them(
     num_replicas: int, algorithm: str
 ) -> None:
-    """Grappler joins a + (b + c), and adds up in the order of names."""
+    """Grappler joins a + (b + c), and sorts the operands by name."""
     repl = _make(num_replicas, algorithm)
     one, two, three = (_arrays(num_replicas), _arrays(num_replicas + 8), _arrays(9))
     addend = three[0]

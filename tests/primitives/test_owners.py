@@ -92,7 +92,7 @@ def test_replicas_must_agree_on_the_policies(field: str, found: str) -> None:
 
 
 def test_each_operand_goes_its_own_way() -> None:
-    """In one call, by its own algorithm, and with those of its bucket."""
+    """In one call, by its own algorithm, and with the others of its bucket."""
     repl = helpers.make(3)
 
     def step_fn(policies: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is packed and unpacked is what it was, where it belongs, in few ops."""
+"""Unpacking restores the packed tensors, in place, with few ops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WIDTHS = st.sampled_from([[], [3], [2, 2]])
 
 @st.composite
 def _buckets(draw: st.DrawFn) -> list[Shapes]:
-    """Draws the shapes of what is packed together: scalars and vectors, or wider."""
+    """Draws the shapes of a bucket's tensors: scalars and vectors, or wider."""
     buckets = []
     for width in draw(st.lists(_WIDTHS, min_size=1, max_size=3)):
         rows = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""permute and shift: who receives what, zeros, and what is refused."""
+"""permute and shift: results, zeros, and errors."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import replicator
 from tests import helpers
 
-replicator_of = functools.cache(helpers.make)  # made when the first test asks
+replicator_of = functools.cache(helpers.make)  # made by the first test that needs it
 NUMBERS = ["float32", "float64", "int32", "int64", "uint8"]
 COMBINE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
@@ -34,7 +34,7 @@ nests = st.recursive(
 
 
 class _Leaf:
-    """One random leaf; no tuple, so that tf.nest does not look inside."""
+    """One random leaf; no tuple, so that tf.nest does not descend into it."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...], unknown: bool) -> None:
         self.dtype, self.shape, self.unknown = dtype, shape, unknown

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reduce: what all_reduce gives, on the root alone."""
+"""reduce: the result of all_reduce, on the root alone."""
 
 from __future__ import annotations
 

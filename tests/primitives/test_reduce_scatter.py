@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reduce_scatter: slices of what all_reduce gives; and the dual of all_gather."""
+"""reduce_scatter: slices of all_reduce's result; and the dual of all_gather."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_gathering_the_slices_gives_the_bits_of_all_reduce(op: str, kind: str) -
 def test_the_first_ones_receive_one_row_more(
     rows: int, axis: int, static: Any, mode: str
 ) -> None:
-    """As of NumPy's array_split; some receive none where there are few."""
+    """As in NumPy's array_split; some receive none if there are few."""
     shape = [5, 5]
     shape[axis] = rows
     values = np.random.RandomState(0).rand(R, *shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of reductions: extrema and their owners, and what has no meaning."""
+"""The table of reductions: extrema and their owners, and meaningless ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _ties(num_replicas: int, dtype: str, shape: tuple[int, ...] = (3, 4)) -> Any
 
 
 def _assert_located(op: str, got: Any, values: Any, ids: Any = None) -> None:
-    """Compares what all replicas received with NumPy, the lowest owner first."""
+    """Compares all replicas' results with NumPy, the lowest owner first."""
     smallest, place = NUMPY[op]
     owners = place(values.astype(np.float64), 0)
     if ids is not None:
@@ -56,7 +56,7 @@ def test_the_extremum_and_the_lowest_replica_that_holds_it(op: str, dtype: str) 
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
 def test_nests_of_extrema(num_replicas: int, mode: str) -> None:
-    """Small leaves travel together, large ones and unknown ones alone."""
+    """Small leaves share a bucket, large ones and unknown ones are alone."""
     shapes = [(), (4,), (2, 4), (0,), (5, 4), (9000, 4)]
     leaves = [_ties(num_replicas, "float32", shape) for shape in shapes]
     leaves[1] = leaves[1].astype(np.int64)
@@ -124,7 +124,7 @@ def test_the_gradient_goes_to_the_owner_alone(by: str, mode: str) -> None:
         x, n = helpers.opaque(rows[r]), helpers.opaque(r)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            # An integer leaf beside them has no gradient and takes none away.
+            # An integer leaf beside them has no gradient and removes none.
             _, (value, owner), (number, _) = repl.all_reduce([n, x, x[0]], "argmax")
             loss = (r + 1.0) * tf.reduce_sum(value * [1.0, 10.0, 100.0]) + number
             loss += tf.reduce_sum(tf.cast(owner, tf.float64))
@@ -165,7 +165,7 @@ def test_shapes_that_differ_when_run_are_an_error() -> None:
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_whose_best_is_it(num_replicas: int) -> None:
-    """What MINLOC is for: the best replica's weights go to all."""
+    """The purpose of MINLOC: the best replica's weights go to all."""
     losses, weights = [0.5, 0.25, 0.25], np.arange(6.0).reshape(3, 2)
     repl = helpers.make(num_replicas)
 
@@ -213,7 +213,7 @@ def test_only_sums_and_means_are_sparse(op: str) -> None:
         return repl.all_reduce(slices, op).values
 
     if op in ("sum", "mean"):
-        whole = 2.0 if op == "sum" else 1.0  # of rows that are equal, one is left
+        whole = 2.0 if op == "sum" else 1.0  # of equal rows, one remains
         assert [list(rows) for rows in repl.run(step)] == [[whole], [whole]]
     else:
         with pytest.raises(errors.ArgumentError, match=f"the {op} of IndexedSlices"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only the root passes: specs, tensors, and shapes that turn out to differ."""
+"""Operands that only the root passes: specs, tensors, and mismatched shapes."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_every_dtype(dtype: str) -> None:
 def test_the_first_ones_receive_one_row_more(
     rows: int, axis: int, sizes: Any, mode: str
 ) -> None:
-    """As of NumPy's array_split; some receive none where there are few."""
+    """As in NumPy's array_split; some receive none if there are few."""
     shape = [5, 5]
     shape[axis] = rows
     values = np.random.RandomState(0).rand(*shape)

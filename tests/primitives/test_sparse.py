@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of one index are added up, once, in the order in which they come."""
+"""Rows of equal index are summed, once, in their order."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ import replicator
 from replicator.costs import cost
 from tests import helpers
 
-LARGE = 320  # widths at which moving the factors pays, for few or unknown rows
+LARGE = 320  # widths at which sending factors pays off, for few or unknown rows
 
 
 def _make(num_replicas: int, factors: bool = True) -> replicator.Replicator:
-    """Returns a Replicator that sums what has no factors on a hub."""
+    """Returns a Replicator that reduces tensors without factors on a hub."""
     return helpers.make(num_replicas, factors=factors, algorithm="hub")
 
 
@@ -59,7 +59,7 @@ def _algorithms(repl: replicator.Replicator, step: Any) -> list[str]:
 
 
 def _ops(repl: replicator.Replicator, step: Any) -> list[tf.Operation]:
-    """Returns what of a step in a graph is run to fetch its results."""
+    """Returns the ops that run to fetch a step's results in a graph."""
     with tf.Graph().as_default():
         return helpers.ops_run(repl.run(step))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of primitives is whole."""
+"""The table of primitives is complete."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ SHARED = {
 }
 NOT_PRIMITIVES = {"__init__", *SHARED}
 
-FILES = {"recv": "message", "send": "message"}  # the others are called like theirs
+# The other primitives' files have their names.
+FILES = {"recv": "message", "send": "message"}
 
 
 def test_each_file_is_a_line_of_the_table() -> None:
@@ -54,7 +55,7 @@ def test_each_primitive_has_its_parts_in_its_own_file(name: str) -> None:
     assert table.LOWERINGS[name] is primitive.lower
 
 
-# Folders whose passes ask a primitive's facts, never which one it is.
+# Packages whose passes use a primitive's facts, never its name.
 PASSES = ("costs", "graph", "plan", "step")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes that turn out to differ when a step runs: errors that say whose, and where.
+"""Shapes that differ only when a step runs: errors that name the replica and the line.
 
-Of each primitive, in each way of running; steps whose shapes are known get no op.
+For each primitive, in each way of running; steps with known shapes get no extra op.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Case:
     """A call that fails where one replica's tensor has another shape.
 
     Attributes:
-        call: Is given a Replicator and the replica's tensor.
-        said: What the error says of it, a pattern.
+        call: Takes a Replicator and the replica's tensor.
+        said: The error's description of it, a pattern.
         name: The primitive's, if it is not the case's first word.
-        wrong: Its shape on replica 2; what it has on the others is SHAPE.
+        wrong: Its shape on replica 2; the others have SHAPE.
         all_wrong: Whether all have that shape.
     """
 
@@ -76,7 +76,7 @@ def _splits(
 
 
 def _mapped(repl: replicator.Replicator, x: tf.Tensor, op: str) -> tf.Tensor:
-    """Each replica has two entries; of one of them the result is larger."""
+    """Each replica has two entries; for one of them the result is larger."""
     more = helpers.opaque(tf.shape(x)[0] - 2, ())
     return repl.map_reduce(
         lambda k: tf.ones([more if k == 5 else 1]), list(range(6)), op
@@ -209,7 +209,7 @@ def _gone(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:
 
 
 def _check(text: str, name: str) -> None:
-    """Asserts that an error says all that it has to of a case."""
+    """Asserts that an error contains a case's expected parts."""
     case = CASES[name]
     primitive = case.name or name.partition(" ")[0]
     assert primitive in text.partition("\n")[0] or f"[{primitive}" in text
@@ -234,7 +234,7 @@ def test_the_error_says_whose_shapes_and_where(name: str, ranked: bool) -> None:
         repl.run(step)
     text = str(caught.value)
     _check(text, name)
-    assert "\n  replica" in text or "\n  at " in text  # as what we compose
+    assert "\n  replica" in text or "\n  at " in text  # in the form of composed errors
     assert "AddN" not in text and "/replicator/" not in text
 
 
@@ -282,7 +282,7 @@ def test_what_is_known_beforehand_is_not_asserted(name: str) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4])
 def test_what_fits_passes(size: int) -> None:
-    """Sizes that are unknown and alike, or may differ, give what they would known."""
+    """Unknown sizes that match, or may differ, give the results of known ones."""
     repl = helpers.make(3)
 
     def step() -> Any:
@@ -354,7 +354,7 @@ def test_gradients_of_what_is_looked_up_get_no_op() -> None:
 
 
 def test_what_one_has_too_many_another_cannot_have_too_few() -> None:
-    """In all there are as many values as indices: rows would get those of others."""
+    """In all there are as many values as indices: rows would be mixed up."""
     repl = helpers.make(2)
 
     def step() -> Any:

@@ -2,8 +2,8 @@
 """Gradients through communication, of a global batch that does not divide evenly.
 
 A wrapped optimizer's update is that of one device with the whole batch, whatever the
-forward pass communicates: each replica's loss counts by its examples, in the gradients
-of other replicas, too.
+forward pass communicates: each replica's loss is weighted by its examples, in the
+gradients of other replicas, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _looped(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
 
 
 def _penalized(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
-    """The norm of the gradient of what all examples give, as that of a critic."""
+    """The norm of the gradient of all examples' result, as a critic's penalty."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = tf.tanh(x @ w)
@@ -170,7 +170,7 @@ def _two_steps(repl: replicator.Replicator, ops: tuple[str, ...], own: bool) -> 
 
     Args:
         repl: The Replicator.
-        ops: Those of the optimizers.
+        ops: The ops of the optimizers.
         own: Whether each takes its gradient by a call of its own.
     """
     with repl.context():
@@ -221,7 +221,7 @@ def test_one_gradient_for_a_mean_and_a_sum_is_refused(ops: Any) -> None:
 
 @pytest.mark.parametrize("ops", OPS)
 def test_nor_does_it_run_where_sizes_are_known_only_then(ops: Any) -> None:
-    """Where replicas have as many examples, nothing is weighed, and it is right."""
+    """With equal numbers of examples, nothing is weighted, and the result is right."""
     repl = helpers.make(3)
     step_fn, others = _two_steps(repl, ops, own=False)
     sizes = tf.data.Dataset.from_tensor_slices(X).batch(6)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_reduce(x, "mean", weight=...): the mean over all examples, wherever they are."""
+"""all_reduce(x, "mean", weight=...): the mean over all examples, on any replica."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_mean_over_uneven_shards_is_that_over_all_examples() -> None:
         own = helpers.opaque(shards[repl.replica_id], [None])
         return repl.all_reduce(tf.reduce_mean(own), "mean", weight=tf.size(own))
 
-    for y in repl.run(step):  # the mean over no examples is NaN, and weighs nothing
+    for y in repl.run(step):  # the mean over no examples is NaN, with weight 0
         np.testing.assert_allclose(y, np.concatenate(shards).mean(), rtol=1e-14)
 
 
@@ -86,7 +86,7 @@ def test_weight_zero_keeps_nan_out_of_slices() -> None:
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_groups_weigh_among_themselves(mode: str) -> None:
-    """Here one of which all weigh nothing."""
+    """Here all members of one group have weight 0."""
     values, weights = [5.0, 1.0, 7.0, 4.0], [0.0, 1.0, 0.0, 2.0]
     repl = helpers.make(4)
 
@@ -106,7 +106,7 @@ def test_groups_weigh_among_themselves(mode: str) -> None:
 
 
 def _both(x: tf.Tensor, w: tf.Tensor, loss: Any) -> Any:
-    """Returns the first derivatives, and those of their sum weighed by cosines."""
+    """Returns the first derivatives, and those of their sum weighted by cosines."""
     with tf.GradientTape() as outer:
         outer.watch([x, w])
         with tf.GradientTape() as tape:
@@ -120,7 +120,7 @@ def _both(x: tf.Tensor, w: tf.Tensor, loss: Any) -> Any:
 
 @pytest.mark.parametrize("weights", [[2.0, 1.0, 3.0], [2.0, 0.0, 3.0]], ids=str)
 def test_two_derivatives_by_values_and_weights(weights: Any) -> None:
-    """A weight of 0 has a slope too: what one example there would change."""
+    """A weight of 0 has a slope too: the effect of one example there."""
     values = np.array([1.0, 4.0, -2.0])
     repl = helpers.make(3)
 

@@ -29,18 +29,18 @@ def reduced(
     hidden: bool = False,
     **options: Any,
 ) -> tuple[list[np.ndarray], Any]:
-    """Reduces what some of three replicas have, where the others have zeros.
+    """Reduces the values of some of three replicas; the others have zeros.
 
     Args:
-        having: Those that have something.
+        having: The replicas with values.
         op: The reduction.
-        dtype: Of all of it.
-        size: How much it is.
+        dtype: The dtype of all operands.
+        size: Their number of elements.
         hidden: Whether the graph does not show that zeros are zeros.
         **options: Of all_reduce.
 
     Returns:
-        What the replicas received, and the plan.
+        The replicas' results, and the plan.
     """
     repl = helpers.make(3)
 
@@ -124,7 +124,7 @@ def test_zeros_are_known_by_the_op_that_makes_them(name: str) -> None:
 
 
 class OnReplica(strategy.Builder):
-    """Has all variables on one replica."""
+    """Places all variables on one replica."""
 
     def __init__(self, replica: int) -> None:
         self._replica = replica
@@ -158,7 +158,7 @@ def test_who_does_not_use_a_variable_sends_nothing_to_where_it_is(
     step = repl.build(step_fn)
     step()
     (row,) = step.plan
-    # The plan has the owner send what comes of it to all, who make nothing of it.
+    # In the plan, the owner sends the result to all, who do not use it.
     assert {link.source for link in row.links} - {1} == set(using) - {1}
     factor = 0.5 * len(using) / (1 if op == "sum" else 3)
     np.testing.assert_allclose(variable, before - factor * before, rtol=1e-6)

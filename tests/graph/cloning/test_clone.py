@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With build="clone" a step computes what it computes with build="trace"."""
+"""With build="clone" a step computes the same as with build="trace"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Step = Callable[..., Any]
 
 
 def batches(ctx: replicator.InputContext) -> tf.Tensor:
-    """Returns another [2, 4] batch for each replica."""
+    """Returns a different [2, 4] batch for each replica."""
     values = np.random.default_rng(ctx.replica_id).standard_normal((2, 4))
     return tf.constant(values, tf.float32)
 
@@ -47,7 +47,7 @@ def momentum(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
 
 
 def normalization(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
-    """Batch normalization and dropout of Keras, which have variables of their own."""
+    """Batch normalization and dropout of Keras, which have their own variables."""
     layers = [
         tf.keras.layers.BatchNormalization(),
         tf.keras.layers.Dropout(0.5, seed=3),
@@ -64,7 +64,7 @@ def normalization(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
 
 
 def seeded(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
-    """Random ops with seeds of their own, in a branch too."""
+    """Random ops with explicit seeds, in a branch too."""
 
     def step(x: tf.Tensor) -> Any:
         noise = tf.random.normal([3], seed=5)
@@ -169,7 +169,7 @@ def made_outside(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
 
 
 def built_in_step(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
-    """A model of Sonnet that replica 0 builds, in scopes that are no replica's."""
+    """A Sonnet model that replica 0 builds, in scopes that belong to no replica."""
     constant = snt.initializers.Constant
     net = snt.nets.MLP([3, 2], w_init=constant(0.1), b_init=constant(0.2))
     drawn = snt.Linear(2)  # its initial value is a random op in the step
@@ -188,7 +188,7 @@ def built_in_step(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
 
 
 def asserting(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
-    """Assertions, which say of which tensors, on which devices, they are."""
+    """Assertions, which name their tensors and devices."""
 
     @tf.function
     def inside(x: tf.Tensor) -> tf.Tensor:
@@ -344,7 +344,7 @@ def test_assertions_name_the_replicas_own_tensors(replica_id: int) -> None:
 @pytest.mark.parametrize("place", ["step", "branch", "function", "argument"])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_assertions_name_the_replicas_own_inputs(mode: str, place: str) -> None:
-    """What is asserted of an input names a tensor that no replica has built."""
+    """An assertion on an input names a tensor that no replica has built."""
     named: list[str] = []
 
     def check(x: tf.Tensor) -> tf.Tensor:
@@ -376,7 +376,7 @@ def test_assertions_name_the_replicas_own_inputs(mode: str, place: str) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         run(2)
     assert "assertion failed" in str(caught.value)
-    if place != "argument":  # the arguments of a copied function have other names
+    if place != "argument":  # a copied function's arguments have other names
         (asserted,) = {*re.findall(r"\[x \((.*?)\) = ", str(caught.value))}
         assert asserted.replace("_3:", "_1:") == named[1]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps replicas from being copies is found, and named with both lines."""
+"""Differences that keep replicas from being copies are found, and both lines named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def repl() -> replicator.Replicator:
 
 
 def refused(repl: replicator.Replicator, step: Any, input_fn: Any = None) -> str:
-    """Returns the message of the error with which a step is refused."""
+    """Returns the message of the error that refuses a step."""
     with pytest.raises(errors.CloneError) as info:
         repl.run(step, input_fn)
     assert 'build="trace"' in str(info.value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Python functions inside of the graph are alike."""
+"""The equality of Python functions inside of the graph."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ UNLIKE = {
 def difference(
     one: Any, two: Any, ones: Any = tf.float32, twos: Any = tf.float32
 ) -> str:
-    """Returns in what two functions differ, if one of each replica is registered."""
+    """Returns the difference between two functions, one registered by each replica."""
     with tf.Graph().as_default():
         tensors = [
             tf.py_function(function, [1.0], dtype)

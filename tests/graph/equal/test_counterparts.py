@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What corresponds on two replicas though it is not the same."""
+"""Rules for treating two replicas' ops and attributes as equivalent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests are equal for equal programs, and differ where one of their parts does."""
+"""Digests are equal for equal programs, and differ if any part does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicator.graph.equal.digests import Digests
 
 
 def _digest(build: Callable[[tf.Tensor], tf.Tensor]) -> str:
-    """Returns the digest of what is built in a graph of its own."""
+    """Returns the digest of a separate graph."""
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [3])
         return Digests(lambda handle: None).of(build(x))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values are equal where the replicas' loops and branches capture others."""
+"""Equal values where the replicas' loops and branches capture different ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLACES = {"loop": _in_a_loop, "branch": _in_a_branch}
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("more", [False, True], ids=["another order", "more"])
 def test_replicas_may_capture_otherwise(place: str, more: bool) -> None:
-    """What an op writes there is equal by what was captured, wherever it comes."""
+    """The equality of written values follows the captures, whatever their order."""
     repl = helpers.make(2)
     with repl.context():
         a, b, c = (tf.Variable([1.0, 2.0], name=name) for name in "abc")

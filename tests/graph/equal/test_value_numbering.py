@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values are called the same only where they must be equal on all replicas."""
+"""Values get the same number only if they must be equal on all replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests import helpers
 
 
 def _both(build: Callable[[int], tf.Tensor]) -> bool:
-    """Whether what two replicas build is called the same."""
+    """Whether the values that two replicas build get the same number."""
     with tf.Graph().as_default():
         labels = value_numbering.Labels()
         made = []
@@ -59,7 +59,7 @@ def test_different(what: str) -> None:
 
 
 def _of_loops(*make: Callable[[], Any]) -> list[bool]:
-    """Which variables of the replicas' loops stay the same."""
+    """The variables of the replicas' loops that stay the same."""
     with tf.Graph().as_default() as graph:
         for build in make:
             build()
@@ -68,7 +68,7 @@ def _of_loops(*make: Callable[[], Any]) -> list[bool]:
 
 
 def _loop(start: int = 0, step: int = 1) -> Callable[[], Any]:
-    """A loop over a counter, a value of the replica's own, and one made of both."""
+    """A loop over a counter, a replica's own value, and one computed from both."""
     return lambda: tf.while_loop(
         lambda n, x, y: n < 3,
         lambda n, x, y: (n + step, x, y + x * tf.cast(n, tf.float32)),
@@ -77,7 +77,7 @@ def _loop(start: int = 0, step: int = 1) -> Callable[[], Any]:
 
 
 def _last_three(stay: list[bool]) -> list[bool]:
-    """Leaves out the counters that TensorFlow adds to each loop."""
+    """Skips the counters that TensorFlow adds to each loop."""
     return stay[2:]
 
 
@@ -99,7 +99,7 @@ def test_loops_of_other_numbers_of_variables() -> None:
 
 
 def _asserts(step: Callable[[], Any], num_replicas: int = 2) -> int:
-    """Returns how many assertions the merged ops of a step hold, to any depth."""
+    """Returns the number of assertions in the merged ops of a step, to any depth."""
     repl = helpers.make(num_replicas)
     counted = []
 
@@ -156,7 +156,7 @@ def test_a_condition_on_a_replicas_own_value_is_compared() -> None:
 
 
 def test_what_a_function_returns_twice_is_not_the_same() -> None:
-    # Both calls hold the same communication; replica 1 looks at the other result.
+    # Both calls hold the same communication; replica 1 uses the other result.
     repl = helpers.make(2)
 
     @tf.function
@@ -173,7 +173,7 @@ def test_what_a_function_returns_twice_is_not_the_same() -> None:
 
 
 def test_the_gradient_of_a_loop_compares_nothing() -> None:
-    # The loop's own turns are compared; it then has made as many on all replicas.
+    # The forward loop's turns are compared; the gradient's then agree as well.
     def step(repl: Any) -> tf.Tensor:
         x, turns = tf.random.uniform([]), helpers.opaque(3)
         with tf.GradientTape() as tape:

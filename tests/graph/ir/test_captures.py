@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What captured tensors stand for."""
+"""The meaning of captured tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_tensor_captured_twice_over_is_the_outermost_one() -> None:
             def inner() -> tf.Tensor:
                 first = tf.identity(y)
                 found.append(captures.outermost(first.op.inputs[0]) is y)
-                # Captured only after its graph was looked at.
+                # Captured only after its graph was inspected.
                 second = tf.identity(x)
                 found.append(captures.outermost(second.op.inputs[0]) is x)
                 return first + second

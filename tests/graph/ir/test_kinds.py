@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of an op by its type."""
+"""Facts about ops that follow from their type."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A placeholder says all that a pass over the graph needs to know."""
+"""A placeholder states everything that a pass over the graph needs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_operands_and_results_may_be_missing(operands: int, results: int) -> Non
 
 
 def test_has_no_device_and_is_stateless() -> None:
-    """So that nothing makes it run, and no accelerator has to know it."""
+    """So nothing makes it run, and no accelerator needs a kernel for it."""
     with tf.Graph().as_default(), tf.device("/device:GPU:7"):
         op = _put(_call())
     assert op.device == ""
@@ -112,7 +112,7 @@ def test_has_no_device_and_is_stateless() -> None:
 
 
 def test_left_in_place_it_fails_by_name() -> None:
-    """Rather than to hand on the local value."""
+    """Instead of returning the local value."""
     with tf.Graph().as_default():
         op = _put(_call())
         with (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static shapes are plain numbers, whichever TensorFlow's behavior is."""
+"""Static shapes are plain numbers under either TensorFlow behavior."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES: dict[str, Any] = {
 
 @pytest.fixture(params=["v2", "v1"])
 def behavior(request: pytest.FixtureRequest) -> Any:
-    """Runs a test with tf.TensorShape as it is in TensorFlow 2, and in 1."""
+    """Runs a test with tf.TensorShape as in TensorFlow 2, and as in 1."""
     if request.param == "v1":
         tf.compat.v1.disable_v2_tensorshape()
     yield
@@ -51,7 +51,7 @@ def test_sizes_are_numbers(name: str, behavior: None) -> None:
             shapes.defined(tensor)
 
 
-# Whose `shape` is a tuple of plain numbers: a Value's, a NumPy array's, a Node's.
+# Their `shape` is a tuple of plain numbers: a Value's, a NumPy array's, a Node's.
 _STRATEGY = pathlib.Path("strategy")
 _TUPLES = {
     "cuts.py",
@@ -67,7 +67,7 @@ _TUPLES = {
 def _taken_apart(tree: ast.AST) -> list[int]:
     """Returns the lines that index, unpack, iterate over or measure an `x.shape`.
 
-    Or a name that is assigned a tf.TensorShape somewhere in the file.
+    Also those that do so to a name that is assigned a tf.TensorShape in the file.
     """
     names = {
         target.id

@@ -131,7 +131,7 @@ def _note(said: list[Any], *what: Any) -> None:
 
 
 def _said(count: int, taken: bool) -> list[list[Any]]:
-    """Runs a step whose effects nothing waits for; returns them by replica."""
+    """Runs a step with effects that nothing depends on; returns them by replica."""
     said: list[Any] = []
 
     def step(r: tf.Tensor) -> tf.Tensor:
@@ -326,7 +326,7 @@ def test_communication_there_is_refused(where: str, traced: bool) -> None:
 
 @pytest.mark.parametrize("options", ["mirrored", "sharded"])
 def test_communication_around_it(options: str) -> None:
-    """A barrier, what decides, what goes in and what comes out."""
+    """A barrier, the decision, the operands and the results."""
     count, chosen = OPTIONS[options]
     with tf.Graph().as_default():
         repl = helpers.make(count, **chosen)
@@ -356,7 +356,7 @@ def test_communication_around_it(options: str) -> None:
 # --- What is equal by construction ----------------------------------------------------
 
 
-# What a loop returns is never proven equal.
+# A loop's results are never proven equal.
 @pytest.mark.parametrize(
     ("how", "equal"),
     [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses between processes, and what cannot."""
+"""Tensors that can cross between processes, and those that cannot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _call(*shapes, dtype="float32", primitive="all_reduce", op="sum"):
     [
         (_call((2, 3)), True),
         (_call((2, 3), op="mean"), True),
-        (_call((2, None)), False),  # TensorFlow wants to know how much it adds up
+        (_call((2, None)), False),  # TensorFlow needs the size of the sum
         (_call((2,), op="max"), False),
         (_call((2,), dtype="int8"), False),
         (_call((2,), dtype="bfloat16"), True),

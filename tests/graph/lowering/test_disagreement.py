@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where answers are compared, and where not; tests/control_flow reads the messages."""
+"""Where predicates are compared; tests/control_flow reads the messages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops wait for a barrier, and for which a barrier waits. Runs nothing."""
+"""The ops that wait for a barrier, and those that it waits for. Runs nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _effect(name: str) -> tf.Operation:
 
 
 def _waits(graph: tf.Graph) -> dict[str, list[str]]:
-    """Puts up the fences; returns what each op waits for besides its inputs."""
+    """Adds the fences; returns the control inputs of each op."""
     ops = graph.get_operations()
     made = {op for op in ops if op.name.startswith("make")}
     fence.put_up(ops, control_flow.find_sites(ops, 0), made)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of a function's body computes what the function does, and is apart from it."""
+"""A copy of a function's body computes the same, and is independent of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a merged op looks like; tests/control_flow compares what it computes."""
+"""The structure of merged ops; tests/control_flow compares their results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _ops(graph: tf.Graph, *types: str) -> list[tf.Operation]:
 
 
 def _is_merged(op: tf.Operation) -> bool:
-    """Whether it holds what several replicas do, and is no comparison before it."""
+    """Whether it combines several replicas' ops, and is no comparison before it."""
     return op.name.startswith("merged_") and "/cond" not in op.name
 
 

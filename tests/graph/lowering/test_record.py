@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of each communication: its place, and what travels, against counts."""
+"""The record of each communication: its place, and its traffic, against counts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in the graph after a step is built."""
+"""The graph of a step after its build."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_reduction_is_one_op_fed_by_every_replica(
     sums = [op for op in common if op.type == "AddN"]
     (total,) = [op for op in sums if _devices(_ancestors([op])) == set(repl.devices)]
     assert total.device in repl.devices
-    # Its own inputs, past partial sums, are one Mul of each replica's own sub-graph.
+    # Its own inputs, past partial sums, are one Mul in each replica's sub-graph.
     feeds = [op for op in _ancestors([total]) if op.type == "Mul"]
     assert sorted(op.device for op in feeds) == sorted(repl.devices)
     for feed in feeds:
@@ -151,7 +151,7 @@ def test_what_a_call_waits_for_every_result_waits_for(
 
 
 def test_control_dependencies_order_effects_across_replicas() -> None:
-    """What replica 0 prints before the sum, it prints before what anyone does after."""
+    """Replica 0 prints before the sum, and thus before anyone prints after it."""
     repl = helpers.make(2)
     log: list[str] = []
 

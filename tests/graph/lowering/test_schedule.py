@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long communication takes between hosts, against times reckoned by hand."""
+"""The duration of communication between hosts, against times computed by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_messages_of_a_link_follow_one_another(
     part = size if algorithm == "hub" else -(-size // (16 * count)) * 16
     message = MESSAGE + 4 * part * BYTE
     expected = 2 * (count - 1) * message
-    # First come, first served: when all send to all, some wait for a link that is busy.
+    # First come, first served: when all send to all, some wait for a busy link.
     most = 1.6 if algorithm == "shuffled" else 1.0
     assert plan.seconds is not None
     assert 0.98 * expected <= plan.seconds <= 1.02 * most * expected
@@ -52,7 +52,7 @@ def test_messages_of_a_link_follow_one_another(
 @pytest.mark.parametrize(("count", "steps"), [(2, 1), (4, 2), (8, 3), (64, 6)])
 def test_a_tree_has_as_many_steps_as_halvings(count: int, steps: int) -> None:
     plan = _plan(tuple(range(count)), "tree", 100)
-    # A leader hands out to one after the other, the farthest first.
+    # A leader sends to one after the other, the farthest first.
     assert plan.seconds == pytest.approx(2 * steps * (MESSAGE + 400 * BYTE))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lowering with a state: a sum of coarse numbers, whose rest is kept on each replica.
+"""A lowering with state: a sum of coarse numbers, with a residual on each replica.
 
 Error feedback (Seide et al. 2014, 1-bit stochastic gradient descent; Karimireddy et al.
-2019, arXiv:1901.09847): what rounding takes from a replica's number is added to its
-next one. The state is an operand and comes back as a result; who calls reads it from a
-variable, and assigns it.
+2019, arXiv:1901.09847): the rounding error of a replica's number is added to its next
+one. The state is an operand and a result; the caller reads it from a variable, and
+assigns it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INPUTS = np.random.default_rng(0).integers(-40, 40, [STEPS, 2, 3]).astype("f") /
 
 
 def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
-    """Sends what is whole of each number and its rest; keeps the rest."""
+    """Sends the integer part of each number plus its rest; keeps the new rest."""
     sent, kept = [], []
     for (x, rest), device in zip(matched.operands, matched.devices, strict=True):
         with tf.device(device):
@@ -43,7 +43,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
 
 @pytest.fixture(autouse=True)
 def coarse_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enters the primitive into the table."""
+    """Adds the primitive to the table."""
     facts = Facts(algorithm="hub", same_for_all=True)
     monkeypatch.setitem(table.LOWERINGS, "coarse_sum", lower)
     monkeypatch.setitem(table.FACTS, "coarse_sum", facts)
@@ -51,7 +51,7 @@ def coarse_sum(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sent_and_kept(x: tf.Tensor, rest: tf.Variable) -> list[tf.Tensor]:
-    """Returns the sum of what the replicas send, and what this one keeps."""
+    """Returns the sum of the sent values, and the rest that this replica keeps."""
     operands = [x, rest.read_value()]
     return base.communicate(
         "coarse_sum",
@@ -64,7 +64,7 @@ def sent_and_kept(x: tf.Tensor, rest: tf.Variable) -> list[tf.Tensor]:
 
 
 def summed(x: tf.Tensor, rest: tf.Variable) -> tf.Tensor:
-    """Returns the sum, and notes what is kept, as a combiner does."""
+    """Returns the sum, and registers the kept rest, as a combiner does."""
     total, kept = sent_and_kept(x, rest)
     with context.require("summed").equal_updates("the test"):
         rest.assign(kept)
@@ -72,7 +72,7 @@ def summed(x: tf.Tensor, rest: tf.Variable) -> tf.Tensor:
 
 
 def make_rest() -> tf.Variable:
-    """Creates the state: each replica's own, and their sum when it is read outside."""
+    """Creates the state: one rest per replica, summed when read outside."""
     return tf.Variable(
         tf.zeros([3]),
         synchronization=tf.VariableSynchronization.ON_READ,
@@ -81,7 +81,7 @@ def make_rest() -> tf.Variable:
 
 
 def expected() -> tuple[np.ndarray, np.ndarray]:
-    """Returns, by NumPy, what is sent in each step, and the rests in the end."""
+    """Returns, by NumPy, the sent values of each step, and the final rests."""
     rests, sent = np.zeros([2, 3], "f"), []
     for x in INPUTS:
         whole = np.round(x + rests)
@@ -163,7 +163,7 @@ def test_copies_keep_states_of_their_own() -> None:
 
 
 def test_what_is_kept_is_not_taken_as_equal() -> None:
-    """Unlike what is received: an update by it would let the replicas drift apart."""
+    """Unlike results: an update by it would let the replicas drift apart."""
     repl = helpers.make(2, variables="mirrored")  # an owner's update would be kept
     with repl.context():
         rest, weights = make_rest(), tf.Variable(tf.zeros([3]))
@@ -183,7 +183,7 @@ def test_what_is_kept_is_not_taken_as_equal() -> None:
         rest.assign(tf.zeros([3]))
         own = replicator.PerReplica(tf.fill([3], 0.125), tf.fill([3], 0.25))
         repl.run(wrong, args=[own])
-        # What an optimizer writes, and is not equal, is aggregated: the mean.
+        # An optimizer's unequal writes are aggregated: the mean.
         helpers.assert_replicas_equal([weights])
         assert float(weights[0]) == pytest.approx(0.1875)
 

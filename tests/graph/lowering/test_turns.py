@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns are counted only where they can be, and taken at once without a trace of it."""
+"""Turns are counted only where possible, and unrolled without visible effects."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_what_is_computed_does_not_show_it(total: int) -> None:
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("nested", [False, True])
 def test_every_turn_draws_its_own_random_numbers(nested: bool, mode: str) -> None:
-    """Several turns at once would draw the same ones, by copies of one op."""
+    """Unrolled turns would draw the same numbers, by copies of one op."""
     repl = helpers.make(2)
 
     def draw() -> tf.Tensor:

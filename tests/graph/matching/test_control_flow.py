@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From where communication can be reached, and which ops hold some."""
+"""The control flow around communication, and the ops that contain some."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_control_flow_of_v1_is_refused(inside: str) -> None:
             v1.cond(tf.constant(True), branch, lambda: tf.constant(2))
         else:
             v1.while_loop(lambda x: x < 1, branch, [tf.constant(0)])
-        _refuse(graph, graph)  # after it, all is well
+        _refuse(graph, graph)  # after it, everything works
     assert said
 
 

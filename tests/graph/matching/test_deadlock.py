@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Circles of waiting are found while the step is built, and shown link by link."""
+"""Circular waits are found while the step is built, and shown link by link."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def _gradients_crosswise(repl: replicator.Replicator) -> tf.Tensor:
     return tape.gradient(a, x, output_gradients=d)
 
 
-# How many replicas, and how each link reads: the replica, what it waits in, and what
-# is behind that.
+# The number of replicas, and each link: the replica, the call that it waits in, and
+# the call after that.
 CIRCLES: dict[str, tuple[Program, int, list[tuple[int, str, str]]]] = {
     "two receive first": (
         _all_receive_first,
@@ -190,7 +190,7 @@ def _all_send_first(repl: replicator.Replicator) -> tf.Tensor:
 
 
 def _received_in_another_order_than_sent(repl: replicator.Replicator) -> tf.Tensor:
-    """A send waits for nobody: not for the recv of what was sent before either."""
+    """A send waits for nobody: not even for the recv of earlier messages."""
     x = _x(repl)
     if repl.replica_id == 0:
         repl.send(x, 1, tag=1)

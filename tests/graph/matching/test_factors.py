@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recognised as a sum of matrix products by their factors, and what is not."""
+"""The tensors that are recognised as sums of matrix products by their factors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _matrix(*shape: int | None, dtype: Any = tf.float32) -> tf.Tensor:
 
 
 def _find(make: Callable[[int], tf.Tensor]) -> Any:
-    """Looks for factors in what `make` passes for each of two replicas."""
+    """Searches the operands from `make` on each of two replicas for factors."""
     with tf.Graph().as_default():
         column = [make(r) for r in range(2)]
         tf.raw_ops.PyFuncStateless(input=column, token="t", Tout=[tf.float32])

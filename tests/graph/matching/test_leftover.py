@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No placeholder is left in what a step runs; where one is, it is named."""
+"""No placeholder is left in the ops that a step runs; if one is, it is named."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls and ops pair, and what is said of those that do not. Needs no graph."""
+"""Pairs of calls and ops, and the errors for calls without a pair. Needs no graph."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def test_one_loop_against_two_is_named() -> None:
 
 @pytest.mark.parametrize("construct", ["call", "loop"])
 def test_a_call_whose_partners_stand_on_another_level_is_named(construct: str) -> None:
-    """In the other branch of a conditional, say: all levels together are complete."""
+    """Such as the other branch of a conditional: all levels together are complete."""
     own = [[_Site(0, "3", construct, group=(0, 1, 2))], [], []]
     with pytest.raises(
         errors.MismatchError,

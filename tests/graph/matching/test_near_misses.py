@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a call has no partner, those are named that may have been meant to be one."""
+"""Errors for calls without a partner name the likely intended ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_message_with_another_address_is_named(what: str) -> None:
 
 def test_messages_of_others_are_no_near_misses() -> None:
     sends = [_addressed("send", 0, 0, 1, tag) for tag in range(2)]
-    far = _addressed("recv", 2, 1, 2, 5)  # nothing of its address but a part
+    far = _addressed("recv", 2, 1, 2, 5)  # shares only a part of its address
     with pytest.raises(errors.MismatchError, match="Message 0") as caught:
         match.check([sends, [], [far]])
     assert "another" not in str(caught.value)
@@ -64,7 +64,7 @@ def test_of_many_near_misses_those_are_named_that_differ_in_the_least() -> None:
 
 @pytest.mark.parametrize("paired", [False, True], ids=["alone", "same line"])
 def test_a_call_in_another_group_is_named(paired: bool) -> None:
-    """Also where it has found partners there, if all of them are on one line."""
+    """Even if it has partners there, when all of them are on one line."""
     calls: list[list[Call]] = [
         [call("0,1:0", 0, group=(0, 1))],
         [call("1,2:0", 1, group=(1, 2))],

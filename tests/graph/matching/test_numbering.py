@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are no part of the step leave no gaps among the others."""
+"""Calls outside the step leave no gaps in the numbering."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _traced_and_thrown_away(f: Callable[..., Any], x: tf.Tensor) -> None:
 
 
 def _in_a_graph_of_its_own(f: Callable[..., Any], x: tf.Tensor) -> None:
-    """As Keras finds out the shapes of what a layer returns."""
+    """As Keras does to infer the shapes of a layer's results."""
     with tf.__internal__.FuncGraph("scratch").as_default():
         f(tf.compat.v1.placeholder(x.dtype, x.shape))
 
@@ -120,7 +120,7 @@ def test_one_replica_calls_where_nobody_runs_it(
 
 
 def test_what_is_missing_is_still_refused() -> None:
-    """A call in the step does not pair with one that is no part of it."""
+    """A call in the step does not pair with one outside of it."""
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody makes anything of has a gradient of zero; whatever may have one is asked.
+"""Unused messages have zero gradients; the others are differentiated by their receiver.
 
 Replica 0 sends x to replica 1, which returns a loss.
 """
@@ -16,7 +16,7 @@ import tensorflow as tf
 import replicator
 from tests import helpers
 
-X = [2.0, 5.0]  # what replicas 0 and 1 begin with
+X = [2.0, 5.0]  # the operands of replicas 0 and 1
 
 
 def _by_tape(x: tf.Tensor, loss: Callable[[], tf.Tensor]) -> tf.Tensor:
@@ -36,12 +36,13 @@ def _gradients(
     how: Callable[..., tf.Tensor] = _by_tape,
     spec: bool = False,
 ) -> list[float]:
-    """Returns the gradients by x of x^2, on replica 1 with what it makes of x0.
+    """Returns the gradients by x of x^2, plus on replica 1 a loss of the received x0.
 
     Args:
         mode: One of helpers.MODES.
-        received: Returns what replica 1 adds to its loss, and what it returns besides,
-            given what came and its own x.
+        received: Returns an addition to replica 1's loss, and further results, given
+            the
+            message and its own x.
         how: Differentiates.
         spec: Whether it receives by a TensorSpec.
     """
@@ -136,7 +137,7 @@ def test_what_may_be_a_loss_is_refused_though_it_is_watched(what: str) -> None:
 
 
 def test_a_second_derivative_of_what_is_not_used() -> None:
-    """What asks for the gradient is differentiated itself, by replica 0 alone."""
+    """The request for the gradient is itself differentiated, by replica 0 alone."""
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:
@@ -161,9 +162,9 @@ def test_a_second_derivative_of_what_is_not_used() -> None:
 
 
 def _losses(repl: replicator.Replicator, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two losses, of which replica 0 links the second with what belongs to the first.
+    """Two losses, of which replica 0 links the second with a message of the first.
 
-    Due are 3 x0^2 and 2 x0.
+    The gradients are 3 x0^2 and 2 x0.
     """
     if repl.replica_id == 0:
         repl.send(x, 1, tag=1)

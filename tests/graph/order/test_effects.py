@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Side effects: in order within a replica, all of them, and never in a circle."""
+"""Side effects: complete, in order within a replica, and never in a circle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import helpers
 
 
 class _Log:
-    """Notes, from inside a running graph, what happens in which order."""
+    """Records the order of events inside a running graph."""
 
     def __init__(self, repl: replicator.Replicator) -> None:
         self._repl = repl
@@ -32,7 +32,7 @@ class _Log:
         tf.py_function(write, [value], [])
 
     def of(self, replica_id: int) -> list[str]:
-        """Returns what a replica noted, in order."""
+        """Returns a replica's lines, in order."""
         return [what for who, what, _ in self.lines if who == replica_id]
 
 
@@ -239,7 +239,7 @@ def test_updates_of_two_steps_in_a_function_are_in_order():
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_control_dependencies_hold_through_a_collective(mode):
-    """What waits for replica 1's result waits for what replica 0's part waited for."""
+    """Ops after replica 1's result also wait for replica 0's control inputs."""
     repl = helpers.make(2)
     order: list[str] = []
 
@@ -363,7 +363,7 @@ MESSAGE = (
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("how", ["input", "control", "conditional", "gradient"])
 def test_a_tensor_kept_from_another_replica_cannot_deadlock(how, mode):
-    """What replica 0's communication gave goes into replica 1's part of it."""
+    """Replica 0's result is an operand of replica 1's call."""
     repl = helpers.make(2)
     kept: list[tf.Tensor] = []
 
@@ -406,7 +406,7 @@ def test_a_kept_tensor_that_waits_for_nobody_is_right(mode):
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_a_kept_tensor_is_refused_or_right(mode):
-    """Replica 1 hands the first result of replica 0 into the second communication."""
+    """Replica 1 passes replica 0's first result to the second communication."""
     repl = helpers.make(2)
     kept: list[tf.Tensor] = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops can fail, and which write."""
+"""The ops that can fail, and those that write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTEGERS = tf.TensorSpec([2], tf.int32)
 
 
 def _op(build: Callable[..., Any], *specs: tf.TensorSpec) -> tf.Operation:
-    """Returns the op that a function ends with, in a graph."""
+    """Returns the op of a function's result, in a graph."""
     made: list[tf.Operation] = []
 
     @tf.function(autograph=False)
@@ -115,7 +115,7 @@ def test_what_writes_a_variable() -> None:
 
 
 def test_a_plain_write_does_not_fail_by_itself() -> None:
-    """What may not fit is checked before by the guards."""
+    """The guards check beforehand what may not fit."""
     variable = tf.Variable(0.0)
     assert not fallible.Facts().fails(
         _op(lambda: variable.assign(1.0, read_value=False))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which writes get a guard; tests/test_failures.py shows what guards are for."""
+"""The writes that get a guard; tests/test_failures.py shows the guards' purpose."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_rows_that_a_step_looks_up_exist() -> None:
     looked_up = variable.sparse_read(indices)
     write = _add(variable, _derived(indices))
     assert _guards(write, [looked_up.op]) == 0
-    assert _guards(write, []) == 1  # nothing runs what looks them up
+    assert _guards(write, []) == 1  # the lookup does not run
 
 
 @pytest.mark.parametrize("offset, exist", [(1, True), (2, False)])

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests import helpers
 
-_RUNS = 10  # by chance, three replicas came in this order in one of six
+_RUNS = 10  # by chance, three replicas are in order in one of six
 
 
 @pytest.mark.parametrize("build", ["trace", "clone"])
@@ -66,7 +66,7 @@ def test_the_last_replica_writes_a_table_last() -> None:
 
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 def test_turns_follow_communication(variables: str) -> None:
-    """Replica 1 reads before a sum for which replica 0 waits with its write."""
+    """Replica 1 reads before a sum that replica 0's write waits for."""
     repl = helpers.make(2, variables=variables)
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
     key = tf.constant(0, tf.int64)

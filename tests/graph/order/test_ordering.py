@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Effects happen in program order, of each replica, also around merged ops."""
+"""Effects happen in each replica's program order, also around merged ops."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_step_waits_for_what_stands_before_it() -> None:
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_build_that_started_over_leaves_no_effects(mode: str) -> None:
-    """The second attempt does not wait for writes of the first, which would happen."""
+    """The second attempt must not wait for, and so run, writes of the first."""
     repl = helpers.make(2)
     with repl.context():
         variable = tf.Variable(1.0)

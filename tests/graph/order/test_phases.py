@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edges by which what can fail comes before what writes, and which are left out."""
+"""The edges that order ops that can fail before writes, and the omitted ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that several replicas read are joined once for those that share memory."""
+"""Parts that several replicas read are joined once per shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Join = Callable[[Sequence[tf.Tensor]], tf.Tensor]
 
 
 def _joined_as_the_first(joined: Join, near: Sequence[Sequence[int]]) -> list[bool]:
-    """Has three replicas join two parts; says whose result became the first one's."""
+    """Makes three replicas join two parts; returns whose results became the first's."""
     with tf.Graph().as_default() as graph:
         reads = [tf.Variable([k, k]).value() for k in (1.0, 2.0)]
         groups, results = [], []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products that are slow on CPUs, made the other way around wherever they are."""
+"""Products that are slow on CPUs are transposed, wherever they are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _replaced(
             )
         )
         ops = graph.get_operations()
-        return kernels.replace([ops, ops])  # what is merged is one op of all replicas
+        return kernels.replace([ops, ops])  # a merged op is one op of all replicas
 
 
 @pytest.mark.parametrize("matrix", [(512, 512), (2048, 512), (256, 1024)])
@@ -122,7 +122,7 @@ def _one_of_several(rows: tf.Tensor) -> tf.Tensor:
 
 
 def _loop(rows: tf.Tensor) -> tf.Tensor:
-    """Adds the product up in three thirds."""
+    """Sums the product in three thirds."""
     return tf.while_loop(
         lambda i, _: i < 3,
         lambda i, sum: (i + 1, sum + _product(rows / 3)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one replica does for all is told from what each does, by the built graph."""
+"""Ops that one replica runs for all, as opposed to each, in the built graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"_\d+(?=/|$)")  # of a name that was taken
 def _once(
     replicas: int, make: Callable[[replicator.Replicator], Any], **options: Any
 ) -> set[str]:
-    """Returns the names of what is done once, without replicas and numbers."""
+    """Returns the names of shared ops, without replicas and numbers."""
     rehearsed = rehearsal.Rehearsal(replicas, 2)
     with rehearsal.on(rehearsed):
         repl = replicator.Replicator(["CPU:0", "CPU:1"], **options)
@@ -65,7 +65,7 @@ def test_as_much_is_done_once_whatever_the_number_of_replicas() -> None:
     counted = []
     for replicas in _REPLICAS:
         kinds = [_NUMBER.sub("", n) for n in _once(replicas, adam, variables="sharded")]
-        # A constant is one replica's own where another has been put in its place.
+        # A constant belongs to one replica if another one has replaced it.
         counted.append(collections.Counter(k for k in kinds if "Assign" in k))
     assert counted[0] == counted[1] == counted[2]
     assert counted[0].total() >= 3  # the matrix and two slots
@@ -80,7 +80,7 @@ def test_nothing_is_done_once_where_each_has_its_own(replicas: int) -> None:
 @pytest.mark.parametrize("replicas", _REPLICAS)
 def test_what_is_returned_or_printed_is_each_replicas_own(replicas: int) -> None:
     def make(repl: replicator.Replicator) -> Any:
-        # Of other variables replicas communicate what they assign: its mean.
+        # For other variables, replicas communicate the mean of their assignments.
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         v = tf.Variable(tf.ones([3]), aggregation=first)
 

@@ -22,7 +22,7 @@ WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 class _Variable:
-    """What Aliases need to know of a variable."""
+    """The parts of a variable that Aliases use."""
 
     def __init__(self, component: tf.Variable, owner: int) -> None:
         self.storage, self.name = types.SimpleNamespace(first=component), "v"
@@ -113,13 +113,13 @@ def test_a_bucket_of_one_owner_is_unpacked_once() -> None:
     assert len(splits) == len(held) == 3
     assert {op.device for op in splits} == set(repl.devices)
     function()
-    # The mean gradient is 6 everywhere, 48 entries; the norm is cut to 1.
+    # The mean gradient is 6 everywhere, 48 entries; the norm is clipped to 1.
     for variable in variables:
         np.testing.assert_allclose(variable, 1 - 48**-0.5 * np.ones([4, 2]), rtol=1e-6)
 
 
 def _writes(repl: Any, step_fn: Any) -> list[tf.Operation]:
-    """Returns the writes that a step makes, of those that are not left out."""
+    """Returns the writes of a step that are not pruned."""
 
     @tf.function
     def function() -> None:
@@ -155,7 +155,7 @@ def test_only_the_owner_writes(replicas: int) -> None:
 
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 def test_reads_and_writes_stay_in_program_order(mode: str) -> None:
-    """Every replica sees what it would see with a component of its own."""
+    """Every replica sees the same as with a component of its own."""
     repl = make(3, variables="sharded")
 
     def make_step() -> Any:
@@ -269,7 +269,7 @@ def test_a_replica_that_writes_more_often_is_an_error() -> None:
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 @pytest.mark.parametrize("accumulator", ["of another owner", "of each replica"])
 def test_one_op_that_writes_what_is_elsewhere(accumulator: str, mode: str) -> None:
-    """No replica can run it for all: each gets components of what has an owner."""
+    """No replica can run it for all: each gets components of owned variables."""
     facts: dict[str, Any] = {}
     if accumulator == "of each replica":
         facts["synchronization"] = tf.VariableSynchronization.ON_READ

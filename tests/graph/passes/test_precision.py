@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas stay equal where TensorFlow rewrites graphs: precision, XLA, and others."""
+"""Replicas stay equal under TensorFlow's graph rewrites: precision, XLA, and others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicator.graph.passes import precision
 from tests import helpers
 
 LOWER = "auto_mixed_precision_onednn_bfloat16"
-# What tf.config offers: each must leave replicas equal.
+# The options of tf.config: each must leave replicas equal.
 OPTIONS = (
     {LOWER: True},
     {"auto_mixed_precision": True},
@@ -28,7 +28,7 @@ OPTIONS = (
 
 @pytest.fixture
 def options() -> Iterator[None]:
-    """Puts back what a test has changed."""
+    """Restores the options that a test has changed."""
     before = tf.config.optimizer.get_experimental_options()
     yield
     now = tf.config.optimizer.get_experimental_options()
@@ -38,9 +38,9 @@ def options() -> Iterator[None]:
 
 
 def _make_step(repl: Any, weights: list[tf.Variable], rows: int = 32) -> Any:
-    """Returns a step of two layers, with large enough products to be lowered.
+    """Returns a step of two layers, with products large enough for a lowering.
 
-    Of few rows, gradients are summed by their factors.
+    With few rows, gradients are summed by their factors.
     """
     rng = np.random.default_rng(0)
     for units in (64, 10):

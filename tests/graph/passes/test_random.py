@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every replica draws different random numbers, reproducibly where a seed was given."""
+"""Every replica draws different random numbers, reproducibly if there is a seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 import replicator
 from tests import helpers
 
-N = 12  # numbers per draw: enough that two draws do not agree by chance
+N = 12  # numbers per draw: enough that no two draws agree by chance
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def draw(
     num_replicas: int = 3,
     steps: int = 1,
 ) -> list[np.ndarray]:
-    """Returns what each replica draws in the last of some steps."""
+    """Returns each replica's draws in the last of some steps."""
     repl = helpers.make(num_replicas)
 
     def make_step() -> Callable[[], Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each variable is read once between two writes, and steps see what they did before."""
+"""Each variable is read once between two writes, and steps see their earlier writes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_read_that_waits_for_something_stays() -> None:
 def test_variables_made_in_a_sessions_step_are_not_read_as_initialised(
     num_replicas: int,
 ) -> None:
-    """Their initialisers stand among the step's ops, and assign too."""
+    """Their initialisers are among the step's ops, and assign too."""
     repl = helpers.make(num_replicas)
 
     def step() -> list[tf.Tensor]:
@@ -107,7 +107,8 @@ def test_a_step_reads_what_it_wrote(mode: str, num_replicas: int, how: str) -> N
     repl = helpers.make(num_replicas)
 
     def make_step() -> Any:
-        # ON_READ: written on its replica alone, also where nothing may communicate.
+        # ON_READ: written on its replica alone, even where communication is not
+        # allowed.
         variable = tf.Variable(
             1.0,
             trainable=False,
@@ -293,7 +294,7 @@ def test_a_gather_that_is_returned_is_gathered_once() -> None:
 
 
 def _reads_of(use: Callable[[tf.Variable], Any]) -> int:
-    """Returns how many reads the last replica of a step adds that uses a variable."""
+    """Returns how many reads a variable's use adds on the last replica of a step."""
     repl = helpers.make(2)
     with repl.context():
         variable = tf.Variable([1.0, 2.0])

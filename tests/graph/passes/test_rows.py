@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a tensor in parts are those of the whole."""
+"""Rows of a partitioned tensor are those of the whole."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No step holds a tie any more; rows that are gathered are gathered of the parts."""
+"""No tie remains in a step; gathered rows are gathered from the parts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that are taken one by one travel together, unless one needs another."""
+"""Gradients that are taken one by one share a bucket, unless one needs another."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _updated_between(v, w, x):
     with tf.GradientTape(persistent=True) as tape:
         loss = tf.reduce_mean((x * v + w) ** 2)
     first = tape.gradient(loss, v)
-    v.assign_sub(first)  # the order of effects is that in which they were built
+    v.assign_sub(first)  # effects keep the order in which they were built
     second = tape.gradient(loss, w) + 0 * v
     w.assign_sub(second)
     return [first, second]
@@ -97,7 +97,7 @@ def _built(graph):
         double = first * 2
         second = _call(1, x + 1)
         third = _call(2, double)  # needs the first
-        fourth = _call(3, third)  # and this that
+        fourth = _call(3, third)  # needs the third
         tf.add_n([first, second, third, fourth], name="all")
     return graph.get_operations()
 
