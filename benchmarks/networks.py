@@ -103,8 +103,7 @@ class WideAndDeep:
 
         Returns:
             (int32 [size, features], float32 [size, values]), int32 [size]. A few
-            features
-            are frequent, most are rare.
+            features are frequent, most are rare.
         """
         rng = np.random.default_rng(0)
         often = rng.zipf(1.2, (size, self.features))

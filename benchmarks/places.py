@@ -24,8 +24,8 @@ class Place:
     """A place of the graph.
 
     Attributes:
-        run: Communicates there; takes the call, the operand and the function that
-            links a loss to all messages sent.
+        run: Communicates there; takes the call, the operand and the function that links
+            a loss to all messages sent.
         plain: Computes each replica's expected result.
     """
 

@@ -116,10 +116,8 @@ class Rows(tf.keras.layers.Layer):
     """Looks up rows of a variable.
 
     tf.keras.layers.Embedding and tf.nn.embedding_lookup read the whole variable: the
-    former
-    always, the latter if the variable is a distributed one. Once something scatters to
-    it,
-    TensorFlow copies it at each such read.
+    former always, the latter if the variable is a distributed one. Once something
+    scatters to it, TensorFlow copies it at each such read.
     """
 
     def __init__(self, rows: int, columns: int) -> None:

@@ -4,8 +4,7 @@
 Loads every page at the width of a desktop and of a phone. Problems are: an error in the
 console, a request to another host, a failed request, a picture that does not load, a
 body that scrolls sideways. The search has to find `reduce_scatter`. Prints the
-problems;
-the exit status is 1 if there are any, and 2 without a Chromium.
+problems; the exit status is 1 if there are any, and 2 without a Chromium.
 """
 
 from __future__ import annotations

@@ -73,8 +73,7 @@ class Player:
         """Returns some steps of a policy, and the returns of episodes that ended.
 
         Of T steps, `observations` [T + 1, ...] has one more row than the others: the
-        final
-        observation. `discounts` are 0 where an episode has ended.
+        final observation. `discounts` are 0 where an episode has ended.
 
         Args:
             version: The version of the weights; a part of the result.

@@ -66,8 +66,7 @@ class SpectralNorm(layers.Layer):
     """Convolves, or multiplies, by a kernel whose largest singular value is near 1.
 
     The kernel is divided by an estimate of that value: one more round of power
-    iteration,
-    from the last step's vectors. Must be created under `repl.context()`.
+    iteration, from the last step's vectors. Must be created under `repl.context()`.
 
     Args:
         channels: The number of output channels.

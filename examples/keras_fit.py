@@ -45,8 +45,7 @@ def load_data(batch_size: int, seed: int) -> tuple[tf.data.Dataset, tf.data.Data
     """Returns the training and the validation images, in global batches.
 
     The order of an epoch depends only on the seed and its number, so a resumed run sees
-    the
-    same batches. The last batch holds the remaining images, any number of them.
+    the same batches. The last batch holds the remaining images, any number of them.
     """
     train, test = (
         tf.data.Dataset.from_tensor_slices((part.images, part.labels))

@@ -211,8 +211,7 @@ class Devices:
 
         Returns:
             For each stage its tape, its input and its output; the last stage's output
-            is its
-            share of the loss.
+            is its share of the loss.
         """
         tapes, hidden = [], images
         share = self._micro_batches * self._repl.num_replicas
@@ -230,8 +229,7 @@ class Devices:
         """Returns the gradients of each stage's variables.
 
         One tape over all stages would do, except that `gradient` places its ops where
-        it is
-        called, not where the forward pass was.
+        it is called, not where the forward pass was.
         """
         gradients: list[list[tf.Tensor]] = []
         upstream = None  # the gradient of the stage's output

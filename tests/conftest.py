@@ -170,8 +170,7 @@ def _variables(item: pytest.Item) -> str:
     """Returns the placement of a test's variables, if its options do not set it.
 
     Tests alternate between two placements, by their names: "auto", the default, shards
-    on
-    the CPUs of a test, while users on accelerators get mirrored variables.
+    on the CPUs of a test, while users on accelerators get mirrored variables.
     """
     if item.get_closest_marker("mirrored"):
         return "mirrored"

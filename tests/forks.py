@@ -46,8 +46,7 @@ def run(
 
     Args:
         command: What follows `python`: a file, `-m` and a module, or `-c` and code;
-            then
-            arguments.
+            then arguments.
         env: Its environment; None: that of this process.
         cwd: Its working directory.
         timeout: In seconds.

@@ -160,8 +160,7 @@ def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Sums rows of equal index, as Replicator does for optimizers.
 
     Multiplies by a matrix of zeros and ones. Keras' own optimizers would square each
-    row by
-    itself.
+    row by itself.
     """
     indices, _ = tf.unique(slices.indices)
     holds = tf.equal(indices[:, tf.newaxis], slices.indices[tf.newaxis])
@@ -173,8 +172,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset without tf.data's autotuning, for short-lived iterators.
 
     An iterator's destructor waits for its tuning thread, which a race in tf.data lets
-    sleep
-    for up to a minute.
+    sleep for up to a minute.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -15,8 +15,7 @@ def load() -> None:
 
     About one draw in twenty is a constant that Hypothesis finds in the source of the
     modules imported at that moment: in a suite, of whatever tests the same process has
-    run
-    before. No setting turns that off.
+    run before. No setting turns that off.
     """
     none = providers.Constants()
     providers._get_local_constants = lambda: none

@@ -41,8 +41,7 @@ def left_to_long_runs(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Drops most cases of batteries that are too large for each run of the suite.
 
     Of a test that is marked `battery(n)`, every n-th case remains, at least one: always
-    the
-    same ones, chosen by their names, so that they are of all kinds.
+    the same ones, chosen by their names, so that they are of all kinds.
     """
     cases: dict[tuple[str, int], list[pytest.Item]] = collections.defaultdict(list)
     for item in items:

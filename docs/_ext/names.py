@@ -190,8 +190,8 @@ def aliases() -> dict[str, str]:
 def by_short_name() -> dict[str, str]:
     """Returns the full public name for each way in which texts may refer to something.
 
-    "Replicator.run", "repl.run" and "replicator.Replicator.run" are the same method;
-    so is "run", unless another public name ends with it.
+    "Replicator.run", "repl.run" and "replicator.Replicator.run" are the same method; so
+    is "run", unless another public name ends with it.
     """
     full_names: dict[str, str] = {}
     for full in public():

@@ -133,8 +133,7 @@ def draw(after: After, before: After | None = None) -> SVG:
     """Draws the graph after a pass; ops that it added are green.
 
     Communication that is not lowered yet is orange. Ops that no result or effect needs
-    any
-    more are grey; TensorFlow prunes them. Dashed lines are control edges.
+    any more are grey; TensorFlow prunes them. Dashed lines are control edges.
 
     Args:
         after: The graph to draw.

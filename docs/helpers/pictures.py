@@ -47,8 +47,7 @@ def picture(repl: Any, step_fn: Callable[[tf.Tensor], Any], size: int = 1) -> HT
     Args:
         repl: A Replicator of at most four replicas.
         step_fn: Takes an int64[size] on each replica, and returns a tensor, or None
-            where
-            the replica ends with nothing.
+            where the replica ends with nothing.
         size: How many numbers each replica starts with.
 
     Returns:

@@ -48,8 +48,7 @@ class Checkpoints:
 
         Args:
             known: The checkpoints that count as the last ones, the newest first. Others
-                may
-                be overwritten, and are not deleted.
+                may be overwritten, and are not deleted.
         """
         if known:
             tf.compat.v1.train.update_checkpoint_state(

@@ -56,12 +56,9 @@ def shuffled_input(
     """Returns the input_fn of endless training from a step on.
 
     Each epoch is shuffled anew and dealt to the replicas so that the rows of a step,
-    over
-    all replicas, depend only on the seed and the step: they are the same for any number
-    of
-    replicas, and for a resumed run. The rows that do not fill a whole batch are left
-    out;
-    each epoch leaves out others.
+    over all replicas, depend only on the seed and the step: they are the same for any
+    number of replicas, and for a resumed run. The rows that do not fill a whole batch
+    are left out; each epoch leaves out others.
 
     Args:
         arrays: Of equal lengths; a step gets the same rows of each, as a tuple.

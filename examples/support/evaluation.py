@@ -21,8 +21,7 @@ def share_of_right(
 
     Args:
         eval_step: A built step that returns the number of correct ones, the same on
-            each
-            replica.
+            each replica.
         examples: The number of examples.
         global_batch_size: How many a step takes, over all replicas.
     """

@@ -31,8 +31,7 @@ class Run:
     Args:
         output_dir: An existing folder for the results.
         settings: The values of flags that affect the losses, by name; a resumed run
-            must
-            have the same.
+            must have the same.
         parts: The contents of each checkpoint, by name: whatever tf.train.Checkpoint
             takes.
         steps: How many to make, counted from the start of the first run.

@@ -42,7 +42,7 @@ CALLS: dict[str, Callable[..., tf.Tensor]] = {
 def _derivatives(
     call: Callable[[tf.Tensor], tf.Tensor], value: np.ndarray, place: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns a call's result, and two derivatives of a loss through `place`."""
+    """Returns a call's result, and the first two derivatives of a loss."""
     x = helpers.opaque(value)
     with tf.GradientTape() as outer:
         outer.watch(x)

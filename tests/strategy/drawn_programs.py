@@ -29,8 +29,7 @@ class Model:
         widths: The widths of the layers; the first is the table's.
         lookup: How rows are read, one of LOOKUPS.
         tied: Whether the logits are products with the table's rows, so that its
-            gradient
-            is dense; requires a last width equal to the first.
+            gradient is dense; requires a last width equal to the first.
         seeded: Whether initializers draw, or all values are given.
     """
 

@@ -41,8 +41,7 @@ def _gradients(
     Args:
         mode: One of helpers.MODES.
         received: Returns an addition to replica 1's loss, and further results, given
-            the
-            message and its own x.
+            the message and its own x.
         how: Differentiates.
         spec: Whether it receives by a TensorSpec.
     """
