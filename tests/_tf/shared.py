@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several of these tests need."""
+"""Helpers of several of these tests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,5 +17,5 @@ def evaluate(tensor: tf.Tensor, graph: tf.Graph) -> float:
 
 
 def traced(build: Callable[[], Any]) -> Any:
-    """Returns a function as steps are traced."""
+    """Returns a function traced like a step."""
     return _tf.trace(build, ordering.order_as_created)

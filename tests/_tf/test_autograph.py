@@ -60,7 +60,7 @@ def test_what_is_not_converted_lets_others_exceptions_pass() -> None:
 
     @_tf.not_converted
     def ours() -> None:
-        """What it does."""
+        """Stands for a function of ours."""
         raise error
 
     for function in (ours, tf.function(ours), tf.function(lambda: ours())):

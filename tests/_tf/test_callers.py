@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which method of another library's is running: each private name is called."""
+"""Detects which method of another library is running: each private name is called."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is fast is in use unless it cannot be, or shall not: then what is plain is."""
+"""Fast code is used unless it cannot or must not be; then plain code replaces it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from replicator._tf import choice
 from tests._tf import training
 
 _ROOM = pathlib.Path(_tf.__file__).parent
-# A name of TensorFlow that each file of fast/ needs, and in what it is.
+# A name of TensorFlow that each file of fast/ needs, and its owner.
 _LACKING = {
     "calls": ("tensorflow.python.eager.execute", "execute_with_cancellation"),
     "captures": ("tensorflow.python.ops.handle_data_util", "copy_handle_data"),
@@ -40,7 +40,7 @@ def _module(room: str, file: str):
 
 
 def _offered(module) -> dict[str, inspect.Signature]:
-    """Returns the signatures of what the room offers of a file, methods too."""
+    """Returns the signatures of a file's public names in the package, methods too."""
     found = {}
     for name, value in vars(module).items():
         if name in _tf.__all__ and value.__module__ == module.__name__:
@@ -53,7 +53,7 @@ def _offered(module) -> dict[str, inspect.Signature]:
 
 @pytest.fixture(name="anew")
 def _anew(monkeypatch):
-    """Lets a test choose again, and forgets what it chose."""
+    """Lets a test choose again, and discards its choice afterwards."""
     monkeypatch.setattr(choice, "FAST", set())
     monkeypatch.delenv("REPLICATOR_FAST", raising=False)
     for file in choice.FILES:
@@ -109,7 +109,7 @@ _OF_OBJECTS |= {"_validate_shape"}  # HandleVariable needs it too
 
 @pytest.mark.parametrize("file", choice.FILES)
 def test_what_is_private_is_looked_up_when_a_file_is_imported(file):
-    """Where a name is gone, an error in a step would be too late."""
+    """If a name is gone, an error in a step would be too late."""
     tree = ast.parse((_ROOM / "fast" / f"{file}.py").read_text())
     imported = set()
     for node in tree.body:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to other hosts; what connect makes of them is in tests/cluster."""
+"""Connections to other hosts; tests/cluster tests connect itself."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_this_process_has_started_and_is_not_connected():
 
 
 def test_connecting_again_and_to_nobody():
-    """In a process of its own: `_tf.connect` is for good."""
+    """In a process of its own: `_tf.connect` cannot be undone."""
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         env=servers.environment(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control flow as TensorFlow adds it: each private name is called."""
+"""Control flow as TensorFlow builds it: each private name is called."""
 
 from __future__ import annotations
 

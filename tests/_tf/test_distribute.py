@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tf.distribute answers as told: each private name is called."""
+"""tf.distribute answers as configured: each private name is called."""
 
 from __future__ import annotations
 

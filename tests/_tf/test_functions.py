@@ -10,7 +10,7 @@ from tests._tf import shared
 
 
 def _call_of(function, *args):
-    """Returns the op that calls a function, in a graph of its own."""
+    """Returns the op that calls a function, in a separate graph."""
     with tf.Graph().as_default() as graph:
         function(*map(tf.constant, args))
         return [op for op in graph.get_operations() if "Call" in op.type][-1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the profiler writes can be read: the private name is called."""
+"""The profiler's output can be read: the private name is called."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_profile_says_which_ops_ran_and_how_long(tmp_path):
     seconds = time.perf_counter() - start
     (file,) = tmp_path.rglob("*.xplane.pb")
     events = list(_tf.read_profile(file.read_bytes()))
-    # oneDNN has types of its own for some ops.
+    # oneDNN has its own types for some ops.
     (event,) = [event for event in events if event.name.startswith("here:")]
     assert isinstance(event, _tf.Traced)
     assert 0 < event.seconds < seconds

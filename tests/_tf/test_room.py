@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The room of what is private to TensorFlow: all of it is there, offered and tested."""
+"""The package of TensorFlow's private names: complete, exported and tested."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILES = sorted(
 
 
 def _names(file: str) -> list[str]:
-    """Returns the names of a file of the room that begin with no underscore."""
+    """Returns the public names of a file of the package."""
     names = []
     for node in ast.parse((_ROOM / f"{file}.py").read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -31,7 +31,7 @@ def _names(file: str) -> list[str]:
 
 
 def _imported(file: str) -> set[str]:
-    """Returns the files of the room that a file of it imports."""
+    """Returns the files of the package that one of them imports."""
     found = set()
     for node in ast.walk(ast.parse((_ROOM / f"{file}.py").read_text())):
         if isinstance(node, ast.ImportFrom):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How variables are created, what one handle can do: each private name is called."""
+"""The creation of variables, the abilities of a handle: each private name is called."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_who_asks_for_a_name_shares_the_variable() -> None:
     other = _tf.shared_variable("shared/1", tf.float32, [2], "CPU:0")
     assert _tf.is_initialized(other)
     other.assign_add([1.0, 1.0])
-    del other  # which takes nothing from those that are left
+    del other  # must take nothing from the remaining ones
     assert one.numpy().tolist() == [2.0, 3.0]
     assert (one.name, one.shape, one.dtype) == (like.name, [2], tf.float32)
 

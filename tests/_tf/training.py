@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small model in all ways; what is fast may be on or off.
+"""Trains a small model in all ways; fast code may be on or off.
 
-`python -m tests._tf.training` prints as JSON what it comes to.
+`python -m tests._tf.training` prints the results as JSON.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of this room share."""
+"""Fixtures of the tests of this folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicator import _tf
 
 @pytest.fixture
 def names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the test share variables under names that no other test has."""
+    """Makes the test share variables under unique names."""
     make, mark = _tf.shared_variable, uuid.uuid4().hex
     monkeypatch.setattr(
         _tf, "shared_variable", lambda name, *rest: make(f"{mark}/{name}", *rest)

@@ -36,12 +36,12 @@ def start(
     """Starts programs.
 
     Args:
-        told: What the servers say of themselves.
-        name: Of the program.
-        cpus: How many CPU devices each has.
-        *arguments: Of all.
+        told: The servers' descriptions of themselves.
+        name: The program's name.
+        cpus: The number of CPU devices of each process.
+        *arguments: The arguments of all.
         log: The folder of their events.
-        only: Which of them is started; None: all.
+        only: The only one to start; None: all.
     """
     facts = {
         "version": 1,
@@ -68,12 +68,12 @@ def start(
 
 
 def addresses(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns what a description says of servers."""
+    """Returns the addresses in servers' descriptions."""
     return [{"address": own["address"], "cpus": 1} for own in told]
 
 
 def ended(started: Sequence[subprocess.Popen[str]]) -> list[Any]:
-    """Returns what programs have returned, once all have ended well."""
+    """Returns the programs' results, once all have ended successfully."""
     try:
         told = [process.communicate(timeout=servers.LIMIT) for process in started]
     finally:
@@ -91,7 +91,7 @@ def run(
     count: int = 1,
     log: pathlib.Path | None = None,
 ) -> list[Any]:
-    """Runs a program in all; returns what it returned in each."""
+    """Runs a program in all processes; returns the result of each."""
     with servers.serving(count) as told:
         return ended(start(addresses(told), name, cpus, *arguments, log=log))
 
@@ -114,18 +114,18 @@ def _say(*words: Any) -> None:
 
 
 def _meet() -> None:
-    """Waits until the test says that all may go on."""
+    """Waits for the test's signal to continue."""
     _say("here")
     sys.stdin.readline()
 
 
 def counts(cluster: Any, steps: str) -> Any:
-    """Adds constants: what every program adds is there in the end, once."""
+    """Adds constants: in the end, every program's addends are there, once."""
     repl = replicator.Replicator()
     with repl.context():
         v = tf.Variable([0.0, 0.0])
         n = tf.Variable(0, dtype=tf.int64)
-        scale = tf.Variable(1.0)  # a scalar, and of no gradient
+        scale = tf.Variable(1.0)  # a scalar without a gradient
         optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.25))
 
     def step_fn() -> tf.Tensor:
@@ -167,7 +167,7 @@ def ahead(cluster: Any, staleness: str, steps: str, pause: str) -> Any:
 
 
 def lives(cluster: Any, staleness: str) -> Any:
-    """Trains until the test has it end, or an error does."""
+    """Trains until the test ends it, or an error does."""
     repl = replicator.Replicator(strategy=strategy.PS(staleness=int(staleness)))
     with repl.context():
         v = tf.Variable([0.0])

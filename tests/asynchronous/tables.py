@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A board that programs of one process share: what the tests of this room share."""
+"""A board that programs of one process share, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicator.asynchronous.board import PRESENT, STATES
 
 
 class Table:
-    """A board of one process' own."""
+    """A board within one process."""
 
     def __init__(self, count: int) -> None:
         self.numbers = np.zeros([3, count], np.int64)
@@ -20,7 +20,7 @@ class Table:
 
 
 class Seen:
-    """As one of the programs sees it."""
+    """The board as one of the programs sees it."""
 
     def __init__(self, numbers: np.ndarray, own: int) -> None:
         self._numbers, self.own, self.count = numbers, own, numbers.shape[1]

@@ -31,7 +31,7 @@ def test_a_board_is_written_by_columns(pair: list[Board]) -> None:
 
 
 def test_a_board_is_a_table(names_of_its_own: None) -> None:
-    """Whoever writes and reads: against an array."""
+    """Any sequence of reads and writes, compared with an array."""
     random, count = np.random.RandomState(0), 4
     programs = [Board(n, count, "CPU:0") for n in range(count)]
     programs[0].create()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strategies say of programs that do not wait for one another."""
+"""Strategies' bounds on programs that do not wait for one another."""
 
 from __future__ import annotations
 

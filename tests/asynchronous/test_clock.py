@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No program is further ahead than it may be, and none waits for ever."""
+"""No program exceeds the staleness bound, and none waits forever."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_bound_is_never_passed_and_somebody_may_always_go_on(
         n %= count
         states = table.numbers[STATES]
         if what == 0 and (states == PRESENT).sum() > 1:
-            states[n] = ENDED  # or lost: both hold up nobody
+            states[n] = ENDED  # or lost: both block nobody
         present = np.flatnonzero(states == PRESENT)
         free = [m for m in present if not clocks[m]._is_early(table.numbers, 1)]
         assert free, "the slowest is never early"
@@ -64,7 +64,7 @@ def test_the_bound_is_reached() -> None:
 def test_several_steps_in_one_call_wait_for_no_more_than_all_others() -> None:
     table = Table(2)
     fast, _ = _clocks(table, 1)
-    fast.begin(5)  # it could never begin otherwise
+    fast.begin(5)  # otherwise it could never begin
     fast.done(5)
     assert fast._is_early(table.numbers, 5)
 

@@ -25,7 +25,7 @@ def test_the_log_says_who_was_where(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_line_is_there_when_it_is_noted(tmp_path: pathlib.Path) -> None:
-    """So the log of a program that is killed says what it did last."""
+    """So the log of a killed program ends with its last action."""
     events = Events(3, {FOLDER: str(tmp_path)})
     before = time.time()
     for k in range(3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is silent for a heartbeat is lost, and nobody else; here in one process."""
+"""A program that is silent for a heartbeat is lost, and no other; in one process."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def _member(table: Table, own: int = 0, heartbeat: float = 2.0) -> Member:
 def test_who_is_silent_for_a_heartbeat_is_lost(
     count: int, turns: list[tuple[int, set[int]]]
 ) -> None:
-    """Against what one says who notes when each was heard last.
+    """Compared with a record of when each was heard last.
 
-    Time goes by in tenths of a second, so that no sum of them is rounded to 2.0.
+    Time passes in tenths of a second, so that no sum of them is rounded to 2.0.
     """
     table, now, heard = Table(count), 0, dict.fromkeys(range(1, count), 0)
     member = _member(table)
@@ -110,7 +110,7 @@ def test_one_says_that_another_is_lost(
 def test_a_membership_ends_with_its_connection() -> None:
     table = Table(1)
     member = _member(table, heartbeat=0.01)
-    member.token = object()  # another one's than this process has
+    member.token = object()  # not this process's token
     member.start()
     member.join(_LONG)
     assert not member.is_alive()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that programs share, found by their numbers; here by two in one process."""
+"""Variables that programs share, found by their numbers; here two in one process."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def _line(process: subprocess.Popen[str], word: str) -> None:
 
 
 def _go_on(started: list[subprocess.Popen[str]]) -> None:
-    """Waits until all are at a place, and has them go on."""
+    """Waits until all have arrived, and lets them continue."""
     for process in started:
         _line(process, "here")
     _let_go(started)

@@ -3,9 +3,9 @@
 
 A client's test file has programs: functions that create a model, as on one device, and
 return how to train it. `check` trains it on one device by plain TensorFlow, with the
-whole batches, and on replicas that share them; losses and parameters must be equal.
-The one device's optimizer sees each row of a sparse gradient once, as with Replicator;
-of rows of one index, Keras 3 would square each by itself.
+whole batches, and on replicas that share them; losses and parameters must be equal. The
+single device's optimizer sees each row of a sparse gradient once, as with Replicator;
+Keras 3 would square repeated rows separately.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Training:
 
     Attributes:
         loss: From a share of the batch, arrays of [examples, ...], to the mean loss.
-        variables: Returns what is trained; called after `loss`.
+        variables: Returns the trained variables; called after `loss`.
         optimizer: Of any family.
         batch: The whole batch; 2 and 3 divide its 12 examples.
         read: Returns what else must be equal: variables that hold statistics.
@@ -63,10 +63,10 @@ def check(
 
     Args:
         program: Creates the model.
-        replicas: How many.
+        replicas: The number of replicas.
         options: Of Replicator.
-        tolerance: Relative to each tensor's largest entry; 1e-4 where models compute
-            in float32 and an optimizer divides by small roots.
+        tolerance: Relative to each tensor's largest entry; 1e-4 where models compute in
+            float32 and an optimizer divides by small roots.
     """
     expected_losses, expected = _on_one_device(program)
     losses, actual = _on_replicas(program, replicas, options)
@@ -77,7 +77,7 @@ def check(
         np.testing.assert_allclose(
             one, two, atol=tolerance * scale, rtol=0, err_msg=str(k)
         )
-    assert len(set(expected_losses)) == STEPS  # else nothing was trained
+    assert len(set(expected_losses)) == STEPS  # otherwise nothing was trained
 
 
 def _update(
@@ -113,7 +113,7 @@ def _on_one_device(
     tf.random.set_seed(3)
     training = program()
     batch = [tf.constant(part) for part in training.batch]
-    # An argument: TFP's bijectors know eager tensors by an id, which may be used again.
+    # An argument: TFP's bijectors cache eager tensors by an id, which may be reused.
     step = tf.function(lambda *batch: _update(training, batch, _each_row_once))
     return [float(step(*batch)) for _ in range(STEPS)], _values(training)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training whose gradients are given, and what error feedback has to keep of them.
+"""A training with given gradients, and the invariants of error feedback.
 
-By SGD of rate 1 from zeros, so that the variables are, but for the sign, the sum over
-all steps of what was received.
+It uses SGD of rate 1 from zeros, so that the variables are, except for the sign, the
+sum of all received gradients.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import tensorflow as tf
 import replicator
 from tests import helpers
 
-# A matrix, a convolution's kernel and a bias: what PowerSGD tells apart.
+# A matrix, a convolution's kernel and a bias: PowerSGD treats them differently.
 SHAPES = ((20, 12), (3, 2, 4, 10), (12,))
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What each replica is given in each step.
+    """Each replica's gradients in each step.
 
     Attributes:
         gradients: `gradients[k]` [steps, replicas, ...] are those of variable k.
-        weights: [steps, replicas]; None: all weigh alike.
+        weights: [steps, replicas]; None: equal weights.
         steps_per_update: How many steps are accumulated.
     """
 
@@ -99,17 +99,17 @@ class Training:
             )
 
     def step_fn(self, element: Any) -> None:
-        """Applies what the replica is given."""
+        """Applies the replica's gradients."""
         gradients, weight = element
         options = {} if self.given.weights is None else {"weight": weight}
         self.optimizer.apply(list(gradients), self.variables, **options)
 
     def input_fn(self, ctx: replicator.InputContext) -> tf.data.Dataset:
-        """Returns what the replica is given."""
+        """Returns the replica's gradients."""
         return self.given.elements(ctx.replica_id)
 
     def run(self) -> None:
-        """Runs all steps, the replicas' variables equal after each."""
+        """Runs all steps; checks after each that the replicas' variables are equal."""
         for number in range(len(self.given.gradients[0])):
             elements = [
                 (
@@ -129,23 +129,23 @@ class Training:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What compressors remember, by their names."""
+        """The compressors' state, by name."""
         memory = self.optimizer._replicator_combiner.compression.memory
         return {v.name.split("/")[-1].split(":")[0]: v for v in memory.variables}
 
     def owed(self, k: int) -> np.ndarray:
-        """Returns what all replicas together still owe of the k-th gradient."""
+        """Returns the sum of all replicas' residuals of the k-th gradient."""
         residual = self.memory.get(f"residual_{k}")
         if residual is None:
             return np.zeros(self.variables[k].shape)
         return residual.read_value().numpy().astype("d").sum(0)
 
     def received(self, k: int) -> np.ndarray:
-        """Returns the sum over all updates of what was received."""
+        """Returns the sum of the received values over all updates."""
         return -self.variables[k].numpy()
 
     def assert_nothing_lost(self, tolerance: float = 1e-6) -> None:
-        """Asserts that what was received and what is owed is what was given."""
+        """Asserts that received values and residuals add up to the given ones."""
         for k, expected in enumerate(self.given.sums()):
             found = self.received(k) + self.owed(k)
             error = np.abs(found - expected).max()

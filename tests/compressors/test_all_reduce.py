@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""repl.all_reduce with a compressor: its gradient, nests, control flow, mistakes."""
+"""repl.all_reduce with a compressor: its gradient, nests, control flow, errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def per_replica(*values: Any) -> replicator.PerReplica:
     ],
 )
 def test_the_gradient_is_that_of_the_exact_sum(name: str, mode: str) -> None:
-    """Of whatever was received; and it is not compressed itself."""
+    """For any received values; and the gradient itself is not compressed."""
     weights = np.array([1.0, 3.0], "f")
 
     def make_step() -> Callable[..., Any]:
@@ -65,7 +65,7 @@ def test_the_gradient_is_that_of_the_exact_sum(name: str, mode: str) -> None:
 
     repl = helpers.make(2)
     dx, exact, dw, _ = helpers.run(mode, repl, make_step, input_fn)
-    # By NumPy: each loss depends on all replicas' x, by what these weigh.
+    # By NumPy: each loss depends on all replicas' x, by their weights.
     shares = weights / weights.sum()
     for r in range(2):
         np.testing.assert_allclose(dx[r], 2 * X[r] * shares[r] * D.sum(0), rtol=1e-4)
@@ -122,7 +122,7 @@ def test_nests_of_what_can_be_compressed_and_what_cannot() -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "ef(bf16)"])
 def test_rows_of_sparse_gradients_are_cast_at_most(name: str) -> None:
-    """Rows of one index are added up in float32, and not rounded once more."""
+    """Repeated rows are summed in float32, and not rounded once more."""
     repl = helpers.make(2)
     values = np.array([[[1.001], [4.0]], [[3.0], [0.001]]], "f")
     indices = np.array([[0, 3], [3, 3]])
@@ -151,7 +151,7 @@ def in_a_function(function: Callable[[], tf.Tensor]) -> tf.Tensor:
 
 
 def in_a_loop(function: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """Each turn is one more step for what is kept."""
+    """For the state, each turn is one more step."""
     return tf.while_loop(
         lambda i, _: i < 3,
         lambda i, total: (i + 1, total + function()),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes travel, by the plan and as TensorFlow sends them between hosts."""
+"""The number of bytes sent, by the plan and by TensorFlow between hosts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tensorflow as tf
 import replicator
 from tests import helpers, paper_hosts
 
-FEW = 64  # bytes of what says how large numbers are, and whether they are numbers
+FEW = 64  # bytes of numbers for scales and finiteness
 
 
 def planned(value: Any, compressor: Any, variables: str, wrapped: bool) -> int:
-    """Returns the bytes that the plan of 2 replicas says travel in each step."""
+    """Returns the bytes per step in the plan of 2 replicas."""
     repl = helpers.make(2, variables=variables, algorithm=None)  # others send more
     with repl.context():
         w = tf.Variable(tf.zeros_like(value))
@@ -73,7 +73,7 @@ def test_powersgd_of_a_large_matrix(variables: str, feedback: bool) -> None:
 
 
 def between_hosts(compressor: Any) -> paper_hosts.Ran:
-    """Runs an all_reduce on two hosts of a replica each."""
+    """Runs an all_reduce on two hosts with one replica each."""
 
     def make_step(repl: replicator.Replicator) -> Any:
         return lambda: repl.all_reduce(
@@ -87,7 +87,7 @@ def between_hosts(compressor: Any) -> paper_hosts.Ran:
     "compressor", ["bf16", "int8", "topk", "powersgd", "ef(bf16)", "ef(powersgd)"]
 )
 def test_between_hosts_what_the_plan_says_is_sent(compressor: str) -> None:
-    """And a signal, where replicas write what they keep once nothing can fail."""
+    """And a signal, where replicas write their state once nothing can fail."""
     ran = between_hosts(compressor)
     for ends, count in ran.sent.items():
         assert ran.planned[ends] <= count <= ran.planned[ends] + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each compressor sends, by NumPy; and that all replicas receive the same bits."""
+"""Each compressor's values, by NumPy; all replicas receive the same bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL = ("bf16", "fp16", "int8", "topk(ratio=0.2)", "powersgd(rank=2)")
 def reduced(
     values: np.ndarray, compressor: Any, variables: str = "mirrored", **options: Any
 ) -> np.ndarray:
-    """Returns what all replicas receive of theirs, asserted to be the same bits."""
+    """Returns what all replicas receive for their values, asserted bitwise equal."""
     repl = helpers.make(len(values), variables=variables)
     given_ = replicator.PerReplica(*map(tf.constant, values))
     results = repl.run(
@@ -78,7 +78,7 @@ def test_int8_is_right_on_average() -> None:
     assert set(np.unique(result)) == {0.0, 1.0, 2.0}
     # The mean of 40,000 roundings of 0.3, with a standard deviation of 0.0023.
     assert abs(result.mean() - 0.6) < 0.02
-    # Replicas round by numbers of their own: both up in 9 of 100, and not in 30.
+    # Replicas draw separately: both round up in 9 of 100, and not in 30.
     assert abs((result == 2).mean() - 0.09) < 0.02
 
 
@@ -155,7 +155,7 @@ def test_powersgd_is_a_power_iteration() -> None:
 
 @pytest.mark.parametrize("scale", [2.0**-80, 2.0**80])
 def test_powersgd_is_as_good_for_small_and_large_numbers(scale: float) -> None:
-    """Whose squares are out of float32's range; also in the steps that follow."""
+    """Their squares exceed float32's range; also in the following steps."""
     values = random(2, 30, 20)
     found = []
     for factor in (1.0, scale):
@@ -191,7 +191,7 @@ def test_powersgd_starts_later() -> None:
 
 
 def all_reduced(values: Any, name: str) -> Any:
-    """Returns what both replicas receive of a list of theirs, the same bits."""
+    """Returns what both replicas receive for a list of theirs, the same bits."""
     repl = helpers.make(2)
     given_ = [replicator.PerReplica(*map(tf.constant, own)) for own in values]
     results = repl.run(
@@ -248,7 +248,7 @@ def test_of_a_shape_that_is_not_known_nothing_can_be_owed() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_no_number_stays_none(name: str) -> None:
-    """Whoever looks for it, to leave out an update, finds it."""
+    """Code that checks for it, to skip an update, finds it."""
     values = [random(2, 30, 20) for _ in range(3)]
     values[0][1, 3, 4], values[1][0, 3, 4] = np.nan, np.inf
     one, two, three = all_reduced(values, name)

@@ -15,11 +15,11 @@ from sklearn.model_selection import train_test_split
 from tests import helpers
 
 EPOCHS, BATCH, SEEDS = 20, 64, (1, 2)
-POINTS = 0.5  # of 100; an image in 360 of each seed is 0.14 of them
+POINTS = 0.5  # percent; an image in 360 of each seed is 0.14 of them
 
 
 def make_model() -> tf.keras.Model:
-    """Returns that of examples/digits.py."""
+    """Returns the model of examples/digits.py."""
     layers = tf.keras.layers
     return tf.keras.Sequential(
         [
@@ -36,7 +36,7 @@ def make_model() -> tf.keras.Model:
 
 
 def train(compressor: Any, seed: int) -> float:
-    """Returns the share of the test images that are told right, of 100."""
+    """Returns the test accuracy, in percent."""
     digits = load_digits()
     images = (digits.images[..., np.newaxis] / 16).astype("f")
     x, test_x, y, test_y = train_test_split(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error feedback: what was received, and what is owed, is what was given."""
+"""Error feedback: received values and residuals add up to the given ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_nothing_gets_lost(
     training.run()
     training.assert_nothing_lost()
     owed = max(np.abs(training.owed(k)).max() for k in range(len(laws.SHAPES)))
-    # A replica alone sends nothing, and owes nothing.
+    # A single replica sends nothing, and owes nothing.
     assert (owed > 0) == (replicas > 1 and inner != "topk(ratio=1)")
 
 
@@ -131,7 +131,7 @@ def test_copies_owe_what_traced_replicas_owe(inner: str) -> None:
 
 @pytest.mark.parametrize("inner", ["fp16", "topk(ratio=0.1)", "powersgd(rank=2)"])
 def test_what_is_no_number_is_not_owed(inner: str) -> None:
-    """An update that is of no use leaves what is owed as it was, on all replicas."""
+    """A useless update leaves the residuals unchanged, on all replicas."""
     values = laws.Given.random(STEPS, 2)
     values.gradients[0][2, 1, 3, 3] = np.inf
     values.gradients[0][2, 0, 3, 4] = np.nan
@@ -155,7 +155,7 @@ def test_what_is_no_number_is_not_owed(inner: str) -> None:
 
 @pytest.mark.parametrize("inner", INNER)
 def test_a_step_with_the_largest_numbers_spoils_no_other(inner: str) -> None:
-    """Products of them are out of range of float32; what is owed is not."""
+    """Products of them exceed float32's range; the residuals do not."""
     values = laws.Given.random(STEPS, 2)
     values.gradients[0][1] = np.finfo("f").max
     training = laws.Training(helpers.make(2), values, f"ef({inner})")
@@ -184,7 +184,7 @@ def test_what_a_replica_of_no_weight_has_does_not_count() -> None:
 
 
 def test_a_loss_scale_may_change_while_something_is_owed() -> None:
-    """Residuals are kept without it; a step that overflows owes nothing new."""
+    """Residuals are stored unscaled; a step that overflows adds nothing."""
     rng = np.random.default_rng(0)
     values = rng.standard_normal([9, 2, 30]).astype("f")
     values[4, 1, 7] = np.inf  # halves the scale
@@ -216,7 +216,7 @@ def test_a_loss_scale_may_change_while_something_is_owed() -> None:
 
 
 def test_numbers_beyond_half_precision_are_sent_bit_by_bit() -> None:
-    """65504 is the largest; the rest of what is more is owed."""
+    """65504 is the largest; the remainder stays in the residual."""
     values = laws.Given((np.full([3, 2, 1], 3.0e5, "f"),))
     values.gradients[0][1:] = 0
     training = laws.Training(helpers.make(2), values, "ef(fp16)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compressors keep: in checkpoints, of as many replicas or others."""
+"""Compressors' state in checkpoints, for the same or other numbers of replicas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERY = (
 
 
 def after(given: laws.Given, begin: int, end: int | None = None) -> laws.Given:
-    """Returns what is given in some of the steps."""
+    """Returns the gradients of some of the steps."""
     return laws.Given(tuple(own[begin:end] for own in given.gradients))
 
 
@@ -38,7 +38,7 @@ def checkpoint(training: laws.Training) -> tf.train.Checkpoint:
 
 
 def bits(training: laws.Training) -> dict[str, list[bytes]]:
-    """Returns all that a training holds, on each replica."""
+    """Returns all state of a training, on each replica."""
     own = {f"variable {k}": v for k, v in enumerate(training.variables)}
     return {
         name: [value.tobytes() for value in helpers.components(variable)]
@@ -149,14 +149,14 @@ def test_a_v1_saver_restores_rows(tmp_path: pathlib.Path) -> None:
 
 
 def _plain(session: object) -> tf.compat.v1.Session:
-    """Returns the session inside of a monitored one, which Savers want."""
+    """Returns the session inside of a monitored one, for Savers."""
     while not isinstance(session, tf.compat.v1.Session):
         session = session._sess  # type: ignore[attr-defined]
     return session
 
 
 def test_residuals_survive_another_bucket() -> None:
-    """What travels together has no say in what is owed, and by which name."""
+    """A bucket's composition affects neither the residuals nor their names."""
     given = laws.Given.random(4, 2)
     training = laws.Training(
         helpers.make(2, variables="mirrored"), after(given, 0, 2), "ef(bf16)"
@@ -166,7 +166,7 @@ def test_residuals_survive_another_bucket() -> None:
     for variable, bucket in zip(training.variables, ("a", "b", "a"), strict=True):
         variable.storage.synchronizer = AllReduce(bucket=bucket)
     training.given = after(given, 2)
-    training.step_fn = functools.partial(training.step_fn)  # which is built anew
+    training.step_fn = functools.partial(training.step_fn)  # which is rebuilt
     training.run()
     assert set(training.memory) == before
     training.given = given
@@ -202,7 +202,7 @@ def test_what_is_kept_is_read_and_written_outside_of_steps() -> None:
 def test_plain_checkpoints_are_read_where_nothing_is_compressed(
     tmp_path: pathlib.Path,
 ) -> None:
-    """An optimizer without compressors has nothing that they would lack."""
+    """An optimizer without compressors needs no state from them."""
     plain = tf.keras.optimizers.SGD(1.0, momentum=0.5)
     own = tf.Variable([1.0, 2.0])
     plain.apply([tf.ones([2])], [own])
@@ -261,7 +261,7 @@ def test_all_reduce_goes_on_to_the_bit_with_what_is_kept(
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_what_is_kept_is_of_one_call(mode: str) -> None:
-    """The n-th that is given it, on each replica; in each graph its own."""
+    """By the n-th call on each replica; each graph has its own."""
     repl = helpers.make(2)
 
     def make_step() -> Any:
@@ -290,7 +290,7 @@ def test_what_cannot_be_kept() -> None:
 
 
 def test_random_numbers_go_on_where_they_were() -> None:
-    """And are others in each step, and on each replica."""
+    """And differ in each step, and on each replica."""
     repl = helpers.make(2)
     x = replicator.PerReplica(*[tf.linspace(0.0, 1.0, 500)] * 2)
     step = repl.build(lambda x: repl.all_reduce(x, compressor="int8"), args=[x])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of compressors: what they stand for, and what is wrong with the others."""
+"""Texts of compressors: their meaning, and the errors of invalid ones."""
 
 from __future__ import annotations
 

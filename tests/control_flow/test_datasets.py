@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets and what makes them: no pass touches them, and none communicates inside."""
+"""Datasets and their functions: no pass changes them, and none communicates inside."""
 
 from __future__ import annotations
 

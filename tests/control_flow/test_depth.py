@@ -11,7 +11,7 @@ from tests.control_flow.worlds import World
 
 
 def _turn(world: World, n: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Takes the one branch and the other by turns."""
+    """Takes the two branches alternately."""
     x = tf.cond(
         tf.equal(n % 2, 0),
         lambda: world.all_reduce(x) * 0.3 * x + x,

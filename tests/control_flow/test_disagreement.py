@@ -78,7 +78,7 @@ def test_says_which_replica_did_what(place: Callable[..., Any], mode: str) -> No
         return repl.all_reduce(_own(repl))
 
     said = "replicas disagree " + SAYS[place]
-    if mode == "eager":  # where it is all that the error says, in lines
+    if mode == "eager":  # only there, the error is nothing but these lines
         said = said.replace(r"\] \[Fix", r"\nFix").replace(r"\] \[", r"\n  ")
         said = said.replace(r".* \[", r"(?s:.*)\n  ")
     with pytest.raises(tf.errors.InvalidArgumentError, match=said):
@@ -121,7 +121,7 @@ except tf.errors.InvalidArgumentError as error:
 
 
 def test_none_hangs() -> None:
-    """In a process of its own, which can be ended."""
+    """In a process of its own, which can be killed."""
     ended = forks.run(["-c", _PROGRAM], timeout=120)
     assert ended.stdout.strip() == "refused", ended.stderr
 
@@ -242,7 +242,7 @@ def test_python_that_differs_by_replica_is_an_error_with_lines(
         place = one if repl.replica_id == first else other
         return place(repl, helpers.opaque(1.0))
 
-    if first:  # the same, said with the numbers exchanged
+    if first:  # the same with the numbers exchanged
         said = said.translate(str.maketrans({"0": "1", "1": "0"})).replace(
             "call 1", "c"
         )

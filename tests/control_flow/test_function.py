@@ -56,7 +56,7 @@ def _with_a_signature(world: World, x: tf.Tensor) -> tf.Tensor:
 
 
 def _linear(world: World, x: tf.Tensor) -> tf.Tensor:
-    """Its gradient needs nothing that the function computed."""
+    """Its gradient needs none of the function's intermediate values."""
     function = tf.function(world.all_reduce)
     return function(x) + function(x * x)
 
@@ -218,7 +218,7 @@ def test_an_error_while_tracing_leaves_the_next_build_in_step() -> None:
 @pytest.mark.battery(3)
 @pytest.mark.parametrize("name", CASES)
 def test_of_an_unknown_rank_that_its_caller_knows(name: str) -> None:
-    """TensorFlow finds the rank when the function is called, and not before."""
+    """TensorFlow knows the rank only when the function is called."""
     case = CASES[name]
     repl, arrays = helpers.make(3), case.inputs(3)
     spec = [tf.TensorSpec(None, tf.float64)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control flow that holds no communication is left exactly as the user built it."""
+"""Control flow without communication is left exactly as the user built it."""
 
 from __future__ import annotations
 

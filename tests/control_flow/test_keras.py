@@ -73,7 +73,7 @@ def test_a_recurrent_network_whose_cell_communicates(mode: str, unroll: bool) ->
 
 
 class _Centred(tf.keras.layers.Layer):
-    """Takes the mean of the whole batch away, and keeps a moving average of it."""
+    """Subtracts the mean of the whole batch, and keeps a moving average of it."""
 
     def __init__(self, repl: replicator.Replicator) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def _layers(repl: replicator.Replicator) -> list[tf.keras.layers.Layer]:
 
 
 def _by_hand(repl: replicator.Replicator) -> Any:
-    """Applies layers whose variables are there before the step."""
+    """Applies layers whose variables exist before the step."""
     layers = _layers(repl)
     for layer, size in zip(layers, (3, UNITS, UNITS), strict=True):
         layer.build((None, size))
@@ -246,7 +246,7 @@ def _trained(
 def test_a_model_built_at_its_first_call_trains_as_layers_built_before(
     name: str, mode: str, options: Any
 ) -> None:
-    """Keras traces what is not built yet once more, to find out its shapes."""
+    """Keras traces unbuilt layers once more, to infer their shapes."""
     in_step = name.startswith("functional")
     got = _trained(MODELS[name], mode, in_step, **options)
     want = _trained(_by_hand, mode, False)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where several tapes are open, control flow is what it is without them.
+"""With several open tapes, control flow behaves as without them.
 
-TensorFlow then wraps each conditional and loop in a function of its own. Unless what is
-computed inside is needed for the gradient, the graph of that function does not know the
-branches and bodies; so they return here what they compute.
+TensorFlow then wraps each conditional and loop in its own function. Unless the gradient
+needs a value computed inside, that function's graph does not know the branches and
+bodies; so the tests return these values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _while_loop(f: Function, x: tf.Tensor) -> tf.Tensor:
 
 
 def _loop_condition(f: Function, x: tf.Tensor) -> tf.Tensor:
-    """What decides whether a loop goes on is communicated, and its value returned."""
+    """A loop's condition communicates, and its value is returned."""
     return tf.while_loop(
         lambda k, _: f(tf.zeros_like(x))[0, 0] + tf.cast(k, x.dtype) < 1.0,
         lambda k, _: (k + 1, f(x)),
@@ -129,7 +129,7 @@ def test_a_communicating_condition_of_a_loop() -> None:
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_integers_that_a_group_reduces_in_a_loop_of_its_own(mode: str) -> None:
-    """Integers are on no tape, but stand in a loop that is wrapped all the same."""
+    """Integers are on no tape, but are in a loop that is wrapped all the same."""
     repl = helpers.make(3)
 
     def step() -> tf.Tensor:

@@ -14,7 +14,7 @@ from tests import helpers
 
 
 def _own_value(value: float) -> tf.Variable:
-    """A variable that holds another value on each replica."""
+    """A variable with a different value on each replica."""
     return tf.Variable(
         value,
         synchronization=tf.VariableSynchronization.ON_READ,
@@ -180,7 +180,8 @@ def test_gradients_of_a_variable_read_in_a_loop(mode: str) -> None:
         return step
 
     # y_r = w * 2 * w * (x0 + x1); the sum of both is 4 w w 3, and replica r's own
-    # weight is half of the first factor and half of the second.
+    # weight
+    # is half of the first factor and half of the second.
     y, d = helpers.run(mode, repl, make_step)
     assert list(y) == [24.0, 24.0]
     assert list(d) == [24.0, 24.0]

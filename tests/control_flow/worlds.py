@@ -2,9 +2,9 @@
 """One program, run on replicas and by plain TensorFlow on all tensors at once.
 
 A program takes a world and a tensor: of shape [3] on a replica; of shape [replicas, 3],
-all replicas' tensors stacked, in the plain world, where it runs eagerly, so that
-conditionals and loops are Python's own. It computes element by element, and joins
-elements and replicas only by what the world offers.
+all replicas' tensors stacked, in the plain world, where it runs eagerly with Python's
+conditionals and loops. It computes elementwise; only the world's methods combine
+elements and replicas.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SIZE = 3
 
 
 class World(Protocol):
-    """What a program may use to look beyond its own element."""
+    """The methods by which a program sees beyond its own element."""
 
     def all_reduce(self, x: tf.Tensor, op: str = "sum") -> tf.Tensor:
-        """Reduces over the replicas, element by element."""
+        """Reduces over the replicas, elementwise."""
 
     def gathered(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the sum of (k + 1) * x_k over the replicas k, from an all_gather."""
@@ -37,7 +37,7 @@ class World(Protocol):
         """Returns the sum of all elements of all replicas, a scalar."""
 
     def known(self, value: Any) -> tf.Tensor:
-        """Returns a scalar of this value that no graph pass knows to be the same."""
+        """Returns a scalar of this value that no graph pass can fold."""
 
 
 class Plain:
@@ -86,12 +86,12 @@ class Replicas:
 
 
 Program = Callable[[Any, tf.Tensor], tf.Tensor]
-Target = Callable[[], tuple[tf.Tensor, Any]]  # what is differentiated, and what else
+Target = Callable[[], tuple[tf.Tensor, Any]]  # the differentiated value, and others
 Differentiate = Callable[[Target, tf.Tensor], tuple[tf.Tensor, Any]]
 
 
 def by_tape(target: Target, x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-    """Returns the gradient by a tape, and what else the target returns."""
+    """Returns the gradient by a tape, and the target's other results."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         value, more = target()
@@ -115,7 +115,7 @@ def by_tf_gradients(target: Target, x: tf.Tensor) -> tuple[tf.Tensor, Any]:
 
 
 def inputs(num_replicas: int, seed: int = 0) -> np.ndarray:
-    """Returns what the replicas start from, of shape [num_replicas, SIZE]."""
+    """Returns the replicas' operands, of shape [num_replicas, SIZE]."""
     return np.random.RandomState(seed).uniform(-1.0, 1.0, [num_replicas, SIZE])
 
 
@@ -162,7 +162,7 @@ def replicated(
     return [np.stack(list(column)) for column in columns]
 
 
-# How a program is run: number of replicas, mode, and how it is differentiated.
+# How a program runs: number of replicas, mode, and way of differentiation.
 WAYS: dict[str, tuple[int, str, Differentiate]] = {
     "eager": (2, "eager", by_tape),
     "function": (2, "function", by_tape),
@@ -178,7 +178,7 @@ MORE_WAYS: dict[str, tuple[int, str, Differentiate]] = {
 
 
 def assert_equal(program: Program, way: str) -> None:
-    """Asserts that replicas compute what plain TensorFlow does, with derivatives."""
+    """Asserts that replicas compute plain TensorFlow's values and derivatives."""
     num_replicas, mode, by = {**WAYS, **MORE_WAYS}[way]
     got = replicated(program, num_replicas, mode, by)
     want = plain(program, num_replicas)

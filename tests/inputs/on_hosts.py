@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that feeds replicas on two hosts in many ways, for test_hosts.py.
 
-Its arguments are the addresses of servers of two CPU devices each. Runs every function
-of CHECKS, and prints what they return as one line of JSON each.
+Its arguments are the addresses of servers with two CPU devices each. Runs every
+function of CHECKS, and prints each result as one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import replicator
 from tests import helpers
 
 CHECKS: dict[str, Callable[[replicator.Replicator], Any]] = {}
-DATA = "data.txt"  # each host has its own, of six lines; the client too
+DATA = "data.txt"  # six different lines on each host, and on the client
 _Dataset = tf.data.Dataset
 
 
@@ -32,7 +32,7 @@ def check(function: Callable[[replicator.Replicator], Any]) -> Any:
 
 
 def same(element: Any) -> Any:
-    """The step that returns what it was fed."""
+    """The step that returns its element."""
     return element
 
 
@@ -43,12 +43,12 @@ def lines(ctx: replicator.InputContext) -> tf.data.Dataset:
 
 
 def numbers(step: Callable[[], Any], rounds: int) -> list[list[Any]]:
-    """Returns what some steps give, as lists."""
+    """Returns the results of some steps, as lists."""
     return [[np.asarray(value).tolist() for value in step()] for _ in range(rounds)]
 
 
 def texts(values: Any) -> list[str]:
-    """Returns strings of what one step gives."""
+    """Returns the strings of one step's result."""
     return [bytes(np.asarray(value).item()).decode() for value in values]
 
 
@@ -249,7 +249,7 @@ def main(addresses: list[str]) -> None:
         print(f"--- {name}", file=sys.stderr, flush=True)
         try:
             result = function(repl)
-        except Exception:  # one that fails leaves the others
+        except Exception:  # a failing one must not stop the others
             result = traceback.format_exc()
         print(json.dumps([name, result]), flush=True)
 

@@ -16,7 +16,7 @@ from tests import helpers
 
 
 def _drain(call: Any) -> list[Any]:
-    """Returns what all calls return, until the inputs end."""
+    """Returns all calls' results, until the inputs end."""
     found = []
     while True:
         try:
@@ -28,7 +28,7 @@ def _drain(call: Any) -> list[Any]:
 def _rounds(
     mode: str, repl: Any, step_fn: Any, make: Any, **options: Any
 ) -> list[list[Any]]:
-    """Returns what each replica returned in each step, until the inputs end."""
+    """Returns each replica's results of all steps, until the inputs end."""
     if mode == "session":
         with tf.Graph().as_default():
             fetches = repl.run(step_fn, make(), **options)
@@ -51,7 +51,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def _batches(size: int, batch: int, dealt: bool) -> Any:
-    """Returns the input: a Dataset that is dealt, or pipelines of the replicas' own."""
+    """Returns the input: a Dataset that is dealt, or the replicas' own pipelines."""
 
     def own(ctx: Any) -> tf.data.Dataset:
         data = tf.data.Dataset.range(size).shard(ctx.num_replicas, ctx.replica_id)
@@ -88,7 +88,7 @@ def test_an_evaluation_over_all_elements_is_exact(mode: str, dealt: bool) -> Non
     repl = helpers.make(3)
 
     def step_fn(x: tf.Tensor) -> Any:
-        mean = tf.reduce_mean(tf.cast(x, tf.float32))  # NaN of no examples
+        mean = tf.reduce_mean(tf.cast(x, tf.float32))  # NaN without examples
         size = tf.cast(tf.shape(x)[0], tf.float32)
         return repl.all_reduce(mean, "mean", repl.weight), repl.all_reduce(size)
 
@@ -115,7 +115,7 @@ def test_metrics_of_keras_see_each_example_once() -> None:
 
 
 def test_a_wrapped_optimizer_weighs_the_last_round_by_its_examples() -> None:
-    """Keras' batch normalization too keeps statistics of examples that there are."""
+    """Keras' batch normalization, too, uses the statistics of real examples only."""
     repl = helpers.make(2)
     with repl.context():
         v = tf.Variable(0.0)
@@ -223,7 +223,7 @@ def test_what_is_dropped_is_said_once(
 
 
 def test_the_count_is_that_of_the_last_epoch(caplog: pytest.LogCaptureFixture) -> None:
-    """It starts over with the inputs, also amid an epoch."""
+    """It restarts with the inputs, even within an epoch."""
     repl = helpers.make(3)
     step = repl.build(lambda x: x, _filtered(100))
     for _ in range(5):
@@ -298,7 +298,7 @@ def test_after_a_failed_element_nothing_is_counted(
     step.initialize()
     bad.assign(99)
     assert len(_drain(step)) == 2
-    assert not _warnings(caplog)  # it is said once
+    assert not _warnings(caplog)  # reported once
 
 
 def test_lengths_of_a_dataset_are_counted_where_they_are_unknown() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the replicas are fed: each element once, by any input_fn, in any mode."""
+"""The replicas' elements: each once, from any input_fn, in any mode."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests import helpers
 
 
 def echo(element: Any) -> Any:
-    """The step that returns what it was fed."""
+    """The step that returns its element."""
     return element
 
 
 def collect(step: Callable[[], Any], limit: int = 100) -> list[list[Any]]:
-    """Runs an eager step until its inputs end; returns what each replica saw."""
+    """Runs an eager step until its inputs end; returns each replica's elements."""
     seen = []
     for _ in range(limit):
         try:
@@ -225,7 +225,7 @@ def test_nothing_waits_for_values_that_are_there(function):
 
 
 def test_effects_wait_for_tensors_that_have_yet_to_be_computed():
-    """As those of an iterator that the user made are, in a tf.Graph."""
+    """Such as the tensors of a user's iterator in a tf.Graph."""
     repl = helpers.make(2)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         with repl.context():
@@ -283,7 +283,7 @@ def _plain(element: Any) -> Any:
 
 
 def _of_replica(structure: Any, replica_id: int) -> Any:
-    """Picks one replica's values out of a structure of PerReplica leaves."""
+    """Selects one replica's values from a structure of PerReplica leaves."""
     if isinstance(structure, replicator.PerReplica):
         return structure[replica_id]
     if isinstance(structure, dict):
@@ -394,13 +394,13 @@ def test_initialize_starts_over_when_eager(dealt):
         return tf.data.Dataset.range(6).shard(ctx.num_pipelines, ctx.pipeline_id)
 
     step = repl.build(echo, (lambda: tf.data.Dataset.range(6)) if dealt else sharded)
-    step.initialize()  # nothing has begun: nothing happens
+    step.initialize()  # nothing has begun: no effect
     assert collect(step) == [[0, 2, 4], [1, 3, 5]]
     repl.initialize()
     assert collect(step) == [[0, 2, 4], [1, 3, 5]]
     step.initialize()
     assert [int(x) for x in step()] == [0, 1]
-    step.initialize()  # amid an epoch, with elements waiting ready
+    step.initialize()  # within an epoch, with prefetched elements
     assert [int(x) for x in step()] == [0, 1]
 
 
@@ -460,14 +460,14 @@ def test_the_next_elements_are_made_while_the_step_runs(dealt):
     deadline = time.monotonic() + 10
     while len(made) < 6 and time.monotonic() < deadline:
         time.sleep(0.01)
-    # The step took two elements; nothing asked for the others but the prefetching,
-    # which stops at two steps (and what the pipeline is amid).
+    # The step took two elements; only prefetching requested the others, and it stops at
+    # two steps (plus the pipeline's current element).
     assert 6 <= len(set(made)) == len(made) <= 8
 
 
 @pytest.mark.parametrize("chosen", [None, True, False])
 def test_the_autotuner_is_off_unless_it_was_chosen(chosen, monkeypatch):
-    """Its threads can hold up the process when an iterator is freed or started over."""
+    """Its threads can block the process when an iterator is freed or restarted."""
     given = []
     monkeypatch.setattr(
         iterators, "make", lambda dataset: given.append(dataset) or iter(dataset)

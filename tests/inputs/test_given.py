@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that a call hands to a step: fed as they are, whichever they are now."""
+"""Values passed to a step's call are fed as they are at that moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pair = collections.namedtuple("Pair", "one two")
 
 @dataclasses.dataclass
 class State:
-    """What tf.nest takes apart, with a fact that is no tensor."""
+    """A structure for tf.nest, with a fact that is no tensor."""
 
     one: Any
     two: Any
@@ -37,7 +37,7 @@ class State:
 
 
 def _run(mode: str, repl: Any, step_fn: Any, *inputs: Any, **options: Any) -> Any:
-    """Runs a step on values that are made in each mode by their functions."""
+    """Runs a step on values that each mode's functions make."""
     with tf.Graph().as_default() if mode == "session" else tf.init_scope():
         made = {name: option() for name, option in options.items()}
         if mode == "function":
@@ -172,7 +172,7 @@ def test_an_array_that_is_changed_in_place_is_read_at_each_call() -> None:
 
 
 def test_values_of_one_kind_are_built_once_and_shared_with_none() -> None:
-    """Structures, dtypes and shapes that differ are steps of their own."""
+    """Structures, dtypes and shapes that differ make separate steps."""
     repl, builds = helpers.make(1), []
 
     def step_fn(*values: Any) -> Any:
@@ -234,7 +234,8 @@ def test_inputs_go_on_while_args_change_their_kind() -> None:
             lambda x, y: x * 0 + tf.cast(y, tf.int64) * 0 + x, data, args=args
         )
         seen += [int(np.max(v)) for v in values]
-    # Each lambda is one piece of code, but the function is made anew: that restarts.
+    # The lambdas share one code object, but each turn makes a new function: that
+    # restarts.
     assert seen == [0, 1] * 4
 
     def step_fn(x: Any, y: Any) -> Any:
@@ -434,7 +435,7 @@ def test_what_a_step_returned_goes_back_as_the_dataclass_that_it_was() -> None:
         own = x + repl.replica_id
         return State(state.one + own, state.two * 2.0, state.name)
 
-    for name in ("a", "b"):  # facts are part of what a step is built for
+    for name in ("a", "b"):  # facts are part of a step's signature
         state = State(tf.zeros([2]), np.float32(1.0), name)
         for _ in range(3):
             state = repl.run(step, args=(state, tf.constant([1.0, 2.0])))

@@ -171,7 +171,7 @@ def test_what_has_no_first_axis_cannot_be_split() -> None:
 def test_a_shard_without_examples_leaves_metrics_as_they_are(
     mode: str, variables: str
 ) -> None:
-    """Means of no examples are no numbers, and would stay in the sums for good."""
+    """Means of no examples are NaN, and would stay in the sums for good."""
     repl = helpers.make(3, variables=variables)
     with repl.context():
         model = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
@@ -226,6 +226,6 @@ def test_a_mean_without_weights_over_uneven_shards_is_warned_of(
     run(3, weight=1.0)
     assert not said
     run(3)
-    level, message, count, line = said[0]  # and once more of the other replica
+    level, message, count, line = said[0]  # and once more by the other replica
     assert level == logging.WARNING and count == 1
     assert "weight=repl.weight" in message and "test_global_batch.py" in line

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What feeds replicas on two hosts: real processes, whose files differ."""
+"""Inputs of replicas on two hosts: real processes, whose files differ."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.inputs import on_hosts
 
 
 class Ran(NamedTuple):
-    """What a program did.
+    """The output of a program.
 
     Attributes:
         results: By check.
-        said: What was written to standard error meanwhile, by check.
+        said: Standard error during each check.
     """
 
     results: dict[str, Any]
@@ -27,7 +27,7 @@ class Ran(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Runs the program, with the hosts and the client in folders of their own."""
+    """Runs the program, with the hosts and the client in separate folders."""
     folders = [tmp_path_factory.mktemp(name) for name in ("a", "b", "client")]
     for name, folder in zip("abc", folders, strict=True):
         text = "".join(f"{name}{k}\n" for k in range(6))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an input_fn is told; tests/inputs/test_feeds.py is about when."""
+"""The contents of an InputContext; tests/inputs/test_feeds.py tests its use."""
 
 from __future__ import annotations
 

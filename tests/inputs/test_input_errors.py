@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused as an input, in words that say what to pass instead."""
+"""Invalid inputs, and errors that say what to pass instead."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_per_worker_needs_a_dataset(source, kind):
 
 
 class _OddError(Exception):
-    """An exception that cannot be made anew from its message."""
+    """An exception that cannot be recreated from its message."""
 
     def __init__(self, code: int, *, where: str) -> None:
         super().__init__(code, where)

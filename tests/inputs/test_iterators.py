@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iterators that are read ahead and started over; their elements are the dataset's."""
+"""Iterators with prefetching and restarts yield the dataset's elements."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which datasets go to another host; here, to another device of this process."""
+"""Datasets that can move to another host; here, to another device of this process."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_dataset_of_a_graph_goes(name):
         with helpers.session() as session:
             session.run(made.initializer)
             seen = session.run(tf.nest.flatten(element, expand_composites=True))
-    tf.random.set_seed(None)  # which an earlier test may have set, and graphs have not
+    tf.random.set_seed(None)  # an earlier test may have set it, and graphs have none
     expected = tf.nest.flatten(next(iter(GOES[name]())), expand_composites=True)
     for leaf, like in zip(seen, expected, strict=True):
         np.testing.assert_array_equal(leaf, like)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which hosts replicas are."""
+"""The hosts of replicas."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_for_several_hosts_is_divided_in_this_process():
     devices = [f"{A}GPU:3", f"{B}GPU:3"]
     assert places.middle(devices[1:]) == f"{B}CPU:0"
     assert places.middle(devices) == f"{HERE}CPU:0"
-    with tf.Graph().as_default():  # whose session may not know this process
+    with tf.Graph().as_default():  # its session may not know this process
         assert places.middle(devices) is None
 
 

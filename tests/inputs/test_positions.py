@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs go on from where a checkpoint was made."""
+"""Inputs continue from the position in a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards are the batch, split; what they weigh makes means those of one device."""
+"""Shards are the split batch; their weights make means equal to one device's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = [0, 1, 2, 3, 4, 7, 10]
 
 
 def _counts(size: int, num_replicas: int) -> list[int]:
-    """Returns what NumPy makes of it, an independent reference."""
+    """Returns NumPy's counts, an independent reference."""
     return [len(part) for part in np.array_split(np.zeros(size), num_replicas)]
 
 
@@ -48,7 +48,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
 
 
 def _joined(parts: list[Any]) -> list[Any]:
-    """Sets parts behind one another, as nested lists."""
+    """Concatenates parts, as nested lists."""
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.to_dense(tf.sparse.concat(0, parts)).numpy().tolist()
     if isinstance(parts[0], tf.RaggedTensor):
@@ -81,7 +81,7 @@ def test_shards_behind_one_another_are_the_batch(kind: str, in_graph: bool) -> N
 
 
 def _free(spec: Any) -> Any:
-    """Returns a spec of any number of rows."""
+    """Returns a spec with any number of rows."""
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec([None, None, 2], spec.dtype, 1, tf.int32)
     shape = [None, *spec.shape[1:]]
@@ -167,7 +167,7 @@ def test_optimizers_take_the_mean_over_the_examples(replicas: int, size: int) ->
 
     def step_fn(shard: shards.Shard) -> None:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(shard.element * v)  # NaN of an empty shard
+            loss = tf.reduce_mean(shard.element * v)  # NaN for an empty shard
         replica = context.require("a test")
         with replica.weighing(shard):
             optimizer.apply_gradients([(tape.gradient(loss, v), v)])

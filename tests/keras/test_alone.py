@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole batches on one device: those that are too small, and all with run_eagerly."""
+"""Whole batches on one device: small ones, and all with run_eagerly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIT: dict[str, Any] = {"epochs": 2, "batch_size": 7, "verbose": 0, "shuffle": Fa
 
 
 class Seen:
-    """Values that were looked at while a model ran eagerly."""
+    """Values inspected while a model runs eagerly."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -34,7 +34,7 @@ class Seen:
 
 
 class Largest(keras.metrics.Metric):
-    """The largest output so far, looked at."""
+    """The largest output so far, inspected."""
 
     def __init__(self, seen: Seen) -> None:
         super().__init__(name="largest")
@@ -50,7 +50,7 @@ class Largest(keras.metrics.Metric):
 
 
 class Looking(keras.Model):
-    """Looks at values wherever users do: in call, train_step, the loss and a metric."""
+    """Inspects values where users do: in call, train_step, the loss and a metric."""
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Looking(keras.Model):
         h = tf.concat([x, tf.reduce_mean(self.embedding(codes), 1)], 1)
         h = self.norm(self.hidden(h), training=training)
         self.seen.note(h)
-        # The same numbers in each world only where all is on one device.
+        # The numbers only agree in each world if everything runs on one device.
         h = self.dropout(h, training=training and self.run_eagerly)
         return self.outputs_(h)
 
@@ -118,7 +118,7 @@ def test_run_eagerly_is_eager_and_goes_on_as_keras_does(
 @pytest.mark.slow
 @pytest.mark.parametrize("eager", ["always", "first", "later"])
 def test_accumulated_gradients(eager: str) -> None:
-    """Sums go on from steps that run eagerly to those that do not, and back."""
+    """Sums continue from eager steps to other steps, and back."""
 
     def program(world: World) -> Any:
         def make() -> keras.Model:

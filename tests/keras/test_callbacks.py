@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks see, and change, what they do in Keras."""
+"""Callbacks see and change the same as in Keras."""
 
 from __future__ import annotations
 

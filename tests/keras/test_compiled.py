@@ -65,7 +65,7 @@ def test_masks_leave_what_is_compiled() -> None:
 
 
 class Unbuilt(keras.Model):
-    """Makes its variables at its first call, of inputs that are a dict."""
+    """Creates its variables at its first call, with inputs that are a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_what_cannot_be_compiled_is_refused(kind: Any, said: str) -> None:
 
 
 def _normalizing() -> keras.Model:
-    """Returns a model whose moving statistics replicas agree on, amid its call."""
+    """Returns a model whose moving statistics replicas agree on, during its call."""
     model = keras.Sequential(
         [layers.Input((8,)), layers.BatchNormalization(), layers.Dense(3)]
     )
@@ -175,7 +175,7 @@ def test_where_keras_may_have_chosen_there_is_a_warning(
     "rows", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 8))]
 )
 def test_a_model_may_be_compiled_by_xla_after_it_was_trained_without(rows: int) -> None:
-    """Its variables, which had owners, get components; what was traced is again."""
+    """Its owned variables get components; earlier traces are redone."""
 
     def program(world: World) -> Any:
         model = world.made(lambda: classifier())

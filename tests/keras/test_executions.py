@@ -21,7 +21,7 @@ FIT: dict[str, Any] = {"epochs": 2, "verbose": 0, "shuffle": False}
 
 
 class Batches(keras.callbacks.Callback):
-    """Notes what callbacks are told of batches, and of those of validation."""
+    """Notes the batches that callbacks see, in training and validation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def _trained(world: World, x: Any = X, y: Any = Y, steps: int = 3, **fit: Any) -
 
 @pytest.mark.parametrize("batch_size", [6, pytest.param(5, marks=pytest.mark.slow)])
 def test_any_sizes(batch_size: int) -> None:
-    """The last batch is uneven, or of fewer examples than replicas, amid a call."""
+    """The last batch is uneven, or too small for all replicas, inside a call."""
     data = (X[:13], Y[:13])
 
     def program(world: World) -> Any:
@@ -94,7 +94,7 @@ def test_sizes_that_change() -> None:
 
 
 def test_one_call_runs_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first batch ever runs by itself; from then on there is one call for all."""
+    """The first batch ever runs by itself; later, one call runs all."""
     single, loops = functions.BatchFunction.run, executions._loop
     calls: list[str] = []
 
@@ -130,7 +130,7 @@ def test_one_call_runs_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Own(keras.Model):
-    """Logs what has no shape that is known beforehand."""
+    """Logs values whose shape is unknown in advance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ def test_a_function_that_fails_amid_its_writes_leaves_replicas_equal() -> None:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_an_error_amid_a_call_leaves_replicas_equal(steps: int) -> None:
-    """The batches before it are done; the replicas' variables do not drift."""
+    """The batches before it are complete; the replicas' variables stay equal."""
 
     def make() -> keras.Model:
         table = layers.Embedding(4, 3)

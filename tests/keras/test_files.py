@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a model writes are whole, whatever happens while they are written."""
+"""Files that a model writes are complete, whatever happens during the write."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is gathered of the shards is the batch, with the gradients of one device."""
+"""Gathered shards are the batch, with the gradients of one device."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_sparse_tensors_are_refused() -> None:
 @pytest.mark.battery(3)
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 8])
 def test_weighed_means_of_gradients_are_those_of_one_device(num_replicas: int) -> None:
-    """Of a loss in which every example has to do with every other."""
+    """With a loss in which every example affects every other."""
 
     def loss_of(x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(tf.matmul(x, x, transpose_a=True) ** 2)

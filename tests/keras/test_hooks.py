@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of one object that are others for a while."""
+"""Methods of one object that are temporarily replaced."""
 
 from __future__ import annotations
 

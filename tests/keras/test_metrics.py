@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics count what all replicas see."""
+"""Metrics count the examples of all replicas."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_metrics(kind: str) -> None:
 
 
 class Trained(keras.Model):
-    """Has a step of its own, which counts in every way there is."""
+    """Has its own step, which counts in every possible way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def test_metrics_of_a_step_of_its_own() -> None:
 
 
 class Vectors(keras.Model):
-    """Has metrics of what is one value of the batch, and no scalar tensor."""
+    """Metrics of one value per batch, and no scalar tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Vectors(keras.Model):
 @pytest.mark.slow
 @pytest.mark.parametrize("fixed", [False, True], ids=["free", "fixed"])
 def test_vectors_and_numbers_that_are_of_the_batch(fixed: bool) -> None:
-    """Shards of 4 and 3 examples have 4 features, of which one is as long as they."""
+    """Shards of 4 and 3 examples have 4 features, so one shard is as long as they."""
 
     def make() -> keras.Model:
         model = Vectors()

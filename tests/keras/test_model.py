@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models keep what they are; what was made elsewhere is refused by name."""
+"""Models keep their type; models made elsewhere are refused by name."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_freezing_and_compiling_again() -> None:
 
 @pytest.mark.slow
 def test_accumulated_gradients_are_those_of_keras() -> None:
-    """Ours over steps of any size are Keras' own, on one device."""
+    """Our accumulation over steps of any size equals Keras' own, on one device."""
 
     def program(world: World) -> Any:
         def make() -> keras.Model:
@@ -118,7 +118,7 @@ def test_mixed_precision() -> None:
         optimizer = model.optimizer
         assert type(optimizer).__name__ == "LossScaleOptimizer"
         assert isinstance(optimizer, Wrapped) == bool(world.repl)
-        # Where a shard overflows, all of the batch need not: no scale that does.
+        # A shard may overflow where the whole batch does not; this scale avoids both.
         optimizer.initial_scale = 128.0
         history = model.fit(X, Y, **FIT).history
         return history["loss"][0], optimizer.dynamic_scale
@@ -131,7 +131,7 @@ def test_mixed_precision() -> None:
 
 
 class Adversaries(keras.Model):
-    """A GAN, with two optimizers and a step of its own; its noise is no chance."""
+    """A GAN, with two optimizers and its own step; its noise is not random."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model holds is found wherever it holds it."""
+"""A model's metrics, losses and optimizers are found wherever they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIT: dict[str, Any] = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose"
 
 
 class Inner(keras.Model):
-    """A model with a metric of its own, which the outer one does not list."""
+    """A model with its own metric, which the outer one does not list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Inner(keras.Model):
 
 
 class Outer(keras.Model):
-    """Reports a metric that is inside of a model inside of it."""
+    """Reports a metric of a model inside a model inside of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def test_optimizers_in_containers_are_wrapped(how: str) -> None:
 
 
 class OwnArguments(keras.Model):
-    """Compares examples, by a compute_loss with arguments of its own."""
+    """Compares examples, by a compute_loss with its own arguments."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of the kinds that keras.io shows come to plain Keras' numbers."""
+"""Programs like those on keras.io compute plain Keras' numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _fit(world: World, make: Callable[[], Any], x: Any, y: Any = None) -> Any:
 
 
 def image_classification(world: World) -> Any:
-    """Convolutions, after augmentation that is no chance here."""
+    """Convolutions, after augmentation that is not random here."""
 
     def make() -> keras.Model:
         model = keras.Sequential(
@@ -54,8 +54,8 @@ def image_classification(world: World) -> Any:
 def _momentum() -> keras.Optimizer:
     """Returns an optimizer for embeddings, linear in the gradients.
 
-    Of a row that a batch looks up twice, plain Keras has its Adam square both gradients
-    by themselves; on replicas, as with dense gradients, it squares their sum.
+    If a batch looks a row up twice, plain Keras' Adam squares both gradients
+    separately; on replicas, as with dense gradients, it squares their sum.
     """
     return keras.optimizers.SGD(0.1, momentum=0.9)
 
@@ -142,7 +142,7 @@ def _contrastive(y: Any, distance: Any) -> Any:
 
 
 def siamese(world: World) -> Any:
-    """Two inputs, one network, and a loss of its own."""
+    """Two inputs, one network, and a custom loss."""
 
     def make() -> keras.Model:
         network = keras.Sequential([layers.Input((6,)), layers.Dense(4, "tanh")])
@@ -162,7 +162,7 @@ def siamese(world: World) -> Any:
 
 
 class Autoencoder(keras.Model):
-    """A variational one, with the train_step of keras.io; its noise is no chance."""
+    """A variational one, with the train_step of keras.io; its noise is not random."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def tabular(world: World) -> Any:
 
 
 def sequence_to_sequence(world: World) -> Any:
-    """Encoder and decoder, with masks of lengths that differ."""
+    """Encoder and decoder, with masks of different lengths."""
     x = np.where(np.arange(6) < 2 + np.arange(SIZE)[:, None] % 5, WORDS, 0)
 
     def make() -> keras.Model:
@@ -255,7 +255,7 @@ def sequence_to_sequence(world: World) -> Any:
 
 
 def segmentation(world: World) -> Any:
-    """A class for each pixel, by the overlap of masks."""
+    """A class for each pixel, with a loss on the overlap of masks."""
 
     def make() -> keras.Model:
         inputs = layers.Input((8, 8, 1))
@@ -274,7 +274,7 @@ def segmentation(world: World) -> Any:
 
 
 def mixed_precision(world: World) -> Any:
-    """Computes in 16 bits, with a loss that is scaled."""
+    """Computes in 16 bits, with a scaled loss."""
 
     def make() -> keras.Model:
         keras.config.set_dtype_policy("mixed_float16")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of any size and structure, in fit and in all that is like it."""
+"""Batches of any size and structure, in fit, evaluate and predict."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs with Keras' fit, run as they are and on replicas, and what they come to."""
+"""Programs with Keras' fit, run by Keras alone and on replicas, and their results."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ layers = keras.layers
 
 @dataclasses.dataclass
 class World:
-    """Where a program runs.
+    """The environment of a program.
 
     Attributes:
-        repl: Its Replicator; None for Keras as it is.
+        repl: Its Replicator; None for Keras alone.
     """
 
     repl: Any = None
 
     def context(self) -> Any:
-        """Where models are made."""
+        """The context in which models are made."""
         return self.repl.context() if self.repl else contextlib.nullcontext()
 
     def made(self, make: Callable[[], keras.Model]) -> Any:
@@ -43,7 +43,7 @@ Program = Callable[[World], Any]
 
 
 def outcome(program: Program, num_replicas: int, **options: Any) -> Any:
-    """Runs a program, of 0 replicas by Keras alone; returns its results as arrays."""
+    """Runs a program, with 0 replicas by Keras alone; returns its results as arrays."""
     keras.backend.clear_session()
     repl = helpers.make(num_replicas, **options) if num_replicas else None
     return tf.nest.map_structure(_array, program(World(repl)))
@@ -61,7 +61,7 @@ def check(
     tolerance: float = 1e-5,
     **options: Any,
 ) -> None:
-    """Asserts that a program comes to the same on replicas as without them."""
+    """Asserts that a program gives the same results on replicas as without them."""
     expected = outcome(program, 0)
     for num_replicas in replicas:
         actual = outcome(program, num_replicas, **options)

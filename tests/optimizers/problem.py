@@ -2,7 +2,7 @@
 """A small regression that all optimizer tests train, plain and replicated.
 
 Its parameters are an embedding (whose gradients are IndexedSlices), a matrix and a
-bias, in float64, so that plain and replicated training must agree to rounding errors
+bias, in float64, so that plain and replicated training must agree up to rounding errors
 far below what an optimizer amplifies. Indices repeat within and across replicas.
 """
 
@@ -19,7 +19,7 @@ import replicator
 from tests import helpers
 
 TOLERANCE = 1e-10  # of a tensor's largest entry; rounding errors in float64 are 1e-16
-EXAMPLES = 12  # per step, in all: 1, 2, 3 and 4 replicas divide it
+EXAMPLES = 12  # per step, global: 1, 2, 3 and 4 replicas divide it
 ROWS = 7  # of the embedding; the last is never used
 
 _rng = np.random.default_rng(5)
@@ -46,7 +46,7 @@ def plain(variable: Any) -> tf.Variable:
 
 
 def loss_of(parameters: Sequence[Any], indices: Any, targets: Any) -> tf.Tensor:
-    """Returns the mean loss over the examples; NaN if there is none."""
+    """Returns the mean loss over the examples; NaN if there are none."""
     table, matrix, bias = map(plain, parameters)
     error = tf.gather(table, indices) @ matrix + bias - targets
     return tf.reduce_mean(tf.reduce_sum(error**2, axis=1))
@@ -71,10 +71,10 @@ def _apply_gradients(
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How a family of optimizers is used.
+    """The interface of a family of optimizers.
 
     Attributes:
-        create: Makes a variable of an initial value.
+        create: Makes a variable from an initial value.
         apply: Calls an optimizer, with gradients and variables.
     """
 
@@ -82,7 +82,7 @@ class Family:
     apply: Apply
 
     def variables(self) -> list[Any]:
-        """Creates the parameters, wherever the caller is."""
+        """Creates the parameters, in the caller's context."""
         return [self.create(initial) for initial in (TABLE, MATRIX, BIAS)]
 
 
@@ -98,7 +98,7 @@ def train_plain(
 ) -> list[np.ndarray]:
     """Trains on one device with the whole batches; returns the final parameters.
 
-    Each row of a sparse gradient is there once, as in Replicator; see helpers.
+    Each row of a sparse gradient occurs once, as in Replicator; see helpers.
     """
     parameters = family.variables()
     optimizer = make()
@@ -131,11 +131,11 @@ def train(
 ) -> list[np.ndarray]:
     """Trains on all replicas, which share each batch; returns the final parameters.
 
-    Asserts that the replicas' parameters hold the same bits in the end.
+    Asserts that the replicas' parameters are bitwise equal in the end.
 
     Args:
-        repl: Runs the steps.
-        family: Of the optimizer.
+        repl: The Replicator.
+        family: The optimizer's family.
         make: Makes the optimizer that is wrapped.
         data: One whole batch per step.
         mode: One of helpers.MODES.
@@ -196,7 +196,7 @@ def assert_close(
     """Asserts that tensors differ by at most a share of their largest entry.
 
     Not of each entry: where a weight passes through zero, its last bits are the
-    rounding errors of the terms that cancel.
+    rounding errors of the cancelling terms.
     """
     for k, (one, two) in enumerate(zip(actual, expected, strict=True)):
         assert np.all(np.isfinite(one)), (k, one)

@@ -155,7 +155,7 @@ def test_all_empty_changes_nothing_but_momentum() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_gradients_are_added_up_in_float32(dtype: str) -> None:
-    """The sums leave what 16 bits hold; their means do not."""
+    """The sums exceed the range of 16 bits; their means do not."""
     repl = helpers.make(2)
     with repl.context():
         w = tf.Variable(tf.zeros([], dtype))
@@ -167,7 +167,7 @@ def test_16_bit_gradients_are_added_up_in_float32(dtype: str) -> None:
 
 
 def test_steps_over_different_variables_do_not_mix() -> None:
-    """One optimizer, two steps by turns: each set of gradients has its own count."""
+    """One optimizer, two alternating steps: each set of gradients has its own count."""
     repl = helpers.make(2)
     with repl.context():
         a, b = tf.Variable(0.0), tf.Variable(0.0)

@@ -22,7 +22,7 @@ MAKERS = {
     "v1": (problem.V1, lambda: tf.compat.v1.train.AdagradOptimizer(0.25)),
     "sonnet": (problem.SONNET, lambda: snt.optimizers.Momentum(0.1, 0.9)),
 }
-# All that there is to send: what an exact optimizer must do.
+# Compressors that send everything must behave like an exact optimizer.
 WHOLE = ("ef(topk(ratio=1))", "topk(ratio=1)", "ef(powersgd(start_step=9))")
 
 
@@ -55,7 +55,7 @@ def test_what_sends_all_is_as_without(name: str, mode: str, steps: int) -> None:
     "compressor", ["bf16", "ef(int8)", "ef(powersgd(rank=1))", "ef(topk(ratio=0.5))"]
 )
 def test_what_loses_little_is_close(compressor: str, inside: bool) -> None:
-    """Also where the optimizer is made inside step_fn, with what it keeps."""
+    """Even if the optimizer, with its state, is made inside step_fn."""
 
     def make() -> Any:
         return kopt.SGD(0.02)
@@ -134,7 +134,7 @@ def test_a_variable_that_only_some_replicas_use() -> None:
 
 
 def test_keras_fit_compresses() -> None:
-    """With batches that are not even, the last of each epoch."""
+    """With uneven batches, the last of each epoch."""
     x = np.random.default_rng(0).standard_normal([90, 12]).astype("f")
     y = (x @ np.arange(12)[:, None] / 12).astype("f")
     repl = helpers.make(2)
@@ -162,7 +162,7 @@ def test_keras_fit_compresses() -> None:
 
 
 def test_what_only_the_owner_needs_goes_to_the_owner() -> None:
-    """By what TensorFlow sends between two hosts of a replica each."""
+    """According to TensorFlow's transfers between two hosts with one replica each."""
 
     def sent(compressor: Any) -> dict[Any, int]:
         def make_step(repl: replicator.Replicator) -> Any:
@@ -187,5 +187,6 @@ def test_what_only_the_owner_needs_goes_to_the_owner() -> None:
     assert plain == {(1, 0): 1, (0, 1): 1}
     assert sent("bf16") == plain
     # A number that says whether all are finite comes and goes, too; the rest are
-    # signals, by which replicas write what they owe once nothing can fail.
+    # signals,
+    # by which replicas write their residuals once nothing can fail.
     assert sent("ef(bf16)") == {(1, 0): 3, (0, 1): 4}

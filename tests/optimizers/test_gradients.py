@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How gradients combine: unused variables, sparse and dense ones, weights."""
+"""Combining gradients: unused variables, sparse and dense ones, weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests import helpers
 
 v1 = tf.compat.v1
 
-# Each drifts when it is given zeros: by momentum, or by weight decay.
+# Each drifts when it gets zeros: by momentum, or by weight decay.
 OPTIMIZERS = {
     "keras": lambda: tf.keras.optimizers.SGD(0.5, momentum=0.5, weight_decay=0.1),
     "v1": lambda: v1.train.MomentumOptimizer(0.5, 0.5),
@@ -49,7 +49,7 @@ def _updated(
 ) -> list[np.ndarray]:
     """Applies gradients on replicas; returns the variables' values.
 
-    Asserts that the replicas hold the same bits, and that the step happened once.
+    Asserts that the replicas are bitwise equal, and that the step happened once.
     """
     repl = helpers.make(num_replicas)
 
@@ -226,7 +226,7 @@ def test_slots_made_inside_the_step_are_told_apart(mode: str) -> None:
 def test_keras_warns_of_what_no_replica_uses_and_of_nothing_else(
     family: str, used_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while it is not known yet what the last replica will use."""
+    """Even while the last replica's use is still unknown."""
     repl = helpers.make(3)
     with repl.context():
         used, other = tf.Variable(1.0, name="used"), tf.Variable(1.0, name="other")
@@ -246,7 +246,7 @@ def test_keras_warns_of_what_no_replica_uses_and_of_nothing_else(
         repl.run(step_fn)
     said += [str(warning.message) for warning in caught]
     said = [text for text in said if "Gradients do not exist" in text]
-    times = 2 if family == "legacy" else 1  # which asks twice, and says so each time
+    times = 2 if family == "legacy" else 1  # which asks twice, and warns each time
     assert len(said) == (times if used_by == "none" else 0)
     assert all("other" in text and "used" not in text for text in said)
     steps = {"last": 1.0, "none": 0.0, "all": 3.0}[used_by]
@@ -291,7 +291,7 @@ def _dense(gradient: Any) -> np.ndarray:
 @pytest.mark.parametrize("op", ["mean", "sum"])
 @pytest.mark.parametrize("case", SPARSE)
 def test_sparse_gradients_combine(case: str, op: str) -> None:
-    """With plain SGD a sparse update is the dense one; rows that are absent stay."""
+    """With plain SGD a sparse update is the dense one; absent rows stay."""
     repl = helpers.make(2)
     start = np.arange(8.0).reshape(4, 2)
     with repl.context():
@@ -305,7 +305,7 @@ def test_sparse_gradients_combine(case: str, op: str) -> None:
 
 
 def test_sparse_gradients_stay_sparse() -> None:
-    """What the optimizer is given are IndexedSlices, of no more rows than passed."""
+    """The optimizer gets IndexedSlices, with no more rows than were passed."""
     seen = []
 
     class Spy(tf.Module):
@@ -341,10 +341,10 @@ def test_sparse_gradients_stay_sparse() -> None:
 def test_rows_of_one_index_are_one_row_for_the_optimizer(
     num_replicas: int, accumulation_steps: int, kind: str
 ) -> None:
-    """Adam would square each by itself, so that a step knew how many replicas it has.
+    """Adam would square each separately, and its result depend on the replicas.
 
-    As a dense gradient on one device: of rows that are all looked up, Adam's lazy
-    update of sparse gradients is the dense one.
+    The reference is a dense gradient on one device: if all rows are looked up, Adam's
+    lazy update of sparse gradients is the dense one.
     """
     make = {
         "keras": lambda: tf.keras.optimizers.Adam(0.1),
@@ -384,7 +384,7 @@ def test_rows_of_one_index_are_one_row_for_the_optimizer(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_of_one_index_are_added_up_in_replica_order(dtype: str) -> None:
-    """Also so many that TensorFlow's scatter ops deal them to threads."""
+    """Even for so many that TensorFlow's scatter ops split them among threads."""
     rng = np.random.RandomState(0)
     repl = helpers.make(3)
     rows = rng.randn(3, 3000, 4) * 10 ** rng.uniform(-4, 4, [3, 3000, 1])
@@ -451,7 +451,7 @@ def test_weights_make_uneven_shards_equal_one_device(shares: str, family: str) -
         with tf.GradientTape() as tape:
             w, table = variables
             loss = w * xs[start:stop] + tf.gather(table, rows[start:stop]) ** 2
-            loss = tf.reduce_mean(loss)  # NaN where there is no example
+            loss = tf.reduce_mean(loss)  # NaN without examples
         return tape.gradient(loss, variables)
 
     with repl.context():
@@ -515,7 +515,7 @@ ROWS, WIDTH = 1000, 6  # of an embedding; no other tensor has this shape
 
 @pytest.mark.parametrize("used_by", ["all", "replica 1"])
 def test_nothing_passes_over_a_whole_embedding(used_by: str) -> None:
-    """Neither what is looked up nor its gradient is ever as large as the variable."""
+    """Neither the lookup nor its gradient is ever as large as the variable."""
     repl = helpers.make(2)
     v1 = tf.compat.v1
 

@@ -84,7 +84,7 @@ def test_config_is_that_of_the_plain_optimizer_of_legacy_keras(name: str) -> Non
 
 
 def test_from_config_gives_another_working_optimizer() -> None:
-    """Also with accumulation, whose sums each optimizer has for itself."""
+    """Also with accumulation: each optimizer has its own sums."""
     repl = helpers.make(2)
     with repl.context():
         w = tf.Variable(1.0)
@@ -239,6 +239,6 @@ def test_saved_model_file_holds_the_plain_optimizer(tmp_path: pathlib.Path) -> N
     assert loaded.optimizer.iterations.numpy() == 1
     for one, two in zip(loaded.optimizer.variables, optimizer.variables, strict=True):
         np.testing.assert_array_equal(one.numpy(), two.numpy())
-    with repl.context():  # a model that is loaded in the context trains on
+    with repl.context():  # a model that is loaded in the context continues to train
         again = tf.keras.models.load_model(tmp_path / "model.keras")
         repl.wrap_optimizer(again.optimizer)

@@ -63,7 +63,7 @@ def _train(name: str, replicas: int, **options: Any) -> list[np.ndarray]:
 def test_equals_plain_on_the_whole_batch(name: str) -> None:
     actual = _train(name, 2)
     problem.assert_close(actual, _plain(name))
-    # Else nothing was tested.
+    # Otherwise nothing was tested.
     assert np.max(np.abs(actual[1] - problem.MATRIX)) > 1e-4
 
 

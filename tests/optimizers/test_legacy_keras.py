@@ -76,12 +76,12 @@ def _train(name: str, replicas: int, **options: Any) -> list[np.ndarray]:
 def test_equals_plain_on_the_whole_batch(name: str) -> None:
     actual = _train(name, 2)
     problem.assert_close(actual, _plain(name))
-    # Else nothing was tested.
+    # Otherwise nothing was tested.
     assert np.max(np.abs(actual[1] - problem.MATRIX)) > 1e-4
 
 
 def test_nadam_updates_all_replicas_alike() -> None:
-    """It counts its own calls in Python, and so the traces of a tf.function too."""
+    """It counts its calls in Python, and thus the traces of a tf.function, too."""
     data = problem.batches(4)
     one, three = (
         problem.train(helpers.make(r), problem.LEGACY_KERAS, kopt.Nadam, data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LossScaleOptimizer: the scale that replicas share, and the steps that it skips."""
+"""LossScaleOptimizer: the replicas' common scale, and the steps that it skips."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_non_finite_on_one_replica_skips_the_step_on_all(
             optimizer.iterations.numpy(),
         )
         assert seen == expected[k], k
-    assert expected[2][0] == expected[1][0]  # else nothing was tested
+    assert expected[2][0] == expected[1][0]  # otherwise nothing was tested
     assert [scale for _, scale, _ in expected] == [8, 16, 8, 8, 16]
 
 
 def test_first_step_scales_by_a_variable_not_a_constant() -> None:
-    """A scale that is changed between steps counts, also in the step traced first."""
+    """A scale changed between steps takes effect, also in the first traced step."""
     repl = helpers.make(2)
     with repl.context():
         w = tf.Variable(1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables in parts are updated as whole ones are, by optimizers of all families."""
+"""Partitioned variables are updated like whole ones, by optimizers of all families."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ BY_PART: dict[str, Callable[[], Any]] = {
 
 
 class Own(K.SGD):
-    """An optimizer of the user's own, whose update needs the whole variable."""
+    """A user's optimizer, whose update needs the whole variable."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Makes all gradients of one length."""
+        """Normalizes all gradients to one length."""
         gradient = tf.convert_to_tensor(gradient)
         super().update_step(gradient / tf.norm(gradient), variable, learning_rate)
 
@@ -89,7 +89,7 @@ AS_WHOLE: dict[str, Callable[[], Any]] = {
 
 
 def made(repl: Any) -> list[Any]:
-    """Creates variables of Keras, which all families can update."""
+    """Creates Keras variables, which all families can update."""
     with repl.context():
         return [
             keras.Variable(
@@ -139,7 +139,7 @@ def state_of(optimizer: Any, variables: Any) -> list[np.ndarray]:
     if not isinstance(optimizer, snt.optimizers.SGD):
         slots = optimizer.variables
     slots = slots() if callable(slots) else slots
-    if isinstance(optimizer, V.Optimizer):  # which lists them by names, which count up
+    if isinstance(optimizer, V.Optimizer):  # which lists them by names with counters
         names = optimizer.get_slot_names()
         slots = [optimizer.get_slot(plain(v), n) for n in names for v in variables]
     return [v.numpy() for v in (*variables, *slots)]
@@ -158,7 +158,7 @@ def check(name: str, make: Callable[[], Any], count: int, axis: int) -> Any:
 
 
 def _often(names: Any, quick: tuple[str, ...]) -> list[Any]:
-    """Returns the names, of which all but a few are tried in long runs only."""
+    """Returns the names, all but a few of which run in long runs only."""
     slow = pytest.mark.slow
     return [n if n in quick else pytest.param(n, marks=slow) for n in names]
 
@@ -287,7 +287,7 @@ def test_updates_outside_of_steps_reach_all_parts() -> None:
 
 
 class Raw(V.GradientDescentOptimizer):
-    """An optimizer of the user's own that writes by the handle."""
+    """A user's optimizer that writes by the handle."""
 
     def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
         return tf.raw_ops.ResourceApplyGradientDescent(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What wrapped optimizers refuse, and that nothing has changed after it."""
+"""Errors of wrapped optimizers, which leave everything unchanged."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_no_gradient_on_any_replica_is_refused_as_without_us() -> None:
 
 @pytest.mark.parametrize("same_shapes", [True, False])
 def test_variables_in_another_order_are_refused(same_shapes: bool) -> None:
-    """Of equal shapes they would pair silently, wrong."""
+    """With equal shapes they would pair silently, and wrongly."""
     repl = helpers.make(2)
     with repl.context():
         a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training goes on from a checkpoint as if it had not stopped, for every optimizer.
+"""Training continues from a checkpoint as if uninterrupted, for every optimizer.
 
 The checkpoint is read before the first step: the optimizer has no slots by then.
 """
@@ -45,7 +45,7 @@ OPTIMIZERS = {
 
 
 class Trained:
-    """Two variables, one with sparse gradients, in training by an optimizer."""
+    """Two variables, one with sparse gradients, trained by an optimizer."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Trained:
                 loss = tf.reduce_mean(error**2)
             variables = [self.matrix, self.table]
             grads = tape.gradient(loss, variables)
-            # By the number of examples, which count more in some steps.
+            # By the number of examples, which weigh more in some steps.
             weight = {"weight": own * (self.seen % 3 + 1)} if weighted else {}
             if hasattr(optimizer, "apply"):
                 optimizer.apply(grads, variables, **weight)
@@ -123,7 +123,7 @@ def test_going_on_equals_not_having_stopped(name: str, tmp_path: pathlib.Path) -
 def test_sums_of_accumulation_steps_are_restored(
     name: str, op: str, tmp_path: pathlib.Path
 ) -> None:
-    """Written one step after an update, so that one of three steps is in the sums."""
+    """Saved one step after an update, so that the sums hold one of three steps."""
     options: dict[str, Any] = {"accumulation_steps": 3}
     options |= {"weighted": True} if op == "weighted" else {"op": op}
     old = Trained(name, 2, "mirrored", **options).train(4)
@@ -159,7 +159,7 @@ def test_sums_load_into_those_that_have_begun_and_into_none(
     fewer.train(1)
     at_once = Trained("keras", 2, "mirrored", accumulation_steps=2)
     at_once.checkpoint.read(path)
-    at_once.train(1)  # the update by three steps, as two are in the sums
+    at_once.train(1)  # the update of three steps, as two are in the sums
     np.testing.assert_allclose(at_once.table, fewer.table, rtol=1e-10)
 
 

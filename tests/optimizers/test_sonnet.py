@@ -69,7 +69,7 @@ def test_learning_rate_may_be_a_variable_that_the_step_changes() -> None:
 
 def test_any_module_with_apply_is_taken() -> None:
     class Clipped(tf.Module):
-        """Clips what it is given: it must be the combined gradient."""
+        """Clips its gradients, which must be the combined ones."""
 
         def apply(
             self, updates: list[tf.Tensor], parameters: list[tf.Variable]
@@ -81,6 +81,6 @@ def test_any_module_with_apply_is_taken() -> None:
     with repl.context():
         w = tf.Variable(0.0)
         optimizer = repl.wrap_optimizer(Clipped())
-    # Clipped alone, replica 0 would pass 1 instead of 3: mean 0, not 1.
+    # Clipped separately, replica 0 would pass 1 instead of 3: mean 0, not 1.
     repl.run(lambda: optimizer.apply([tf.constant([3.0, -1.0][repl.replica_id])], [w]))
     assert w.numpy() == -1.0

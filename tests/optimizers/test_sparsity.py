@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layouts of the replicas' gradients, and how they become one."""
+"""The layouts of the replicas' gradients, and the combined one."""
 
 from __future__ import annotations
 

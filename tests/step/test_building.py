@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One build, three ways to run: how often it is traced, and what surrounds it."""
+"""One build, three ways to run: the number of traces, and a step's surroundings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_step_fn_is_called_once_per_replica(mode, replicas):
     def step_fn(x):
         calls.append(repl.replica_id)
         assert repl.num_replicas == replicas
-        state = tf.Variable(1.0)  # made in the step, which is not traced again for it
+        state = tf.Variable(1.0)  # made in the step, which is not retraced for it
         return state * repl.all_reduce(tf.cast(x, tf.float32), "sum")
 
     def input_fn():
@@ -133,7 +133,7 @@ def test_no_run_inside_a_run(mode, same):
 
 
 def test_two_threads_run_two_replicators_at_once():
-    """Which replica is being built is known per thread."""
+    """Each thread knows its own replica being built."""
     results: dict[int, Any] = {}
     barrier = threading.Barrier(2)
 
@@ -143,7 +143,7 @@ def test_two_threads_run_two_replicators_at_once():
             total = tf.Variable(0.0)
 
         def step_fn():
-            barrier.wait(30)  # both threads are amid a build, on the same replica
+            barrier.wait(30)  # both threads are inside a build, on the same replica
             total.assign_add(repl.all_reduce(float(index + repl.replica_id), "sum"))
             return total.read_value()
 
@@ -256,7 +256,7 @@ def test_garbage_is_collected_after_a_build_as_before(enabled: bool) -> None:
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_another_librarys_object_that_asks_for_more_is_refused(mode: str) -> None:
-    """Its signature may take anything, as Keras' do."""
+    """Its signature may accept anything, as Keras' do."""
     repl = helpers.make(1)
     for asks in (tf.keras.metrics.Mean(), tf.keras.layers.Dense(3)):
         with pytest.raises(

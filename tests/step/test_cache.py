@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions are the same; what follows from it is in tests/test_freshness.py."""
+"""The functions that count as the same; tests/test_freshness.py tests the effects."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused once all replicas are built; see test_outputs.py for programs."""
+"""Errors once all replicas are built; see test_outputs.py for programs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large constants are held once wherever a step has them, and are what they were."""
+"""Large constants are stored once, wherever a step uses them, and keep their values."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_a_graph_of_the_users_own_keeps_its_constants() -> None:
 
 
 def test_a_large_variable_in_parts_is_read_by_a_loop() -> None:
-    """The gradient of the loop begins with zeros as large, in a body of its own."""
+    """The gradient of the loop starts with zeros of that size, in its own body."""
     sums = []
     for strategy in (replicator.strategy.PartitionedPS(), None):
         repl = helpers.make(2, strategy=strategy)

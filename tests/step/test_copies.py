@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles that all replicas get at once; tests/graph/test_clone.py is about copies."""
+"""Handles captured for all replicas at once; tests/graph/cloning is about copies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_handles_are_there_before_the_second_replica_is_built(variables: str) ->
 @VARIABLES
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_replicas_may_use_other_variables(variables: str, mode: str) -> None:
-    """And variables that are first used, or made, by a later replica."""
+    """And variables that a later replica uses first, or makes."""
     repl = helpers.make(3, variables=variables)
 
     def make_step() -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What failed in an eager step is told in few lines, the user's among them."""
+"""Errors of eager steps take few lines, the user's among them."""
 
 from __future__ import annotations
 

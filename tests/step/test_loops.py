@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several steps in one call: the same as as many calls, whatever the step does."""
+"""Several steps in one call equal as many calls, whatever the step does."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
 
 
 def _train(mode: str, steps_per_call: int) -> tuple[list[Any], list[np.ndarray]]:
-    """Takes six steps; returns what each leaf was in all of them, and the weights."""
+    """Takes six steps; returns all steps' values of each leaf, and the weights."""
     # Grappler gathers factors out of a ring's sums, but not in a loop: the last bit.
     repl = helpers.make(2, algorithm=None)
     step_fn, variables = _training(repl)
@@ -172,7 +172,7 @@ def test_steps_that_return_nothing_run_all_the_same(mode: str, returned: Any) ->
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_the_steps_before_the_end_of_the_inputs_are_done_whole(mode: str) -> None:
-    """Also where one device is slower than that which finds the end."""
+    """Even if one device is slower than the one that reaches the end."""
     repl = helpers.make(3)
     with repl.context():
         early, late = tf.Variable(0), tf.Variable(tf.zeros([64, 64]))

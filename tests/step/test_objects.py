@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects: what replicas tell one another while they are built."""
+"""Objects: values that replicas exchange while they are built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests import helpers
 
 
 def _heard(num_replicas: int, talk: Callable[[replicator.Replicator], Any]) -> Any:
-    """Runs a step that only talks; returns what each replica heard."""
+    """Runs a step that only exchanges objects; returns each replica's."""
     repl = helpers.make(num_replicas)
     heard: dict[int, Any] = {}
 
@@ -71,7 +71,7 @@ def test_what_is_said_may_depend_on_what_was_heard() -> None:
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_objects_shape_the_graph(mode: str) -> None:
-    """Replicas pad to the longest, of which each knows its own length only."""
+    """Replicas pad to the longest, though each knows its own length only."""
     repl = helpers.make(3)
 
     def step() -> tf.Tensor:
@@ -89,7 +89,7 @@ def test_groups_talk_among_themselves() -> None:
         r = repl.replica_id
         halves = repl.groups([[0, 2], [1, 3]])
         own = repl.all_gather_object(r, halves)
-        if r in (0, 3):  # as often as they like
+        if r in (0, 3):  # any number of times
             own += repl.all_gather_object(-r, repl.group([3, 0]))
         return own, repl.broadcast_object(r, root=2 + r % 2, group=halves)
 
@@ -155,7 +155,7 @@ def test_objects_anywhere_in_the_step(place: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["eager", "session"])
 def test_functions_are_traced_again_for_each_step_that_talks(mode: str) -> None:
-    """A trace of another build would repeat what was said there."""
+    """A trace of another build would repeat that build's values."""
     repl = helpers.make(2)
     names = ["a", "b"]
     heard = []
@@ -192,7 +192,7 @@ def test_variables_of_a_step_that_talks_are_made_once() -> None:
 
 
 def test_optimizers_beside_objects() -> None:
-    """Both build a step again, and neither forgets what the other learned."""
+    """Both cause rebuilds, and neither loses the other's knowledge."""
     repl = helpers.make(2)
     with repl.context():
         used, unused = tf.Variable(1.0), tf.Variable(1.0)

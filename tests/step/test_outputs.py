@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What step_fn may return, and in which form it comes back."""
+"""The values that step_fn may return, and their form in the results."""
 
 from __future__ import annotations
 
@@ -154,14 +154,14 @@ def test_fetching_any_output_runs_the_whole_step(fetched):
 
 
 class Extension(tf.experimental.ExtensionType):
-    """A composite of the user's own, with another one inside."""
+    """A user's composite, with another one inside."""
 
     plain: tf.Tensor
     ragged: tf.RaggedTensor
 
 
 COMPOSITES: dict[str, tuple[Any, ...]] = {
-    # How it is made of its parts, and their values.
+    # How it is built from its parts, and their values.
     "dense": (lambda part: part, [1.5, 2.5]),
     "ragged": (
         lambda values, splits: tf.RaggedTensor.from_row_splits(
@@ -199,14 +199,14 @@ COMPOSITES: dict[str, tuple[Any, ...]] = {
 def test_any_part_may_be_eager(name: str, build: str, mode: str) -> None:
     """Each part of each composite: made outside, and all of them; on three replicas."""
     make, *values = COMPOSITES[name]
-    # In sessions, TensorFlow takes eager tensors in these alone.
+    # In sessions, TensorFlow accepts eager tensors in these alone.
     if mode == "session" and name not in ("dense", "slices", "slices of unknown shape"):
         return
     outside = [tf.constant(value) for value in values]
     choices = [{k} for k in range(len(values))] + [set(range(len(values)))]
 
     def step_fn() -> list[Any]:
-        # What is computed in the step also shows that ops there are not disturbed.
+        # Ops computed in the step also show that they are not disturbed.
         return [
             make(
                 *(

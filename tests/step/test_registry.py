@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets as inputs: one object is one input, which goes on, and goes when it goes."""
+"""Datasets as inputs: one object is one input, which continues, and dies with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _echo(x: Any) -> Any:
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_a_dataset_is_dealt(mode: str, replicas: int, input_mode: str) -> None:
-    """As that of an input_fn without a parameter."""
+    """Like an input_fn's dataset without a parameter."""
     repl = helpers.make(replicas)
     graph = tf.Graph().as_default() if mode == "session" else contextlib.nullcontext()
     with graph:
@@ -135,7 +135,7 @@ def test_a_dataset_of_another_graph_is_refused() -> None:
 
 
 def test_epochs_over_one_dataset() -> None:
-    """What an input loop of plain TensorFlow becomes."""
+    """The replacement for an input loop of plain TensorFlow."""
     repl = helpers.make(2)
     x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
     data = tf.data.Dataset.from_tensor_slices((x, x[:, 0])).batch(3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of an eager step that was stopped amid its writes."""
+"""The state after an eager step that was interrupted during its writes."""
 
 from __future__ import annotations
 

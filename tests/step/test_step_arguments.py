@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What step_fn is called with: an element, its parts, and args."""
+"""The arguments of step_fn: an element, its parts, and args."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calling a step, threads, what is kept of it, and plans."""
+"""Calling a step, threads, its lifetime, and plans."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _counting(repl: replicator.Replicator) -> tuple[Any, Any, list[int]]:
 
 
 def _in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Runs `work(k)` in so many threads at once; raises what one of them raised."""
+    """Runs `work(k)` in `count` threads at once; raises an error that one raised."""
     start = threading.Barrier(count)
 
     def run(k: int) -> None:
@@ -97,7 +97,7 @@ def test_steps_of_threads_come_one_after_the_other(replicas: int) -> None:
 
 
 def test_assignments_from_outside_wait_for_a_step() -> None:
-    """No component takes them amid a step, nor in another order than the others."""
+    """No component is assigned during a step, nor in another order than the others."""
     repl = helpers.make(3)
     with repl.context():
         variable = tf.Variable(tf.zeros([32]))
@@ -134,7 +134,7 @@ def test_assignments_from_outside_wait_for_a_step() -> None:
             turns.abort()
             raise
 
-    sys.setswitchinterval(1e-6)  # seconds; Python lets a thread run for long otherwise
+    sys.setswitchinterval(1e-6)  # seconds; otherwise Python lets a thread run for long
     try:
         _in_threads(len(works), work)
     finally:
@@ -253,9 +253,9 @@ _in_function = tf.function(lambda x: x * 2.0)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_graph_of_a_step_dies_with_its_step_fn(mode: str, fails: bool) -> None:
-    """As a notebook has it, where a cell with the step_fn is run again and again.
+    """As in a notebook where a cell with the step_fn runs again and again.
 
-    A function of the user's, outside of the cell, keeps no trace of it.
+    A user's function outside of the cell keeps no trace of it.
     """
     repl = helpers.make(2)
     graphs: list[weakref.ref[Any]] = []
@@ -287,7 +287,7 @@ def test_the_graph_of_a_step_dies_with_its_step_fn(mode: str, fails: bool) -> No
 
     first = tf.Graph() if mode == "session" else contextlib.nullcontext()
     with first.as_default() if mode == "session" else first:
-        _in_function(tf.constant(1.0))  # its first trace it keeps
+        _in_function(tf.constant(1.0))  # it keeps its first trace
     for _ in range(3):
         cell()
     gc.collect()
@@ -327,7 +327,7 @@ def test_a_step_in_a_graph_has_a_plan_once_it_is_built() -> None:
     with tf.Graph().as_default():
         built = repl.build(lambda: repl.broadcast(1.0))
         with pytest.raises(replicator.ContextError) as caught:
-            _ = built.plan  # asked for here
+            _ = built.plan  # requested here
         message = str(caught.value)
         assert "the plan of a step was asked for before the step was built" in message
         assert f"{__file__.rpartition('/')[2]}:" in message

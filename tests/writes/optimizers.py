@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers that write other values on other replicas, by random numbers."""
+"""Optimizers whose random writes differ between replicas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NoisySGD(keras.optimizers.SGD):
 
 
 class NoisySonnet(tf.Module):
-    """As Sonnet's optimizers, with noise."""
+    """Like Sonnet's optimizers, with noise."""
 
     def apply(self, updates: Any, parameters: Any) -> None:
         for update, parameter in zip(updates, parameters, strict=True):
@@ -26,12 +26,12 @@ class NoisySonnet(tf.Module):
 
 
 class NoisyV1(tf.compat.v1.train.GradientDescentOptimizer):
-    """Adds noise to each gradient, and writes by an op of its own."""
+    """Adds noise to each gradient, and writes by its own op."""
 
     def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
         return super()._resource_apply_dense(grad + tf.random.normal([3]), handle)
 
 
 def noisy_rate() -> Any:
-    """Returns a rate that is drawn anew on each replica."""
+    """Returns a rate that is drawn separately on each replica."""
     return tf.random.uniform([])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that write variables, as text, with what is known of their meaning.
+"""Programs that write variables, as text, with their known effects.
 
-A program is a list of statements on a few variables. Each statement knows its lines of
-Python, whether it must be accepted or refused, and, where that is simple, what it does
-to the variables in NumPy. Nothing here knows the library.
+A program is a list of statements on a few variables. Each statement has its lines of
+Python, whether it must be accepted or refused, and, if simple, its effect on the
+variables in NumPy. Nothing here uses the library.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Variable:
     """A variable.
 
     Attributes:
-        name: In the text of the program.
+        name: The name in the text of the program.
         dtype: "float32", "int32" or "bool".
         aggregation: A name in tf.VariableAggregation.
-        on_read: Whether each replica has a value of its own.
+        on_read: Whether each replica has its own value.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Variable:
 
     @property
     def initial(self) -> np.ndarray:
-        """Returns what it holds at first, outside of steps."""
+        """Returns its initial value, outside of steps."""
         number = int(self.name[1:])
         return (np.arange(SIZE) + number).astype(self.dtype)
 
@@ -54,14 +54,14 @@ class Variable:
         )
 
     def own(self, num_replicas: int) -> Values:
-        """Returns what the replicas' components hold at first."""
+        """Returns the initial values of the replicas' components."""
         others = self.initial
         if self.on_read and self.aggregation == "SUM":
             others = np.zeros_like(others)
         return [self.initial] + [others] * (num_replicas - 1)
 
     def agreed(self, values: Values) -> Values:
-        """Returns what the replicas assign in place of values of their own."""
+        """Returns the agreed value that replicas assign instead of their own."""
         if self.on_read or self.dtype != "float32" and self.aggregation == "NONE":
             return values
         if self.aggregation == "ONLY_FIRST_REPLICA":
@@ -75,7 +75,7 @@ class Variable:
 
 @dataclasses.dataclass
 class State:
-    """What variables and the input hold; None where that is not known.
+    """The values of variables and of the input; None where unknown.
 
     Attributes:
         held: `held[name][r]` is the value on replica r.
@@ -103,7 +103,7 @@ class Expression:
         text: The expression.
         equal: Whether it is equal on all replicas by construction.
         silent: Whether it is computed without communication.
-        value: What it is on each replica; None where that is not known.
+        value: Its value on each replica; None where unknown.
     """
 
     text: str
@@ -120,7 +120,7 @@ class Statement:
         lines: Its lines.
         verdict: RIGHT, OPEN or WRONG.
         writes: The variables that it writes.
-        effect: Does to the state what it does; None where that is not known.
+        effect: Applies its effect to the state; None where unknown.
         setup: Lines that come before the step, under the context.
     """
 
@@ -131,7 +131,7 @@ class Statement:
     setup: tuple[str, ...] = ()
 
     def act(self, state: State) -> None:
-        """Does to the state what the statement does."""
+        """Applies the statement's effect to the state."""
         if self.effect is None:
             state.forget(self.writes)
         else:
@@ -139,7 +139,7 @@ class Statement:
 
 
 def verdict(statements: Iterable[Statement]) -> str:
-    """Returns what has to become of several statements."""
+    """Returns the combined verdict on several statements."""
     verdicts = {statement.verdict for statement in statements}
     return next((x for x in (WRONG, OPEN) if x in verdicts), RIGHT)
 
@@ -149,11 +149,11 @@ class Program:
     """A program, and how it is run.
 
     Attributes:
-        num_replicas: How many replicas run it.
+        num_replicas: The number of replicas.
         mode: One of helpers.MODES.
         options: Of Replicator.
         variables: Its variables.
-        statements: What a step does.
+        statements: The body of a step.
     """
 
     num_replicas: int
@@ -166,12 +166,12 @@ class Program:
         return f"\n{self.text}"
 
     def _repr_pretty_(self, printer: object, cycle: bool) -> None:
-        """How hypothesis prints it, which else would show the dataclass."""
+        """The text that Hypothesis prints, instead of the dataclass."""
         printer.text(repr(self))  # type: ignore[attr-defined]
 
     @property
     def verdict(self) -> str:
-        """What has to become of it."""
+        """The expected outcome."""
         return verdict(self.statements)
 
     @property
@@ -196,12 +196,12 @@ class Program:
         return "\n".join([*lines, ""])
 
     def inputs(self, replica_id: int, steps: int) -> np.ndarray:
-        """Returns what a replica is fed: [steps, SIZE]."""
+        """Returns a replica's inputs: [steps, SIZE]."""
         random = np.random.RandomState(replica_id)
         return (random.randint(1, 9, [steps, SIZE]) / 8).astype(np.float32)
 
     def simulate(self, steps: int) -> dict[str, Values | None]:
-        """Returns what the components hold in the end; None where it is not known."""
+        """Returns the final values of the components; None where unknown."""
         fed = [self.inputs(r, steps) for r in range(self.num_replicas)]
         state = State({v.name: v.own(self.num_replicas) for v in self.variables}, [])
         for k in range(steps):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program with the library, and holds what becomes of it against the law.
+"""Runs a program with the library, and checks the law.
 
 A step is refused, with the user's line, or leaves all components of each mirrored
-variable with the same bits; right programs are not refused, and wrong ones are.
+variable bitwise equal; right programs are not refused, and wrong ones are.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.writes import optimizers
 from tests.writes import program as p
 
 STEPS = 3
-FILE = "program.py"  # as which the text of a program is in messages
-Held = dict[str, list[np.ndarray]]  # by variable: what each component holds
+FILE = "program.py"  # the file name of a program in messages
+Held = dict[str, list[np.ndarray]]  # by variable: the value of each component
 
 
 def check(program: p.Program, outcomes: collections.Counter[str] | None = None) -> None:
-    """Asserts that a program is refused, or leaves components equal; and which.
+    """Asserts that a program has its expected outcome, or leaves components equal.
 
     Args:
         program: The program.
@@ -60,7 +60,7 @@ def _check_message(error: Exception) -> None:
 
 
 def _check_values(program: p.Program, held: Held) -> None:
-    """Compares with what NumPy says, as far as it says something."""
+    """Compares with NumPy's values, as far as they are known."""
     for name, want in program.simulate(STEPS).items():
         if want is not None:
             for r, (got, own) in enumerate(zip(held[name], want, strict=True)):
@@ -70,7 +70,7 @@ def _check_values(program: p.Program, held: Held) -> None:
 
 
 def run(program: p.Program) -> tuple[Held, Exception | None]:
-    """Runs the steps of a program; returns what components hold, and the error."""
+    """Runs the steps of a program; returns the components' values, and the error."""
     repl = helpers.make(program.num_replicas, **dict(program.options))
     make_step = _compiled(program, repl)
 
@@ -126,7 +126,7 @@ def _name(variable: Any) -> str:
 
 
 def _components(variable: Any, repl: replicator.Replicator) -> list[Any]:
-    """Returns a component per replica; of a sharded variable, the one it has."""
+    """Returns a component per replica; of a sharded variable, the only one."""
     components = list(variable.components)
     return components * (repl.num_replicas // len(components))
 
@@ -151,5 +151,5 @@ def _compiled(program: p.Program, repl: replicator.Replicator) -> Any:
 
 
 def _python(function: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns what a Python function without arguments computes."""
+    """Returns the result of a Python function without arguments."""
     return tf.ensure_shape(tf.py_function(function, [], dtype), [p.SIZE])

@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What kind of program is wanted.
+    """The kind of program to draw.
 
     Attributes:
-        verdicts: Which statements there may be.
+        verdicts: The verdicts that statements may have.
         mode: One of helpers.MODES.
-        replicas: Among how many replicas to choose.
+        replicas: The possible numbers of replicas.
         sharded: Whether one replica may own a variable.
-        most: How many statements there are at most.
+        most: The maximum number of statements.
     """
 
     verdicts: tuple[str, ...] = (p.RIGHT, p.OPEN, p.WRONG)
@@ -99,7 +99,7 @@ class Maker:
         return made
 
     def _right(self) -> p.Statement:
-        """Draws what suits everywhere."""
+        """Draws a statement that is valid everywhere."""
         variable = self.variables[0]
         value = values.draw(self, "float32", equal=True)
         return writes.statement(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs that write variables: components are equal, or the step is refused.
 
-A program that fails is shrunk, and printed as a step function.
+A failing program is shrunk, and printed as a step function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RIGHT = strategies.Kind(verdicts=(p.RIGHT,), most=6)
 
 
 def _check(kind: strategies.Kind, count: int, seed: int) -> collections.Counter[str]:
-    """Checks so many programs of a kind; returns how many were accepted, or not."""
+    """Checks `count` programs of a kind; returns the numbers of outcomes."""
     outcomes: collections.Counter[str] = collections.Counter()
     strategy = strategies.programs(kind)
     many.for_all(strategy, lambda one: runner.check(one, outcomes), count, seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the statements in which an optimizer writes are drawn."""
+"""Draws the statements in which an optimizer writes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class _Kind:
     """An optimizer.
 
     Attributes:
-        text: What makes it.
+        text: The expression that makes it.
         family: "keras", "v1" or "sonnet".
         plain: Whether it subtracts the gradient times _RATE.
         noisy: Whether it writes other values on each replica.
-        aggregated: Whether what it writes by noise is aggregated, if it is wrapped.
-        unknown: Whether nobody knows that it is an optimizer, so that all that it
-            assigns is aggregated.
+        aggregated: Whether its noisy writes are aggregated, if it is wrapped.
+        unknown: Whether it is not recognised as an optimizer, so that all of its
+            assignments are aggregated.
     """
 
     text: str
@@ -60,8 +60,9 @@ def by_optimizer(by: Drawing) -> p.Statement | None:
     among = [v for v in by.variables if v.dtype == "float32" and not v.on_read]
     if not among:
         return None
+    # Sonnet 2 does not support sessions.
     kinds = [k for k in _KINDS if by.mode != "session" or "snt." not in k.text]
-    variable, kind = by.choice(among), by.choice(kinds)  # Sonnet 2 knows no sessions
+    variable, kind = by.choice(among), by.choice(kinds)
     wrapped = by.integer(0, 2) > 0
     gradient = values.draw(by, "float32", equal=not wrapped and by.integer(0, 3) > 0)
     name = by.fresh("optimizer")
@@ -97,7 +98,7 @@ def by_optimizer(by: Drawing) -> p.Statement | None:
 
 def _verdict(by: Drawing, kind: _Kind, wrapped: bool, equal: bool, sparse: bool) -> str:
     if sparse and kind.noisy:
-        return p.OPEN  # they may not know what to do with it
+        return p.OPEN  # they may not support it
     if kind.unknown:
         return p.RIGHT
     if kind.noisy and not (wrapped and (kind.aggregated or by.sharded)):

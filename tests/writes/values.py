@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the values that a program writes are drawn."""
+"""Draws the values that a program writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Values = p.Values | None
 
 
 class Drawing(Protocol):
-    """What draws: `strategies.Maker`."""
+    """The source of random choices: `strategies.Maker`."""
 
     variables: tuple[p.Variable, ...]
     mode: str
@@ -35,7 +35,7 @@ def draw(
     """Draws a value of SIZE elements.
 
     Args:
-        by: What draws.
+        by: The source of choices.
         dtype: Its dtype.
         equal: Whether it has to be equal on all replicas by construction.
         silent: Whether it must not communicate.
@@ -114,7 +114,7 @@ def _input(dtype: str) -> p.Expression:
 
 
 def _python(by: Drawing, dtype: str) -> p.Expression:
-    """What a Python function returns, which may read a variable."""
+    """The result of a Python function, which may read a variable."""
     readable = [v for v in by.variables if v.dtype == dtype]
     if readable and by.mode != "session":
         name = by.choice(readable).name
@@ -179,7 +179,7 @@ def _joined(
 
 
 def _own(by: Drawing, dtype: str, deep: int) -> p.Expression:
-    """Replica 0 has another one than the others."""
+    """Replica 0 has a different value than the others."""
     one, two = (draw(by, dtype, silent=True, deep=deep - 1) for _ in range(2))
 
     def value(state: p.State) -> _Values:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the statements that write a variable are drawn: methods, parts, ops, choices."""
+"""Draws the statements that write a variable: methods, parts, ops, choices."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def statement(
     variable: p.Variable,
     effect: Callable[[p.State], None] | None = None,
 ) -> p.Statement:
-    """Returns a statement of one line that writes one variable."""
+    """Returns a one-line statement that writes one variable."""
     return p.Statement((line,), verdict, (variable,), effect)
 
 
 def _is_taken_as_equal(variable: p.Variable) -> bool:
-    """Whether the library believes what is written to be equal."""
+    """Whether the library assumes that written values are equal."""
     plain = variable.aggregation == "NONE" and not variable.on_read
     return plain and variable.dtype != "float32"
 
 
 def _written(by: Drawing, variable: p.Variable) -> p.Expression:
-    """Draws what a method of a variable may be given."""
+    """Draws a valid argument for a method of a variable."""
     equal = _is_taken_as_equal(variable) and not by.check
     return values.draw(by, variable.dtype, equal)
 
 
 def _verdict(by: Drawing, variable: p.Variable, equal: bool) -> str:
-    """What becomes of values that a method is given."""
+    """Returns the verdict on an argument of a method."""
     if variable.aggregation == "MEAN" and variable.dtype == "int32":
         return p.RIGHT if variable.on_read else p.WRONG
     if _is_taken_as_equal(variable) and not equal:
@@ -80,7 +80,7 @@ _PARTS = {
 
 
 def by_part(by: Drawing) -> p.Statement | None:
-    """Draws an assignment of one element, which may be another one on each replica."""
+    """Draws an assignment of one element, whose index may differ by replica."""
     among = [v for v in by.variables if v.dtype != "bool"]
     if not among:
         return None
@@ -117,7 +117,7 @@ _OPS = {
 
 
 def by_op(by: Drawing) -> p.Statement | None:
-    """Draws a write by an op of TensorFlow, which nobody aggregates."""
+    """Draws a write by a TensorFlow op, which is not aggregated."""
     among = [v for v in by.variables if v.dtype != "bool"]
     if not among:
         return None
@@ -207,7 +207,7 @@ def on_one(by: Drawing) -> p.Statement:
 def in_another_order(by: Drawing) -> p.Statement | None:
     """Draws writes to two variables, in another order on replica 0 than elsewhere.
 
-    Values that are taken as equal cost no communication, and have no order.
+    Values that are assumed equal cost no communication, and have no order.
     """
     one = by.choice(by.variables)
     among = [v for v in by.variables if v.dtype == one.dtype and v != one]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resources captured at once are as others: each private name is called."""
+"""Resources captured in bulk equal others: each private name is called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_capture_all_knows_what_is_captured_later():
         count = len(graph.get_operations())
         assert graph.capture(handles[1]) is first
         values = [variable.read_value() for variable in variables]
-        assert values[0].shape == [1]  # a resource says what it holds
+        assert values[0].shape == [1]  # a resource knows its contents
         types = [op.type for op in graph.get_operations()[count:]]
         assert "Placeholder" not in types
         _tf.capture_all(graph, handles)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants give way to others as soon as they are made, wherever that is."""
+"""Constants are replaced as soon as they are made, wherever that is."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops added at once are as others: each private name is called."""
+"""Ops added in bulk equal others: each private name is called."""
 
 from __future__ import annotations
 

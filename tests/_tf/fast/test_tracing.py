@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps are traced with what they need only: each private name is called."""
+"""Steps are traced with only what they need: each private name is called."""
 
 from __future__ import annotations
 

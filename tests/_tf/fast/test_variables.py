@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quick reads and writes are as others: each private name is called."""
+"""Fast reads and writes equal plain ones: each private name is called."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls by the public API are as quick ones, but for the time they take."""
+"""Calls by the public API equal fast ones, except in speed."""
 
 from __future__ import annotations
 

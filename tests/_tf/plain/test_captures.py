@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resources that are not captured at once are captured one by one."""
+"""Resources that are not captured in bulk are captured one by one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants that nothing replaces stay what they are."""
+"""Constants that nothing replaces keep their values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops added one by one are as those that are added at once, and as others."""
+"""Ops added one by one equal those added in bulk, and others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_import_nodes_adds_ops_in_order_with_devices_and_inputs():
         for node in definition.node:
             node.input[:] = ["given:0" if n == "x" else n for n in node.input]
         given = tf.constant(3.0)
-        with tf.device("CPU:2"):  # is not asked: nodes have their devices
+        with tf.device("CPU:2"):  # ignored: nodes have their devices
             ops = nodes.import_nodes(graph, definition, {"given:0": given}, "again/")
         assert [op.name for op in ops] == ["again/y", "again/z"]
         assert {op.device for op in ops} == {x.op.device}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that are traced as any function is have the effects that they should."""
+"""Steps traced like any function have the same effects."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing is read or written quickly: variables do it themselves."""
+"""No fast reads or writes: variables do it themselves."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.clients.training import Training, check, ways
 RNG = np.random.default_rng(1)
 LABELS = RNG.integers(0, 3, 12)
 # The bias of attention's keys changes no output: its gradient is rounding errors, which
-# Adam with its own epsilon makes as large as any.
+# Adam with its default epsilon amplifies to full size.
 EPSILON = 1e-3
 IMAGES = RNG.normal(size=[12, 8, 8, 3]).astype(np.float32)
 TOKENS = RNG.integers(1, 30, [12, 6])

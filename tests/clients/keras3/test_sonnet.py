@@ -40,7 +40,7 @@ def mlp() -> Training:
 def _with_statistics(net: Callable[..., Any]) -> Callable[[tf.Tensor], Any]:
     """Returns a net whose batch norms use moving statistics, of one call before.
 
-    The statistics of a batch are those of a replica's share, and not of the whole.
+    Batch statistics would be those of a replica's share, not of the whole batch.
     """
     net(tf.constant(IMAGES), is_training=True)
     return functools.partial(net, is_training=False)
@@ -108,8 +108,8 @@ def vector_quantizer() -> Training:
 def vector_quantizer_ema() -> Training:
     """Its embeddings are moving sums over moving counts, which the step assigns.
 
-    Replicas agree on their means, of which the embeddings are the same quotients, but
-    for epsilon.
+    Replicas agree on the means of these, whose quotients are the embeddings, except for
+    epsilon.
     """
     net = snt.Linear(4)
     quantize = snt.nets.VectorQuantizerEMA(4, 5, 0.25, decay=0.9, epsilon=1e-7)

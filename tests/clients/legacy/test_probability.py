@@ -42,7 +42,7 @@ def flow() -> Training:
     model = tfd.TransformedDistribution(
         tfd.Sample(tfd.Normal(0.0, 1.0), [2]), tfb.MaskedAutoregressiveFlow(network)
     )
-    network(tf.constant(X))  # not by the bijector, which remembers results by ids
+    network(tf.constant(X))  # not by the bijector, which caches results by ids
     return Training(
         lambda x: -tf.reduce_mean(model.log_prob(x)),
         lambda: network.trainable_variables,

@@ -17,7 +17,7 @@ MASK = (np.arange(6) < RNG.integers(2, 7, [12, 1])).astype(np.int32)
 LABELS = RNG.integers(0, 3, 12)
 IMAGES = RNG.normal(size=[12, 3, 8, 8]).astype(np.float32)
 # The bias of attention's keys changes no output: its gradient is rounding errors, which
-# Adam with its own epsilon makes as large as any.
+# Adam with its default epsilon amplifies to full size.
 EPSILON = 1e-3
 SIZES = {
     "vocab_size": 30,
