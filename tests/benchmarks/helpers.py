@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of several benchmarks need."""
+"""Shared helpers of the benchmarks' tests."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def measured(*rounds: float) -> timing.Measured:
-    """Returns what was measured of a contender with these step times."""
+    """Returns the Measured of a contender with these step times."""
     return timing.Measured(first_call=1.0, losses=(2.0,), rounds=rounds)
 
 
 def as_dict(*rounds: float) -> dict[str, Any]:
-    """Returns the same as it comes out of a JSON file."""
+    """Returns the same in its JSON form."""
     return json.loads(json.dumps(dataclasses.asdict(measured(*rounds))))
 
 
@@ -44,7 +44,7 @@ def run_code(code: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def results(module: str, folder: pathlib.Path, *flags: str) -> tuple[str, Any]:
-    """Runs a program, quickly; returns what it printed and what it wrote."""
+    """Runs a program with --quick; returns its output and its results."""
     done = run(module, "--quick", f"--results_dir={folder}", *flags)
     assert done.returncode == 0, done.stderr
     name = module.rpartition(".")[2]
@@ -59,7 +59,7 @@ def call(program: ModuleType, **values: Any) -> None:
 
 
 def refusal(program: ModuleType, **values: Any) -> str:
-    """Returns what a program says of flags that it refuses, and then ends."""
+    """Returns a program's error for flags that it refuses."""
     with pytest.raises(SystemExit) as ended:
         call(program, **values)
     return ended.value.code

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of all-reduce checks what it times, and shows bandwidths."""
+"""The benchmark of all-reduce checks the timed results, and shows bandwidths."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every primitive works at every place; and the program can say otherwise."""
+"""Every primitive works at every place; and the program can report failures."""
 
 from __future__ import annotations
 

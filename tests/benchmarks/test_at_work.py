@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-reduce between other work is measured, and checked, and shown."""
+"""All-reduce between other work is measured, checked, and shown."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of builds tells apart who takes how long."""
+"""The benchmark of builds breaks down the time."""
 
 import dataclasses
 

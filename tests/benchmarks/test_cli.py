@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong flags give one line; processes of their own are run and checked."""
+"""Wrong flags give one line; subprocesses are run and checked."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time until the first result by each door."""
+"""The time until the first result through each door."""
 
 import pytest
 

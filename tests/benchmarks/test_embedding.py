@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A large embedding with Adam, in parts and whole."""
+"""A large embedding with Adam, split and whole."""
 
 import pytest
 

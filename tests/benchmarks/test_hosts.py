@@ -51,7 +51,7 @@ def test_all_run_between_namespaces(tmp_path):
     found = facts["results"]["1gbit"]["1MiB"]
     names = [hosts.NOTHING_SENT, hosts.OURS, hosts.BETWEEN, hosts.SOCKETS]
     assert list(found) == names
-    for name in list(found)[1:]:  # 8 Mbit, of which a part may pass at once
+    for name in list(found)[1:]:  # 8 Mbit, part of which may pass in a burst
         assert min(found[name]["rounds"]) > 0.5 * 8 * 2**20 / 1e9
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
     assert not [n for n in listed.stdout.split() if n.startswith("replicator-")]

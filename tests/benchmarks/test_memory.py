@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of memory counts what there is, once."""
+"""The benchmark of memory counts everything, once."""
 
 import pytest
 import tensorflow as tf
@@ -22,7 +22,7 @@ def test_slots_are_counted_and_mirrored():
     weights = 4 * (8 * 8 + 8 + 8 * 10 + 10)
     one = memory.counted(memory.train(contenders.BASELINE, network))
     ours = memory.counted(memory.train(contenders.MIRRORED, network))
-    # Adam has two slots; besides there are its step count and learning rate.
+    # Adam has two slots, plus its step count and learning rate.
     assert 3 * weights < one < 3 * weights + 100
     assert ours == 2 * one
 

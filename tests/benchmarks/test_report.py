@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report is made of what has been measured, and plots it."""
+"""The report shows and plots the existing measurements."""
 
 import pytest
 
@@ -24,7 +24,7 @@ FOUND = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Returns where a report of some results has been written."""
+    """Returns the folder of a report of some results."""
     folder = tmp_path_factory.mktemp("results")
     for name, found in FOUND.items():
         results.write(folder, name, results.facts(), found)

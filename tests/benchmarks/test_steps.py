@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of steps runs, is fair, and prints what it measured."""
+"""The benchmark of steps runs, is fair, and prints its measurements."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.benchmarks.helpers import as_dict, call, refusal, results
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Measures the smallest network: (what is printed, the JSON)."""
+    """Measures the smallest network: (printed output, JSON)."""
     folder = tmp_path_factory.mktemp("x")
     return results("benchmarks.steps", folder, "--only=small", "--onednn=off")
 
@@ -21,7 +21,7 @@ def test_all_contenders_compute_the_same_losses(small):
     _, facts = small
     losses = [facts["results"]["off"]["small"][name]["losses"] for name in NAMES]
     assert len(losses[0]) == steps.WARM_UP
-    assert losses[0][-1] < losses[0][0]  # each step takes up what the last one updated
+    assert losses[0][-1] < losses[0][0]  # each step uses the previous update
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-5)
 

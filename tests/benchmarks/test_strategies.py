@@ -32,7 +32,7 @@ def test_all_builders_there_are_are_compared():
         if isinstance(kind := getattr(strategy, name), type)
         and issubclass(kind, strategy.Builder)
     }
-    others = {"Builder", "Rules", "Partitioned"}  # those are given rules of one's own
+    others = {"Builder", "Rules", "Partitioned"}  # those need custom rules
     assert made - others - set(strategies.BUILDERS) == set()
 
 
@@ -61,7 +61,7 @@ def test_the_tables_have_a_row_per_builder_and_a_column_per_network():
         ["PS", "2.000 (1.00)"],
         ["noise", "0.0%"],
     ]
-    # How much more than under PS, as predicted and as measured.
+    # The excess over PS, as predicted and as measured.
     assert said.rows == [
         ["Mirrored", "2.5 (+1.5, +2.0)"],
         ["PS", "1.0 (+0.000, +0.000)"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets are judged by what was measured, and say so when nothing was."""
+"""Targets are judged by measurements, and say so if there are none."""
 
 import dataclasses
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How contenders are measured; no time is asserted."""
+"""The measurement of contenders; no time is asserted."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ def test_measure_gives_every_contender_the_same_turns():
     assert calls.count("a") == calls.count("b") == 2 + 3 * (1 + 2)
     assert [len(one.rounds) for one in results.values()] == [3, 3]
     assert results["a"].losses == (1.0, 1.0)
-    # Blocks of three steps, and nobody always follows the same one.
+    # Blocks of three steps, and the neighbours change.
     blocks = "".join(calls[4::3])
     assert blocks == "abbaab"
 
@@ -41,7 +41,7 @@ def test_spread_is_the_middle_half_over_the_median(rounds, spread):
 def test_a_ratio_is_the_median_over_the_rounds():
     # One round was disturbed, for both: its ratio is that of the others.
     assert timing.ratio(measured(2.0, 20.0, 2.0), measured(1.0, 10.0, 1.0)) == 2.0
-    # Of medians it would be 1.
+    # The ratio of medians would be 1.
     assert timing.ratio(measured(1.0, 2.0, 3.0), measured(0.5, 1.0, 9.0)) == 2.0
 
 

@@ -45,7 +45,7 @@ def test_replicas_compute_what_one_device_does(name, options):
     one = contenders.one_device(workload, 2, weights)
     ours = contenders.replicated(workload, 2, weights, **options)
     losses = [(float(one()), float(ours())) for _ in range(3)]
-    assert losses[2][0] < losses[0][0]  # each step takes up what the last one updated
+    assert losses[2][0] < losses[0][0]  # each step uses the previous update
     if workload.batch_norm:  # replicas normalize by their own examples
         assert losses[2][1] < losses[0][1]
     else:

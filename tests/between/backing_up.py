@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of Keras' that is refused on several hosts."""
+"""A program with Keras that is refused on several hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.keras import worlds
 
 
 def backs_up(cluster: Any) -> str:
-    """Returns what is said of a fit with BackupAndRestore."""
+    """Returns the error of a fit with BackupAndRestore."""
     repl = replicator.Replicator(cluster.devices)
     keras.utils.set_random_seed(1)
     with repl.context():
@@ -27,5 +27,5 @@ def backs_up(cluster: Any) -> str:
             said = str(error)
         else:
             return "it was not refused"
-    model.fit(x, y, 8, 1, 0, [])  # nothing has been done
+    model.fit(x, y, 8, 1, 0, [])  # nothing has been changed
     return said

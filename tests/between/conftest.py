@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: a place to launch from, and what two processes tell of all they tried."""
+"""Fixtures: a place to launch from, and the results of two processes' programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.launch.stub import Place
 
 @pytest.fixture
 def place(tmp_path: pathlib.Path) -> Iterator[Place]:
-    """Whose processes have a mark, and of which nothing is left afterwards."""
+    """A place that marks its processes, none of which may remain afterwards."""
     made = Place(tmp_path)
     yield made
     made.expect_nothing_left()
@@ -23,9 +23,9 @@ def place(tmp_path: pathlib.Path) -> Iterator[Place]:
 
 @pytest.fixture(scope="session")
 def told() -> list[dict[str, Any]]:
-    """What each of two hosts returned of several programs, by their names.
+    """Each host's results of several programs, by name.
 
-    They are run one after the other by the same two processes: to start two takes
-    longer than what each program does.
+    The same two processes run them one after the other: starting two takes longer than
+    each program.
     """
     return processes.run("several", [1, 1], "input_ends", "mismatches", "proofs")

@@ -15,22 +15,22 @@ Data = Callable[[replicator.InputContext], tf.data.Dataset]
 
 
 def _sizes(*sizes: int) -> Data:
-    """Returns an input_fn whose datasets have so many elements on each host."""
+    """Returns an input_fn whose datasets have a given size on each host."""
     return lambda ctx: tf.data.Dataset.range(sizes[ctx.host_id])
 
 
 def _unknown(*sizes: int) -> Data:
-    """The same, and nobody knows how many."""
+    """The same, with unknown sizes."""
     return lambda ctx: tf.data.Dataset.range(9).filter(lambda x: x < sizes[ctx.host_id])
 
 
 def epochs(repl: Replicator, inputs: Any, steps: int = 1, mode: str = "per_replica"):
-    """Returns how many steps two epochs have, and the variable that they count in."""
+    """Returns the steps of two epochs, and the variable that counts them."""
     with repl.context():
         count = tf.Variable(0)
 
     def step_fn(x: tf.Tensor) -> tf.Tensor:
-        repl.all_reduce(tf.cast(count, tf.float32))  # waits for no input
+        repl.all_reduce(tf.cast(count, tf.float32))  # needs no input
         count.assign_add(1)
         return repl.all_reduce(tf.reduce_sum(x))
 
@@ -48,14 +48,14 @@ def epochs(repl: Replicator, inputs: Any, steps: int = 1, mode: str = "per_repli
 
 
 def gathers(repl: Replicator, inputs: Any) -> int:
-    """Returns how often a step tells whether there are inputs."""
+    """Returns how often a step gathers whether there are inputs."""
     step = tf.function(lambda: repl.run(lambda x: repl.all_reduce(x), inputs))
     ops = step.get_concrete_function().graph.get_operations()
     return sum(op.type == "CollectiveGatherV2" for op in ops)
 
 
 def input_ends(cluster: Any) -> dict[str, Any]:
-    """Returns what steps do whose inputs end, by the kind of input."""
+    """Returns the results of steps whose inputs end, by the kind of input."""
     repl = Replicator(cluster.devices)
     either = tf.data.Dataset.range(9).filter(lambda x: x < 7)  # is dealt
     return {

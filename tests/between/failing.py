@@ -2,10 +2,10 @@
 """A training by the launcher, with a fault in each life of all hosts but the last.
 
 `python -m tests.between.failing KIND MOMENT HOST COUNT FOLDER` is the program. KIND is
-kill, stop, cut (which the test does, when it is told), none, or nap: a stop that ends
-before the heartbeat, COUNT times in one life. MOMENT is build, step, function or
-checkpoint. It writes lines: "begun", "loss", "fault" and "named", for the test to read.
-Times are those of CLOCK_MONOTONIC, which all processes share.
+kill, stop, cut (which the test does when it reads "fault"), none, or nap: a stop that
+ends before the heartbeat, COUNT times in one life. MOMENT is build, step, function or
+checkpoint. It writes the lines "begun", "loss", "fault" and "named", which the test
+reads. Times are those of CLOCK_MONOTONIC, which all processes share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import replicator
 from tests.between.launched import say
 from tests.cluster import faulty
 
-# Seconds after the moment, at most: a fault is amid what happens then, or beside it.
+# Maximum seconds after the moment: a fault is inside the event, or next to it.
 _LATE = {"build": 0.3, "step": 0.02, "function": 0.02, "checkpoint": 0.06}
 _SLOW = 0.05  # seconds
 NAP = 4.0  # seconds
@@ -31,14 +31,14 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 def steps(count: int) -> int:
-    """Returns how many steps there are, for each life to come to its fault."""
+    """Returns the number of steps, enough for each life to reach its fault."""
     return 4 * faulty.EVERY * (count + 1)
 
 
 class _Told(dict[int, str]):
-    """Losses, which are told at once."""
+    """Losses, which are printed immediately."""
 
-    slow = False  # while whoever is to cut a link takes his time
+    slow = False  # while the test takes its time to cut a link
 
     def __setitem__(self, k: int, loss: str) -> None:
         super().__setitem__(k, loss)
@@ -48,13 +48,13 @@ class _Told(dict[int, str]):
 
 
 class Life(faulty.Training):
-    """One life of the training, with a fault after the checkpoint it begins with.
+    """One life of the training, with a fault after its first checkpoint.
 
     Args:
-        moment: Of the fault.
-        fault: Has it happen.
-        count: How many lives have one.
-        number: Which life this is.
+        moment: The moment of the fault.
+        fault: Causes the fault.
+        count: The number of lives with a fault.
+        number: The number of this life.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Life(faulty.Training):
     ) -> None:
         super().__init__(moment, fault, steps(count))
         self.losses = self.told = _Told()
-        # In every other life it is not the first step that is built then.
+        # In every other life the fault comes after the step is built.
         self._later = moment == "build" and number % 2 == 1
         self._building = not self._later
 
@@ -71,7 +71,7 @@ class Life(faulty.Training):
         say("begun", step)
 
     def again(self) -> None:
-        """Has a fault happen once more."""
+        """Schedules another fault."""
         self._fault_at += faulty.EVERY
 
     def _now(self, moment: str, k: int) -> None:
@@ -90,7 +90,7 @@ class Life(faulty.Training):
 
 
 def _fail(kind: str, moment: str) -> None:
-    """Has the fault happen soon."""
+    """Causes the fault soon."""
 
     def now() -> None:
         say("fault", time.monotonic())

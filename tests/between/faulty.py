@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of several hosts of which one is lost, fails or ends before the others."""
+"""Programs of several hosts, one of which is lost, fails or ends before the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 import replicator
 from replicator import Replicator
 
-_LONG = 600.0  # seconds that a host does nothing, for the test to end it
+_LONG = 600.0  # seconds of idling, until the test ends the host
 
 
 def _ready() -> None:
@@ -22,7 +22,7 @@ def _ready() -> None:
 
 @contextlib.contextmanager
 def _noted(found: list[Any]) -> Iterator[None]:
-    """In this block, a lost host is noted, and when that was."""
+    """Notes a lost host in this block, and the time."""
     try:
         yield
         found.append("nothing")
@@ -31,11 +31,11 @@ def _noted(found: list[Any]) -> Iterator[None]:
 
 
 def lost(cluster: Any, moment: str, which: str) -> list[Any]:
-    """Returns what is said of a host that the test kills or stops.
+    """Returns the errors about a host that the test kills or stops.
 
     Args:
         cluster: All hosts.
-        moment: What the others do then: run steps, run the first after it was built,
+        moment: The others' activity then: run steps, run the first after it was built,
             build one, or make a variable.
         which: The host.
     """
@@ -83,7 +83,7 @@ def ends_by_an_error(cluster: Any) -> list[Any]:
 
 
 def ends_at_different_times(cluster: Any) -> float:
-    """Each host computes by itself after the last step, the later ones longer."""
+    """After the last step each host computes by itself, the later ones longer."""
     repl = Replicator(cluster.devices)
     total = repl.run(lambda: repl.all_reduce(1.0))
     time.sleep((0.0, 1.0, 2.5)[cluster.host_id])

@@ -2,7 +2,7 @@
 """Keras' fit on all hosts, by the launcher; a host is killed in its first life.
 
 `python -m tests.between.fitting MOMENT HOST FOLDER` is the program; MOMENT is batch,
-save or never. See launched.py for the lines that it writes.
+save or never. launched.py describes its output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.keras import worlds
 
 EPOCHS, BATCHES = 5, 6
 KILLED_IN = 2  # an epoch
-_LATE = {"batch": 0.02, "save": 0.06}  # seconds after the moment, at most
+_LATE = {"batch": 0.02, "save": 0.06}  # maximum seconds after the moment
 
 
 def _kill() -> None:
@@ -32,7 +32,7 @@ def _kill() -> None:
 
 
 def _fit(cluster: Any, folder: str, now: Any) -> None:
-    """Trains, from the newest checkpoint on; tells `now` what it does, and when."""
+    """Trains, from the newest checkpoint on; reports events to `now`."""
     repl = replicator.Replicator(cluster.devices)
     keras.utils.set_random_seed(1)
     with repl.context():

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that the launcher runs on several hosts, and what each of their lives says.
+"""Programs that the launcher runs on several hosts, and the output of their lives.
 
-A life begins with a line "begun STEP" of every host; further lines are of any word.
+A life begins with a line "begun STEP" of every host; each further line begins with a
+word.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from tests.cluster import servers
 from tests.launch.said import Said
 from tests.launch.stub import MARK, Place
 
-HEARTBEAT = 5.0  # seconds, unless a test says otherwise
-_LIFE = 180.0  # seconds that one may take on a busy machine
+HEARTBEAT = 5.0  # seconds, by default
+_LIFE = 180.0  # maximum seconds on a busy machine
 
 
 @dataclasses.dataclass
 class Life:
-    """What one life of a program has said.
+    """The output of one life of a program.
 
     Attributes:
-        begun: How many steps were done when it began, by each host.
+        begun: The number of completed steps at its beginning, by host.
         losses: By host and step.
-        fault: When the fault was, if there was one.
-        named: When which hosts were named, by each program that was told.
+        fault: The time of the fault, if there was one.
+        named: When each program reported which hosts.
     """
 
     begun: list[int] = dataclasses.field(default_factory=list)
@@ -40,16 +41,16 @@ class Life:
 
 
 def say(*words: object) -> None:
-    """Writes a line at once, whichever thread writes another."""
+    """Writes a line atomically and immediately, in any thread."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def lives(said: Said, hosts: int = 2) -> list[Life]:
-    """Returns what each life has said.
+    """Parses the output of each life.
 
     Args:
         said: The launcher's standard output.
-        hosts: How many there are.
+        hosts: The number of hosts.
     """
     found: list[Life] = []
     for _, line in said.lines:
@@ -82,13 +83,13 @@ def flags(restarts: int, *more: str, heartbeat: float = HEARTBEAT) -> list[str]:
 def started(
     place: Place, words: Sequence[str], module: str, *arguments: object
 ) -> Iterator[tuple[subprocess.Popen[str], Said, Said]]:
-    """Starts the launcher; yields it, and what it writes.
+    """Starts the launcher; yields it, and its output.
 
     Args:
-        place: Where.
+        place: The place to launch from.
         words: Its flags.
-        module: What it runs.
-        *arguments: Of that.
+        module: The module to run.
+        *arguments: The module's arguments.
     """
     program = [*words, "-m", module, *map(str, arguments)]
     with subprocess.Popen(
@@ -112,7 +113,7 @@ def finish(
     said: tuple[Said, Said],
     restarts: int = 0,
 ) -> None:
-    """Waits until it has ended well, has been read to the end, and left nothing."""
+    """Waits for a successful end without leftovers, and reads all output."""
     stdout, stderr = said
     status = launcher.wait(_LIFE * (restarts + 1))
     stdout.finish()
@@ -129,15 +130,15 @@ def run(
     heartbeat: float = HEARTBEAT,
     shape: Sequence[str] = ("--nnodes=2",),
 ) -> tuple[Said, Said]:
-    """Runs a module on several hosts, which are this one; returns what is written.
+    """Runs a module on several hosts, which are this one; returns the output.
 
     Args:
-        place: Where.
+        place: The place to launch from.
         module: The program.
-        *arguments: Of that.
-        restarts: How often all may be started anew.
+        *arguments: The module's arguments.
+        restarts: The maximum number of restarts of all hosts.
         heartbeat: Seconds that a host may be silent.
-        shape: How many hosts, and replicas of each.
+        shape: The number of hosts, and of replicas on each.
     """
     words = flags(restarts, *shape, heartbeat=heartbeat)
     with started(place, words, module, *arguments) as (launcher, *said):

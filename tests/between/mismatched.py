@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that are not the same on every host; each says what it was told.
+"""Programs that differ between hosts; each returns the errors there.
 
-Each function of CASES is given a Replicator of two replicas, the host's number, and
-does on host 1 something else than on host 0, or something that is refused.
+Each function of CASES takes a Replicator of two replicas and the host's number. On host
+1 it does something else than on host 0, or something that is refused.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ CASES: dict[str, Callable[[Replicator, int], None]] = {
 
 
 def mismatches(cluster: Any) -> dict[str, Any]:
-    """Returns for each case what was raised, when, and what a right step gives then."""
+    """Returns each case's error, its time, and a correct step's result afterwards."""
     repl = Replicator(cluster.devices)
     found: dict[str, Any] = {}
     for name, case in CASES.items():
@@ -161,7 +161,7 @@ def clash(cluster: Any, kind: str) -> list[Any]:
     """One host runs a step while the other runs another, or builds one.
 
     Returns:
-        What was raised, what it said, and after how many seconds.
+        The error's class, its message, and the seconds until then.
     """
     repl = Replicator(cluster.devices)
     first = repl.build(lambda: repl.all_reduce(1.0))

@@ -27,7 +27,7 @@ from tests.keras import test_programs, worlds
 
 
 def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Popen]:
-    """Starts a program in as many processes, each with so many CPU devices."""
+    """Starts a program in processes with the given numbers of CPU devices."""
     ports = [addresses.free_port() for _ in cpus]
     hosts = [
         {"name": f"host-{k}", "address": f"127.0.0.1:{port}", "cpus": count}
@@ -52,13 +52,13 @@ def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Po
 def run(
     name: str, cpus: Sequence[int], *arguments: str, limit: float = servers.LIMIT
 ) -> list[Any]:
-    """Runs a program in all; returns what it returned in each.
+    """Runs a program in all processes; returns the result of each.
 
     Args:
-        name: Of the program.
-        cpus: How many CPU devices each process has.
-        *arguments: Of the program.
-        limit: Seconds that it may take.
+        name: The program's name.
+        cpus: The number of CPU devices of each process.
+        *arguments: The program's arguments.
+        limit: The maximum time, in seconds.
     """
     started = start(name, cpus, *arguments)
     try:
@@ -80,7 +80,7 @@ def digits(cluster: Any) -> dict[str, Any]:
 
 
 def all_steps(cluster: Any, folder: str) -> None:
-    """Leaves in a folder what all steps of programs.py return."""
+    """Writes the results of all steps of programs.py into a folder."""
     made = {
         name: _plain(step(replicator.Replicator(cluster.devices)))
         for name, step in programs.STEPS.items()
@@ -100,12 +100,12 @@ def _plain(value: Any) -> Any:
 
 
 def several(cluster: Any, *names: str) -> dict[str, Any]:
-    """Runs programs one after the other; returns what each returned."""
+    """Runs programs one after the other; returns each one's result."""
     return {name: PROGRAMS[name](cluster) for name in names}
 
 
 def fits(cluster: Any, folder: str, *names: str) -> None:
-    """Leaves in a folder what programs with Keras' fit come to."""
+    """Writes the results of programs with Keras' fit into a folder."""
     made = {}
     for name in names:
         keras.backend.clear_session()
@@ -167,7 +167,7 @@ PROGRAMS = {
 
 
 def main(name: str, *arguments: str) -> None:
-    """Joins the others, and prints what a program returns, as JSON."""
+    """Joins the others, and prints a program's result, as JSON."""
     cluster = replicator.connect(timeout=300)
     print(json.dumps(PROGRAMS[name](cluster, *arguments)), flush=True)
 

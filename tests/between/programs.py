@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that several processes build together; what each returns, one process says too.
+"""Steps that several processes build together; one process must get the same results.
 
-Each function of STEPS takes a Replicator of four replicas and returns what they
-receive, a PerReplica or a list of such.
+Each function of STEPS takes a Replicator of four replicas and returns their results, a
+PerReplica or a list of such.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _OPS = {
 
 
 def _own(repl: Replicator, shape: Any = (2, 3), dtype: str = "float32") -> tf.Tensor:
-    """Returns what tells the replicas apart."""
+    """Returns a value that differs between replicas."""
     rng = np.random.default_rng(repl.replica_id)
     return tf.cast(tf.constant(rng.integers(0, 9, shape)), dtype)
 
 
 def _ragged(repl: Replicator) -> tf.Tensor:
-    """Returns a tensor of as many rows as the replica's id, which nobody knows."""
+    """Returns a tensor with as many rows as the replica's id, of unknown shape."""
     x = _own(repl, (repl.replica_id, 2))
     return tf.compat.v1.placeholder_with_default(x, [None, 2])
 
@@ -95,7 +95,7 @@ def all_gather(repl: Replicator) -> Any:
 
 
 def changing(repl: Replicator) -> Any:
-    """Sizes that are others in each step of one graph."""
+    """Sizes that change with each step of one graph."""
 
     def step_fn(x: tf.Tensor) -> Any:
         return repl.all_gather(x[: x[0] + repl.replica_id], axis=0)
@@ -264,7 +264,7 @@ def barriers(repl: Replicator) -> Any:
 
 
 def factors(repl: Replicator) -> Any:
-    """Products of which the factors move, with rows in any number, and sums of rows."""
+    """Products whose factors are sent, with any number of rows, and sums of rows."""
 
     def step_fn() -> Any:
         rows = 3 + repl.replica_id
@@ -361,7 +361,7 @@ def training(repl: Replicator) -> Any:
 
 
 def compressed(repl: Replicator) -> Any:
-    """What is received, and what is kept, which is read from all processes."""
+    """The received values, and the kept state, which is read from all processes."""
     results = []
     for name in ("bf16", "int8", "topk(ratio=0.3)", "powersgd(rank=1)"):
         for text in (name, f"ef({name})"):

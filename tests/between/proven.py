@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps of several processes may write, and how they may communicate."""
+"""The allowed writes and communication of steps of several processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replicator import Replicator
 
 
 def proofs(cluster: Any) -> dict[str, list[str]]:
-    """Returns the kind of error, if any, and the text that each of these raises."""
+    """Returns each program's kind of error, if any, and its message."""
     repl = replicator.Replicator(cluster.devices)
     with repl.context():
         v, count = tf.Variable([1.0, 2.0]), tf.Variable(0)
@@ -57,7 +57,7 @@ def proofs(cluster: Any) -> dict[str, list[str]]:
 
 
 def _orders(repl: Replicator, tried: Callable[[str, Callable[[], Any]], None]) -> None:
-    """Replicas that would wait for one another, and a right step behind each."""
+    """Replicas that would wait for one another, each followed by a correct step."""
     one, scalar = tf.constant(1.0), tf.TensorSpec([])
 
     def circle() -> Any:

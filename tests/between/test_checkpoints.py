@@ -24,7 +24,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: pathlib.Path) -> No
         assert rest[2:4] == uninterrupted[2:4]
     assert second[0][4] == [f"ckpt-{n}.index" for n in (5, 6, 8)]
     assert second[1][4] == []  # the first host has all of them
-    # What several processes wrote, one restores, and what fewer do, too.
+    # A checkpoint of several processes restores in one, and one of fewer does, too.
     v, seen = tf.Variable([0.0] * 3), tf.Variable(0.0)
     path = f"{folder}/host-0/ckpt-8"
     tf.train.Checkpoint(v=v, seen=seen).restore(path).expect_partial()

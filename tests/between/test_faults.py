@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that are lost, fail or end: the others are told which one, in time."""
+"""Hosts that are lost, fail or end: the others report which one, in time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from tests.between import processes
 from tests.cluster import servers
 
-_HEARTBEAT = 5.0  # as processes.start has it
-_BUSY = 4.0  # how many times as long it may take on a busy machine
+_HEARTBEAT = 5.0  # as in processes.start
+_BUSY = 4.0  # the factor of a busy machine
 _NAMES = ["host-0", "host-1", "host-2"]
 
 
@@ -28,7 +28,7 @@ def _wait_until_ready(started: list[subprocess.Popen]) -> None:
 
 
 def _lose(kind: int, moment: str, which: int, count: int) -> list[tuple[float, Any]]:
-    """Has a host be killed or stopped; returns when, and what each other one said."""
+    """Kills or stops a host; returns when, and each other one's errors."""
     started = processes.start("lost", [1] * count, moment, str(which))
     try:
         _wait_until_ready(started)
@@ -109,12 +109,12 @@ def test_programs_end_at_different_times() -> None:
         assert process.returncode == 0, text[-4000:]
         assert float(out.splitlines()[-1]) == 3.0
         assert "Traceback" not in text
-        assert "StartAbort" not in text  # TensorFlow takes nobody for lost
+        assert "StartAbort" not in text  # TensorFlow considers nobody lost
 
 
 @pytest.mark.slow
 def test_a_step_that_fails() -> None:
-    """On all hosts: they go on. On one: the others are told, and nobody goes on."""
+    """On all hosts: they continue. On one: the others get an error, and all stop."""
     first, second = processes.run("a_step_fails", [1, 1])
     for own in (first, second):
         # v is 1, then 1 + (2 + 2), and so on; the step that failed changed nothing.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras' fit in between-graph mode comes to plain Keras' numbers, on all hosts."""
+"""Keras' fit in between-graph mode computes plain Keras' numbers, on all hosts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_fit_goes_on_after_a_host_was_killed(place: Place) -> None:
 
     (plain,) = trained("never", 0)
     assert {k for _, k in plain.losses} == {*range(fitting.EPOCHS)}
-    assert len({*plain.losses.values()}) == fitting.EPOCHS  # both hosts say the same
+    assert len({*plain.losses.values()}) == fitting.EPOCHS  # equal on both hosts
     for moment, which in [("batch", 0), ("batch", 1), ("save", 0), ("save", 1)]:
         first, second = trained(moment, which)
         saved = fitting.KILLED_IN

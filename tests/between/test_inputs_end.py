@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs that end on one host first: the step ends on all, and nothing is changed."""
+"""Inputs that end on one host first: the step ends on all, and changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STEPS: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="module")
 def found(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each host did, by the kind of input."""
+    """Each host's results, by the kind of input."""
     return [own["input_ends"] for own in told]
 
 
@@ -31,7 +31,7 @@ def found(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_all_hosts_end_together(found: list[dict[str, Any]], name: str) -> None:
     sums = _STEPS[name]
     for own in found:
-        # The variable counts the steps that were whole; a second epoch is as the first.
+        # The variable counts the complete steps; a second epoch equals the first.
         assert own[name] == [[sums, len(sums)], [sums, 2 * len(sums)]]
 
 
@@ -42,6 +42,6 @@ def test_a_loop_of_steps_ends_within_a_call(found: list[dict[str, Any]]) -> None
 
 
 def test_hosts_ask_only_where_it_is_not_certain(found: list[dict[str, Any]]) -> None:
-    """Unequal and unknown lengths cost a gather; equal ones, and no end, nothing."""
+    """Unequal and unknown lengths cost a gather; equal and endless ones do not."""
     for own in found:
         assert own["gathers"] == [1, 1, 0, 0, 0, 1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts whose programs differ: every host is told, with both lines, and goes on."""
+"""Hosts whose programs differ: every host reports both lines, and continues."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from tests.between import mismatched, processes
 
-_LIMIT = 5.0  # seconds; it takes a tenth of one on a machine that does nothing else
+_LIMIT = 5.0  # seconds; takes a tenth of one on an idle machine
 _HERE = "tests/between/mismatched.py:"
-# What both hosts raise, and what is in its message, beside a line of each.
+# The error on both hosts, and its message, without a line of each.
 _SAID: dict[str, tuple[str, list[str]]] = {
     "number_of_calls": (
         "MismatchError",
@@ -57,7 +57,7 @@ _SAID: dict[str, tuple[str, list[str]]] = {
     ),
     "padded": ("InputError", ['remainder="pad" fills', "without an InputContext"]),
 }
-# What host 1 raises by itself, and what host 0 is told of it.
+# The error on host 1 alone, and host 0's message about it.
 _FAILED: dict[str, tuple[str, list[str]]] = {
     "step_fn_raises": ("KeyError", ["in step_fn", "KeyError: 'no such feature'"]),
     "input_fn_raises": ("OSError", ["in input_fn: OSError: no such file"]),
@@ -67,7 +67,7 @@ _FAILED: dict[str, tuple[str, list[str]]] = {
 
 @pytest.fixture(scope="module")
 def found(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each host was told, by the names of the cases."""
+    """Each host's errors, by the names of the cases."""
     return [own["mismatches"] for own in told]
 
 

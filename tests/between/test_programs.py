@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program computes does not depend on how many processes build it.
+"""A program's results do not depend on the number of processes that build it.
 
 Two processes of two replicas each build all steps of tests/between/programs.py; each
 result is compared with that of one process that builds all four replicas.
@@ -18,13 +18,13 @@ import replicator
 from tests import helpers
 from tests.between import processes, programs
 
-# Sums of floats are added up in another order between processes than within one.
+# Sums of floats have another order between processes than within one.
 _CLOSE = ("compressed", "factors", "gradients", "training")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each process returned, by the names of the steps."""
+    """Each process's results, by the names of the steps."""
     folder = tmp_path_factory.mktemp("between")
     processes.run("all_steps", [2, 2], str(folder))
     return [pickle.loads((folder / str(k)).read_bytes()) for k in (0, 1)]
@@ -42,7 +42,7 @@ def _leaves(value: Any) -> Iterator[np.ndarray]:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Returns what all processes returned as if one had: PerReplicas of all."""
+    """Returns all processes' results as from one process: PerReplicas of all."""
     first = parts[0]
     if isinstance(first, replicator.PerReplica):
         return [value for part in parts for value in part]
@@ -50,7 +50,7 @@ def _joined(parts: list[Any]) -> Any:
         return {key: _joined([part[key] for part in parts]) for key in first}
     if isinstance(first, list | tuple):
         return [_joined(list(column)) for column in zip(*parts, strict=True)]
-    for part in parts:  # what is the same everywhere: a variable's value, say
+    for part in parts:  # equal everywhere: a variable's value, for example
         np.testing.assert_array_equal(part, first)
     return first
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would make replicas drift apart, or wait forever, is an error on all hosts."""
+"""Programs that would make replicas drift apart, or deadlock, fail on all hosts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of any host while all train: who is named, when, and what the launcher does.
+"""Faults of any host during training: the named host, the time, and the restart.
 
 `pytest --faults=10` has each fault happen ten times, in as many lives of one training.
 """
@@ -35,7 +35,7 @@ _MOMENTS = ("build", "step", "function", "checkpoint")
 def _trained(
     place: Place, kind: str, moment: str, which: int, count: int, **options: Any
 ) -> tuple[list[Life], Said]:
-    """Trains on this host by two processes; returns all lives, and what was said."""
+    """Trains on this host in two processes; returns all lives, and the output."""
     arguments = kind, moment, which, count, place.folder / "saved"
     stdout, stderr = launched.run(place, _MODULE, *arguments, restarts=count, **options)
     return launched.lives(stdout), stderr
@@ -64,15 +64,15 @@ def _check_losses(
 ) -> None:
     """Fails unless all lives have the losses of a training without a fault.
 
-    And each began with the last checkpoint that the one before had written, or with
-    the one that it was about to write.
+    Each must also begin with the last checkpoint that the previous one had written, or
+    was about to write.
 
     Args:
-        lives: All.
+        lives: All lives.
         wanted: The losses without a fault.
-        said_all: Whether all is read that was said before a fault.
+        said_all: Whether all output before a fault has been read.
     """
-    last = -1  # the last step that is known to be done
+    last = -1  # the last step that is known to be complete
     for life in lives:
         assert len(life.begun) == 2 and len({*life.begun}) == 1, life.begun
         certain = max(0, last - last % faulty.EVERY)  # saved before its step began
@@ -95,7 +95,7 @@ def _check_named(lives: Sequence[Life], stderr: Said, name: str, kind: str) -> N
     faults = [life.fault for life in lives[:-1]]
     assert lives[-1].fault is None
     assert len(told) == len(faults), stderr.text[-6000:]
-    if kind == "stop":  # its keeper says so when it kills it, which takes a while
+    if kind == "stop":  # its keeper reports the kill, which takes a while
         told = stderr.times(f"[{name}] replicator.launch: silent for ")
         assert len(told) == len(faults), stderr.text[-6000:]
     seconds = [when - fault for when, fault in zip(told, faults, strict=True) if fault]
@@ -143,7 +143,7 @@ def test_a_host_that_is_silent_for_a_moment(
     which: int,
     request: pytest.FixtureRequest,
 ) -> None:
-    """It goes on, and so do the others: nobody is lost."""
+    """It continues, and so do the others: nobody is lost."""
     count = request.config.getoption("--faults")
     heartbeat = failing.NAP / 0.3
     lives, stderr = _trained(place, "nap", moment, which, count, heartbeat=heartbeat)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured of a cluster; two servers on this machine are one."""
+"""Measurements of a cluster; here two servers on this machine."""
 
 from __future__ import annotations
 

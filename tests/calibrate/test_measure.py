@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What work costs here depends on the machine; what is done with it does not."""
+"""The handling of measurements; their values depend on the machine."""
 
 from __future__ import annotations
 

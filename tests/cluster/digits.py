@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training on handwritten digits: on one device by TensorFlow alone, and on replicas.
 
-`python -m tests.cluster.digits ADDRESS...` trains on servers' devices, and prints what
-`replicated` returns as JSON.
+`python -m tests.cluster.digits ADDRESS...` trains on servers' devices, and prints the
+result of `replicated` as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS, _BATCH = 40, 64
 
 
 def _data() -> tf.data.Dataset:
-    """Returns the examples, in the order in which they are seen."""
+    """Returns the examples, in training order."""
     digits = load_digits()
     images = (digits.images[..., np.newaxis] / 16).astype(np.float32)
     order = np.random.default_rng(0).permutation(len(images))
@@ -77,8 +77,8 @@ def replicated(cluster: Any) -> dict[str, Any]:
     """Trains on the devices of all hosts.
 
     Returns:
-        The losses; how many replicas there are; the weights; and, for each replica of
-        this process, what tells the bits of its weights from others.
+        The losses; the number of replicas; the weights; and, for each replica of this
+        process, a fingerprint of the bits of its weights.
     """
     repl = replicator.Replicator(cluster.devices, variables="mirrored")
     tf.keras.utils.set_random_seed(1)
@@ -124,4 +124,4 @@ def main(addresses: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    os._exit(0)  # the exit of a connected process is not what is asked about
+    os._exit(0)  # skips the exit of a connected process, which is not tested

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training over two hosts in which faults happen, in a process of its own.
+"""A training over two hosts with faults, in a process of its own.
 
-`python -m tests.cluster.faulty KIND MOMENT HOST COUNT` prints, as JSON, how long it
-took to name the host, whom, and what became of the losses. KIND is kill, stop, pause (a
-stop that ends), cut (the link, which needs root), or nap or sleep: this process, the
-client, is stopped for less than the heartbeat or for longer, and goes on. HOST is 0, 1,
-or 2 for both, which is this process' own link; MOMENT is build, step, function (a
+`python -m tests.cluster.faulty KIND MOMENT HOST COUNT` prints, as JSON, the time until
+the host was named, which host it was, and the losses. KIND is kill, stop, pause (a stop
+that ends), cut (the link, which needs root), or nap or sleep: this process, the client,
+is stopped for less than the heartbeat or for longer, and continues. HOST is 0, 1, or 2
+for both, which is this process's own link; MOMENT is build, step, function (a
 tf.function of the user's) or checkpoint.
 """
 
@@ -31,14 +31,14 @@ from tests.cluster import servers
 
 HEARTBEAT = 3.0
 _STEPS, EVERY = 24, 4
-_FAULT_AT = 10  # in the middle between two checkpoints
+_FAULT_AT = 10  # halfway between two checkpoints
 NAMES = ("host-a", "host-b")
 CLIENT = 2  # in place of a host's number
 _STOPPED = {"nap": 0.4 * HEARTBEAT, "sleep": 2.0 * HEARTBEAT}  # seconds
 
 
 class Hosts:
-    """Two servers at a time, with a third on its way."""
+    """Two servers at a time, with a third one starting."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self._count = kind, 0
@@ -53,7 +53,7 @@ class Hosts:
         self.describe()
 
     def describe(self) -> None:
-        """Waits for the two, and tells them to `connect`, as the launcher does."""
+        """Waits for the two, and makes `connect` find them, as the launcher does."""
         hosts = []
         for name, server in zip(NAMES, self.active, strict=True):
             if not hasattr(server, "address"):
@@ -63,7 +63,7 @@ class Hosts:
         os.environ["REPLICATOR_CLUSTER"] = json.dumps(described)
 
     def fail(self, which: int) -> None:
-        """Makes one fail; called from whichever thread."""
+        """Makes one fail; called in any thread."""
         if self._kind in _STOPPED:
             stop_for(_STOPPED[self._kind])
             return
@@ -76,7 +76,7 @@ class Hosts:
                 _ip(f"link set rv{server.number} down")
 
     def replace(self, which: int) -> None:
-        """Has another take its place, or mends it; called from the main thread."""
+        """Replaces or repairs it; called in the main thread."""
         if self._kind == "pause" or which == CLIENT:
             for server in self._chosen(which):
                 if self._kind == "pause":
@@ -138,7 +138,7 @@ class Hosts:
 
 
 def stop_for(seconds: float) -> None:
-    """Stops this process for so long."""
+    """Stops this process for a number of seconds."""
     waking = f"sleep {seconds}; kill -CONT {os.getpid()}"
     with subprocess.Popen(["sh", "-c", waking]):
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -149,12 +149,12 @@ def _ip(words: str) -> None:
 
 
 class Training:
-    """The training; `fault` is called at the moment of its number.
+    """The training; `fault` is called at a given moment.
 
     Args:
-        moment: Which.
+        moment: The moment.
         fault: Makes something fail.
-        steps: How many there are.
+        steps: The number of steps.
     """
 
     def __init__(
@@ -169,10 +169,10 @@ class Training:
         self.wrong: list[Any] = []
         self.errors: list[str] = []
         self.named: list[str] = []
-        self.at = 0.0  # when the error came that named them, from the fault on
+        self.at = 0.0  # seconds from the fault to the error that named them
 
     def train(self, cluster: replicator.Cluster, folder: str) -> None:
-        """Trains, and takes note of errors."""
+        """Trains, and records errors."""
         try:
             with cluster.named():
                 self._train(cluster, folder)
@@ -222,7 +222,7 @@ class Training:
                 self._now("checkpoint", k - 1)
 
     def _begin(self, repl: replicator.Replicator, step: int) -> None:
-        """Is called before the first step after a number of them."""
+        """Called before the first step of a block of steps."""
 
     def _now(self, moment: str, k: int) -> None:
         if moment == self._moment and k == self._fault_at:
@@ -233,10 +233,10 @@ class Fault:
     """One host that fails, once.
 
     Args:
-        hosts: All of them.
-        which: Which one.
-        late: How many seconds after the moment at most.
-        at_once: Whether nothing goes on before it has.
+        hosts: All hosts.
+        which: The host that fails.
+        late: The maximum number of seconds after the moment.
+        at_once: Whether to wait for the failure.
     """
 
     def __init__(self, hosts: Hosts, which: int, late: float, at_once: bool) -> None:
@@ -246,7 +246,7 @@ class Fault:
         self.at = 0.0
 
     def __call__(self) -> None:
-        """Has it happen, unless it has."""
+        """Causes it, once."""
         if self._begun:
             return
         self._begun = True
@@ -260,7 +260,7 @@ class Fault:
         self._hosts.fail(self._which)
 
 
-# Seconds after the moment, at most. A step takes milliseconds: the fault is amid one,
+# Maximum seconds after the moment. A step takes milliseconds: the fault is inside one,
 # or between two.
 LATE = {"build": 0.0, "step": 0.01, "function": 0.01, "checkpoint": 0.03}
 

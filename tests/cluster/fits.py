@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras' fit over two hosts, in processes of their own; see programs.py.
+"""Keras' fit over two hosts, in separate processes; see programs.py.
 
-`python -m tests.cluster.fits NAME ADDRESS...` prints what a function returns, as JSON.
+`python -m tests.cluster.fits NAME ADDRESS...` prints a function's result, as JSON.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def equal(addresses: Sequence[str]) -> dict[str, Any]:
     """Programs of tests/keras, on one device and on both hosts.
 
     Returns:
-        By program: how far from one device they are with one and with two replicas on
-        each host, how many variables are mirrored, and how many of them have other
-        bits on another replica.
+        By program: the differences from one device with one and with two replicas on
+        each host, the number of mirrored variables, and how many of them differ bitwise
+        between replicas.
     """
     cluster = replicator.connect(addresses)
     both = [d for d in cluster.devices if d.endswith(":0")], cluster.devices
@@ -90,7 +90,7 @@ def _compared(program: worlds.Program, plain: Any, repl: Any) -> dict[str, Any]:
 
 
 class _Server:
-    """One that listens where it did when it is started again."""
+    """A server that listens at the same address after a restart."""
 
     def __init__(self) -> None:
         self._start()
@@ -106,7 +106,7 @@ class _Server:
 
 
 def resumed(addresses: Sequence[str]) -> dict[str, Any]:
-    """A fit during which servers are killed and started again, beside one without."""
+    """A fit during which servers are killed and restarted, beside one without."""
     del addresses
     hosts = [_Server(), _Server()]
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +160,7 @@ def _fit_in(folder: str, moments: dict[str, Callable[[], None]]) -> Any:
 
     Args:
         folder: The folder.
-        moments: What is called amid a batch, and when a backup begins.
+        moments: Called inside a batch, and when a backup begins.
     """
     losses: dict[str, list[str]] = {}
 
@@ -203,4 +203,4 @@ def _fit_in(folder: str, moments: dict[str, Callable[[], None]]) -> Any:
 if __name__ == "__main__":
     name, *rest = sys.argv[1:]
     print(json.dumps(globals()[name](rest)), flush=True)
-    os._exit(0)  # the exit of a connected process is not what is asked about
+    os._exit(0)  # skips the exit of a connected process, which is not tested

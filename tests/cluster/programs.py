@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients of servers do, in processes of their own: they stay connected.
+"""Clients of servers, in separate processes, since they stay connected.
 
-`python -m tests.cluster.programs NAME ADDRESS...` prints what a function returns, as
-JSON. What it should be is said by the tests.
+`python -m tests.cluster.programs NAME ADDRESS...` prints a function's result, as JSON.
+The tests have the expected results.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def steps(addresses: Sequence[str]) -> dict[str, Any]:
 
 
 def _overtaken(repl: replicator.Replicator) -> int:
-    """Returns how many of 200 steps do not read what was written before."""
+    """Returns how many of 200 steps do not read an earlier write."""
     with repl.context():
         v = tf.Variable(0.0)
     step = repl.build(lambda: repl.all_reduce(v + 0.0, "mean"))
@@ -88,7 +88,7 @@ def _checkpoint(repl: replicator.Replicator) -> dict[str, Any]:
         local = tf.Variable([0.0, 0.0, 0.0])
         tf.train.Checkpoint(v=local).restore(saved)
         wrong = 0
-        for k in range(20):  # a step right after may not read what was there before
+        for k in range(20):  # a step right after might read old values
             local.assign([k, k, k])
             again = tf.train.Checkpoint(v=local).write(f"{folder}/{k}")
             tf.train.Checkpoint(v=v).read(again).assert_consumed()
@@ -137,7 +137,7 @@ def _train(repl: replicator.Replicator | None) -> list[float]:
 
 
 def names(addresses: Sequence[str]) -> dict[str, Any]:
-    """Which devices are meant by which names, once connected."""
+    """The devices that names refer to, once connected."""
     cluster = replicator.connect(addresses)
     make = replicator.Replicator
     found = {
@@ -180,7 +180,7 @@ def unordered(addresses: Sequence[str]) -> dict[str, Any]:
 
 
 def task(addresses: Sequence[str]) -> dict[str, Any]:
-    """A process that is a task of a cluster itself."""
+    """A process that is itself a task of a cluster."""
     del addresses
     own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=own)
@@ -194,7 +194,7 @@ def task(addresses: Sequence[str]) -> dict[str, Any]:
 
 
 def connecting(addresses: Sequence[str]) -> dict[str, Any]:
-    """Connects, closes, connects elsewhere, and what is refused of it."""
+    """Connects, closes, reconnects elsewhere, and its errors."""
     connect = replicator.connect
     found: dict[str, Any] = {"missing": _missing(addresses)}
     v, kept = tf.Variable(1.0), tf.constant(2.0)
@@ -226,7 +226,7 @@ def connecting(addresses: Sequence[str]) -> dict[str, Any]:
 
 
 def _missing(addresses: Sequence[str]) -> list[Any]:
-    """A server that is not there: named in time, and nothing is spoilt."""
+    """A server that does not exist: reported in time, without damage."""
     began = time.monotonic()
     said = message(
         lambda: replicator.connect([addresses[0], "127.0.0.1:1"], timeout=0.5)
@@ -270,7 +270,7 @@ def faults(addresses: Sequence[str]) -> dict[str, Any]:
     server = servers.start(*flags, f"--port={port}")
     servers.facts(server)
     found["restarted"] = message(cluster.check)
-    again = replicator.connect(both)  # without closing the one before
+    again = replicator.connect(both)  # without closing the previous one
     found["again"] = [_sum(), cluster.connected, message(again.check)]
     server.kill()
     server.wait()
@@ -313,7 +313,7 @@ def sessions(addresses: Sequence[str]) -> dict[str, Any]:
         initialize = v1.global_variables_initializer()
         v1.get_default_graph().finalize()  # as monitored sessions do
         found["check"] = message(cluster.check)
-        session = v1.Session(**given)  # to close it would wait for the lost host
+        session = v1.Session(**given)  # closing it would wait for the lost host
         session.run(initialize)
         found["values"] = np.asarray([session.run(fetches) for _ in range(2)]).tolist()
         found["held by"] = sorted({d.name for d in session.list_devices()})
@@ -331,7 +331,7 @@ def sessions(addresses: Sequence[str]) -> dict[str, Any]:
 
 
 def examples(addresses: Sequence[str]) -> list[str]:
-    """Runs the examples of connect and Cluster; returns what they printed wrongly."""
+    """Runs the examples of connect and Cluster; returns their wrong outputs."""
     from tests import test_docstrings
 
     wrong: list[str] = []
@@ -355,4 +355,4 @@ def examples(addresses: Sequence[str]) -> list[str]:
 if __name__ == "__main__":
     name, *rest = sys.argv[1:]
     print(json.dumps(globals()[name](rest)), flush=True)
-    os._exit(0)  # the exit of a connected process is not what is asked about
+    os._exit(0)  # skips the exit of a connected process, which is not tested

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers on loopback, and clients of theirs: each a process of its own."""
+"""Real servers on loopback, and their clients, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 240  # seconds; machines may be busy
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Returns the variables of a process that sees no GPU and no cluster but ours."""
+    """Returns the environment of a process without GPUs and other clusters."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -43,7 +43,7 @@ def start(*flags: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def facts(server: subprocess.Popen[str]) -> dict[str, Any]:
-    """Returns what a server says of itself when it listens."""
+    """Returns a server's description of itself once it listens."""
     assert server.stdout is not None
     return json.loads(server.stdout.readline())
 
@@ -52,12 +52,12 @@ def facts(server: subprocess.Popen[str]) -> dict[str, Any]:
 def serving(
     count: int, *flags: str, folders: Sequence[pathlib.Path | None] | None = None
 ) -> Iterator[list[dict[str, Any]]]:
-    """In this block, so many servers listen; yields what they say of themselves.
+    """Runs servers in this block; yields their descriptions of themselves.
 
     Args:
-        count: How many.
-        *flags: Of each.
-        folders: In which each of them runs; None: here.
+        count: The number of servers.
+        *flags: The flags of each.
+        folders: Their working directories; None: this process's.
     """
     started = [start(*flags, cwd=cwd) for cwd in folders or [None] * count]
     try:
@@ -69,7 +69,7 @@ def serving(
 
 
 def addresses(told: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns where servers listen, of what they say of themselves."""
+    """Returns the addresses in servers' descriptions."""
     return [facts["address"] for facts in told]
 
 
@@ -79,7 +79,7 @@ def run_module(
     folder: pathlib.Path = ROOT,
     limit: float = LIMIT,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a module as a client in a folder; returns what it wrote."""
+    """Runs a module as a client in a folder; returns its output."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=folder,
@@ -94,12 +94,12 @@ def run_module(
 
 
 def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:
-    """Runs a function of tests/cluster/programs.py; returns what it returns.
+    """Runs a function of tests/cluster/programs.py; returns its result.
 
     Args:
-        program: Its name.
-        addresses: Of servers.
-        **variables: Of its environment, in addition.
+        program: The function's name.
+        addresses: The servers' addresses.
+        **variables: Additional environment variables.
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster.programs", program, *addresses],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses are taken apart as they were put together; what is none is refused."""
+"""Addresses are parsed as they are formatted; invalid ones are refused."""
 
 from __future__ import annotations
 

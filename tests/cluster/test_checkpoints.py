@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: what goes on from one is what was not interrupted."""
+"""Checkpoints: a resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cluster import servers
 
 
 class _Training:
-    """Counts and reads; what a step returns depends on all steps before."""
+    """Counts and reads; a step's result depends on all earlier steps."""
 
     def __init__(self, folder, dataset):
         self.repl = helpers.make(2)
@@ -74,7 +74,7 @@ def test_sigterm_saves_and_ends(tmp_path):
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
     again = _Training(tmp_path, _dataset())
-    assert again.checkpoint.step == 4  # the step at hand was done
+    assert again.checkpoint.step == 4  # the current step was finished
     assert float(again.v) == last
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At which places processes can never meet; that they are told is in tests/between."""
+"""Places at which processes can never meet; tests/between tests their errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _never_meet(one: clashes._Now, other: clashes._Now) -> bool:
 
 
 def test_a_step_and_the_talk_in_place_of_it_never_meet() -> None:
-    # Both had told 3 things and begun 5 steps.
+    # Both had sent 3 objects and begun 5 steps.
     runs, waits = _now(clashes._STEP, (3, 6)), _now(clashes._TALK, (4, 5))
     assert _never_meet(runs, waits) and _never_meet(waits, runs)
 
@@ -33,7 +33,7 @@ def test_two_steps_at_one_place_never_meet() -> None:
 
 
 def test_a_process_that_is_ahead_is_waited_for() -> None:
-    """Whatever one does, the others may come to it as long as they are behind."""
+    """Whatever one does, the others may reach it as long as they are behind."""
     kinds = (clashes._STEP, clashes._TALK)
     for one, other in itertools.product(kinds, kinds):
         behind = _now(one, (4, 5))
@@ -60,7 +60,7 @@ def test_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         with other.waiting("builds g at train.py:2"):
             assert one._now is not None and other._now is not None
             one._look(one._now)
-            one.check()  # nobody has told anything else yet
+            one.check()  # nobody has sent anything else yet
             other._look(other._now)
             one._look(one._now)
     assert ended and len(kept) == 2

@@ -54,7 +54,7 @@ def test_an_address_by_ipv6_is_the_same():
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not list them")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_connections_that_are_being_made_are_cut(host):
-    """Whoever listens and has no room left answers nothing, as a cut link does."""
+    """A listener with a full backlog does not answer, like a cut link."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket(family))
@@ -64,7 +64,7 @@ def test_connections_that_are_being_made_are_cut(host):
             pytest.skip(f"there is no {host}: {error}")
         server.listen(0)
         address = server.getsockname()[:2]
-        for _ in range(2):  # what there is room for
+        for _ in range(2):  # fills the backlog
             first = stack.enter_context(socket.socket(family))
             first.setblocking(False)
             first.connect_ex(address)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A description is what was written, or an error that says where and what."""
+"""A description is parsed as written, or an error says where and why not."""
 
 from __future__ import annotations
 

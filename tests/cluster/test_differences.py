@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of two values that differ is the first part in which they do."""
+"""The description of two different values is the first part in which they differ."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _through_json(value: Any) -> Any:
 
 
 def test_values_that_differ_are_shown_differently() -> None:
-    """Whichever they are: else nobody would see what is wrong."""
+    """For any values: otherwise nobody would see the problem."""
     values = [None, 0, 1, "x", [], [1], [1, "x"], [[1]], {}, {"a": 1}, {"a": [1]}]
     values += [{"a": 1, "b": None}, {"b": None, "a": 1, "c": 2}]
     for one, other in itertools.permutations(values, 2):

@@ -14,7 +14,7 @@ from tests.between import processes
 from tests.cluster import digits, servers
 
 pytestmark = pytest.mark.slow
-_LIMIT = 900  # seconds; so many begin at once
+_LIMIT = 900  # seconds; all of them start at once
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def plain() -> tuple[list[float], list[np.ndarray]]:
 
 
 def _check(found: Sequence[dict[str, Any]], plain: Any) -> None:
-    """Fails unless all processes have what one device has, and the same bits."""
+    """Fails unless all processes have the results of one device, and the same bits."""
     losses, weights = plain
     bits = [own for part in found for own in part["bits"]]
     assert len(bits) == 8

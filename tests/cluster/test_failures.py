@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that fail in one process, or in all; with a store in place of TensorFlow's."""
+"""Steps that fail in one process, or in all; with a fake of TensorFlow's store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ERROR = tf.errors.InvalidArgumentError(
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """Which processes ended all others, and why."""
+    """The processes that ended all others, and their reasons."""
     kept: dict[str, str] = {}
     found: list[tuple[int, str]] = []
     monkeypatch.setattr(_tf, "store_put", kept.__setitem__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults, with real servers: who is named, when, and what becomes of the training.
+"""Faults, with real servers: the named host, the time, and the training's fate.
 
 `pytest --faults=10` has each fault happen ten times; `make test-hosts` does.
 """
@@ -24,7 +24,7 @@ _MOMENTS = ("build", "step", "function", "checkpoint")
 
 
 def _trained(kind, moment, which, count):
-    """Trains with faults in a process of its own; returns what became of it."""
+    """Trains with faults in a process of its own; returns its output."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster.faulty", kind, moment, str(which)]
         + [str(count)],
@@ -36,10 +36,10 @@ def _trained(kind, moment, which, count):
     )
     assert done.returncode == 0, done.stderr[-6000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    print(kind, moment, which, found["seconds"])  # for those who collect them
+    print(kind, moment, which, found["seconds"])  # for statistics
     assert (
         found["wrong"] == [[]] * count
-    )  # losses are those of an uninterrupted run, to the bit
+    )  # losses equal an uninterrupted run's, bitwise
     return found
 
 
@@ -62,7 +62,7 @@ def _train(kind, moment, which, count, patience=1.0):
     ("kind", "which"), [pytest.param("kill", 1, marks=pytest.mark.gate), ("stop", 0)]
 )
 def test_a_step_is_freed_and_the_training_goes_on(kind, which):
-    _train(kind, "step", which, 1, patience=5.0)  # the gate runs on busy machines
+    _train(kind, "step", which, 1, patience=5.0)  # test machines are busy
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_client_that_is_cut_off(moment, request):
 @pytest.mark.parametrize("moment", _MOMENTS)
 @pytest.mark.parametrize("kind", ["nap", "sleep"])
 def test_a_client_that_is_stopped_goes_on(kind, moment, request):
-    """Its hosts are as they were, and so is the training: nobody is lost."""
+    """Its hosts are unaffected, and so is the training: nobody is lost."""
     count = request.config.getoption("--faults")
     found = _trained(kind, moment, faulty.CLIENT, count)
     assert found["named"] == [[]] * count

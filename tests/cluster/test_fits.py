@@ -26,7 +26,7 @@ def test_two_hosts_are_as_one_device():
         assert set(two_each["replicas"]) == {4}
         for compared in (one_each, two_each):
             assert compared["error"] < 1e-5
-            assert compared["differ"] == 0  # to the bit
+            assert compared["differ"] == 0  # bitwise
 
 
 def test_a_backup_is_resumed_after_a_server_was_killed():
@@ -37,7 +37,7 @@ def test_a_backup_is_resumed_after_a_server_was_killed():
     assert len(found["faults"]) == 4
     for which, moment, fault in found["faults"]:
         assert fault["named"], (which, moment, fault["errors"])
-        # One epoch may have ended, and be lost with the backup of it, but not its loss.
+        # One epoch may have ended, and be lost with its backup, but not its loss.
         assert sum(map(len, fault["losses"].values())) <= 6
         assert {k: set(v) for k, v in fault["losses"].items()} == {
             k: set(v) for k, v in plain.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether hosts are there: who is asked, and what is said of which."""
+"""The health of hosts: which ones are asked, and the report on each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _HOSTS = [
 
 
 class _Servers:
-    """What servers answer, in place of asking them.
+    """Servers' answers, without asking them.
 
     Attributes:
-        wrong: What is wrong with those that do not answer, by their addresses.
+        wrong: The problems of those that do not answer, by address.
         strangers: The tasks of those that answer, and do not know this process.
-        asked: Who was asked.
+        asked: The addresses asked so far.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_who_fell_silent_since_was_not_started_again(servers: _Servers) -> None:
 def test_of_whom_something_is_known_is_not_asked(servers: _Servers) -> None:
     known = {"10.0.0.1:1": "killed"}
     assert health.lost(_HOSTS, 1.0, known) == known
-    assert known == {"10.0.0.1:1": "killed"}  # the caller's own is left as it is
+    assert known == {"10.0.0.1:1": "killed"}  # the caller's own is not modified
     assert servers.asked == ["10.0.0.2:1", "10.0.0.3:1"]
 
 
@@ -82,7 +82,7 @@ def test_hosts_are_called_as_the_user_does() -> None:
 
 
 def test_a_connection_to_a_silent_host_does_not_end() -> None:
-    """TensorFlow would wait for it; one that is gone is no obstacle."""
+    """TensorFlow would wait for it; a connection that is gone does not block."""
     problems = {"10.0.0.2:1": "connection refused", "10.0.0.3:1": waiting.SILENT}
     with pytest.raises(replicator.ClusterError) as caught:
         health.leave(_HOSTS, problems)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that list hosts, and what mpirun says of them."""
+"""Files that list hosts, and mpirun's list of them."""
 
 from __future__ import annotations
 

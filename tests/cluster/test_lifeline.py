@@ -26,13 +26,13 @@ def _host(server):
 
 
 def test_frees_a_process_that_holds_the_lock(listener):
-    """What TensorFlow does where it copies a tensor to a host that is stopped."""
+    """As in TensorFlow's copies of tensors to a host that is stopped."""
     host = _host(listener)  # it listens and accepts nothing: a stopped process
     beside = watch.Lifeline([host], 1.0)
     with socket.create_connection(listener.getsockname()) as connection:
         beside.hand_over(0, host.address)
         began = time.monotonic()
-        waits = ctypes.PyDLL(None).recv  # a PyDLL holds the lock while it is called
+        waits = ctypes.PyDLL(None).recv  # a PyDLL holds the lock during calls
         assert waits(connection.fileno(), ctypes.create_string_buffer(1), 1, 0) == 0
         assert 0.5 < time.monotonic() - began < 20
     beside.release()
@@ -62,7 +62,7 @@ def test_a_host_that_answers_is_left_alone(listener):
 
 
 def test_holds_no_connection_that_is_no_more(listener):
-    """The other side is to see a connection end when this process closes it."""
+    """The other side must see a connection end when this process closes it."""
     beside = watch.Lifeline([_host(listener)], 1000.0)
     connection = socket.create_connection(listener.getsockname())
     with listener.accept()[0] as peer:

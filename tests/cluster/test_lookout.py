@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes tell of their ends; that they are found is in tests/between."""
+"""Processes' reports of their ends; tests/between tests that they are found."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes tell one another, with a store in place of TensorFlow's."""
+"""The exchange of objects between processes, with a fake of TensorFlow's store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def _together(*does: Callable[[peers.Peers], Any]) -> list[Any]:
-    """Has each process do something; returns what each returns, or raises."""
+    """Runs a function in each process; returns each result or exception."""
     facts = [peers.Facts(k, ("a:1", "b:2")[: len(does)]) for k in (0, 1)]
     made = [peers.Peers(known, clashes.Doing(known.own, [])) for known in facts]
     for one in made:
@@ -95,7 +95,7 @@ def test_a_process_that_fails_is_named_by_those_that_wait() -> None:
 
 
 def test_after_an_error_all_go_on_together() -> None:
-    """One fails, which the other hears; what they do next pairs."""
+    """One fails, and the other is notified; their next calls pair."""
 
     def does(p: peers.Peers, fails: bool) -> Any:
         with contextlib.suppress(replicator.ReplicatorError), p.telling():

@@ -15,7 +15,7 @@ from replicator.cluster import connection, resilient
 
 
 class _Cluster:
-    """In place of a connection to hosts."""
+    """A fake connection to hosts."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -25,12 +25,12 @@ class _Cluster:
 
 
 class _Connections:
-    """Those that were made, in place of real ones.
+    """Fake connections.
 
     Attributes:
         made: All of them.
         failures: How many of the next attempts find a host that does not answer.
-        asked: With which options each was made.
+        asked: The options of each.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResourceSpec reads what AutoDist's files say, and refuses what they cannot mean."""
+"""ResourceSpec reads AutoDist's files, and refuses meaningless ones."""
 
 from __future__ import annotations
 

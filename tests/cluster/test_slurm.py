@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of Slurm jobs, from their variables."""
+"""Hosts of Slurm jobs, from their environment variables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which description is taken, from arguments, files and the variables of launchers."""
+"""The choice of a description from arguments, files and launchers' variables."""
 
 from __future__ import annotations
 

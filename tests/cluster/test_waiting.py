@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a server is there is found out in time, whoever listens instead of it."""
+"""A missing server is detected in time, whatever else listens there."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_who_comes_late_is_waited_for():
             _answer(server, _SETTINGS)
 
         timer = threading.Timer(0.5, come)
-        timer.daemon = True  # closing a socket wakes nobody who waits for it
+        timer.daemon = True  # closing a socket wakes no thread that waits for it
         timer.start()
         address = f"127.0.0.1:{port}"
         assert waiting.wait_for([address], 30.0, 5.0, lambda *_: None) == {}

@@ -17,7 +17,7 @@ _HEARTBEAT = 0.5
 
 
 class _Server:
-    """Answers as gRPC does, unless it is told to be silent."""
+    """Answers like gRPC, unless it is told to be silent."""
 
     def __init__(self):
         self.silent = False
@@ -100,7 +100,7 @@ def test_a_watch_ends_with_its_connection(server):
 
 def test_a_watch_that_is_ended_cuts_nothing(server, watcher):
     server.silent = True
-    _until(lambda: watcher.problem is not None)  # it cuts ten times from now on
+    _until(lambda: watcher.problem is not None)  # it would cut ten times from now on
     watcher.end()
     with socket.create_connection(server.socket.getsockname()) as connection:
         connection.settimeout(1.5 * _HEARTBEAT)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device computes a communication."""
+"""The device that computes a communication."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices are on which host."""
+"""The hosts of devices."""
 
 from __future__ import annotations
 

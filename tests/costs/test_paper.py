@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that need not exist, as long as it is said so."""
+"""Devices that need not exist, if this is stated."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a calibration: how it is read, and what it decides."""
+"""The file of a calibration: its parsing, and its effect on decisions."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_links_are_read_as_they_were_written(tmp_path: pathlib.Path) -> None:
     read = rates.load(path)
     assert (read.rates, read.links) == ({"hosts": slow}, {ENDS: own})
     assert read.between(*ENDS) == own
-    assert read.between("one", "other") == slow  # was not measured
+    assert read.between("one", "other") == slow  # not measured
 
 
 def test_a_file_without_links_is_read_as_ever(tmp_path: pathlib.Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a browser finds wrong with a site, on small sites with one fault each."""
+"""The problems that a browser finds on a site, on small sites with one fault each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dead links of a site are found, and live ones are left alone."""
+"""Dead links of a site are found, and live ones are not reported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of communication show what the communication moved, and nothing else."""
+"""Pictures of communication show exactly what the communication moved."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every public name has a page in the reference; no run of Sphinx is needed to see."""
+"""Every public name has a page in the reference; checked without running Sphinx."""
 
 from __future__ import annotations
 

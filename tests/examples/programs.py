@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running the examples, in processes of their own."""
+"""Runs the examples in separate processes."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     "PYTHONUNBUFFERED": "1",  # lines are read as they are printed
 }
-# What TensorFlow prints when it is imported, e.g. that there are no CUDA drivers.
+# TensorFlow's output at import, e.g. that there are no CUDA drivers.
 TENSORFLOWS_OWN = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a program has ended.
+    """The end of a program.
 
     Attributes:
         status: Its exit status.
-        stdout: What it printed.
-        stderr: What it printed to standard error.
+        stdout: Its standard output.
+        stderr: Its standard error.
     """
 
     status: int
@@ -49,7 +49,7 @@ class Ended:
 
 @contextlib.contextmanager
 def _importable() -> Iterator[None]:
-    """In this block, what the examples share can be imported."""
+    """Makes the examples' support package importable in this block."""
     sys.path.insert(0, str(EXAMPLES))
     try:
         yield
@@ -59,7 +59,7 @@ def _importable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_flags_of_others() -> Iterator[None]:
-    """In this block, there are absl's own flags only, and those that it defines."""
+    """Limits flags in this block to absl's own, and those that the block defines."""
     own = flags.FLAGS
 
     def defined() -> list[str]:
@@ -83,18 +83,18 @@ def is_absls(module: Any) -> bool:
 
 
 def support() -> types.ModuleType:
-    """Returns the package that the examples share."""
+    """Returns the examples' support package."""
     with _importable():
         return importlib.import_module("support")
 
 
 def load(name: str) -> types.ModuleType:
-    """Returns an example as a module, whose flags do not stay."""
+    """Returns an example as a module, without keeping its flags."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with _importable(), _without_flags_of_others():
-        sys.modules[name] = module  # which its dataclasses look up
+        sys.modules[name] = module  # its dataclasses look it up
         try:
             spec.loader.exec_module(module)
         finally:
@@ -110,14 +110,14 @@ def call(name: str, *given: str) -> Ended:
 
 
 def call_well(name: str, *given: str) -> str:
-    """Runs an example as `call` does, which must succeed; returns what it printed."""
+    """Runs an example as `call` does, which must succeed; returns its output."""
     ended = call(name, *given)
     assert ended.status == 0, ended.stderr
     return ended.stdout
 
 
 def run(name: str, *given: str) -> Ended:
-    """Runs an example to its end as a user does, in an interpreter of its own."""
+    """Runs an example to its end as a user does, in a new interpreter."""
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *given]
     result = subprocess.run(
         command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1200
@@ -129,7 +129,7 @@ def interrupt(name: str, after: str, *given: str, signum: int = signal.SIGINT) -
     """Runs an example until it prints a text, then sends a signal.
 
     Returns:
-        What it printed then; its status must be that of the signal.
+        Its further output; its status must be that of the signal.
     """
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *given]
     with subprocess.Popen(
@@ -151,13 +151,13 @@ def interrupt(name: str, after: str, *given: str, signum: int = signal.SIGINT) -
 
 
 def as_in_a_terminal() -> None:
-    """Has the signals stop a program, as nohup and shells in the background do not."""
+    """Makes signals stop a program, which nohup and background shells prevent."""
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
 
 
 def assert_refused(ended: Ended, name: str, said: str, status: int = 2) -> None:
-    """Asserts that a program ended with one line that says something."""
+    """Asserts that a program ended with one line that contains a text."""
     assert ended.status == status
     lines = ended.stderr.splitlines()
     (line,) = [line for line in lines if not TENSORFLOWS_OWN.match(line)]
@@ -167,5 +167,5 @@ def assert_refused(ended: Ended, name: str, said: str, status: int = 2) -> None:
 
 
 def history(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns what a run has logged."""
+    """Returns a run's logged numbers."""
     return json.loads((folder / "history.json").read_text())

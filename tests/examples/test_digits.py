@@ -24,7 +24,7 @@ _ENVIRONMENT = {
     "PYTHONPATH": str(_ROOT),
     "PYTHONUNBUFFERED": "1",  # lines are read as they are printed
 }
-# What TensorFlow prints when it is imported, e.g. that there are no CUDA drivers.
+# TensorFlow's output at import, e.g. that there are no CUDA drivers.
 _TENSORFLOWS_OWN = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 
 
@@ -34,7 +34,7 @@ def run(*flags):
 
 
 def run_well(*flags):
-    """Runs the example, which must succeed; returns what it printed."""
+    """Runs the example, which must succeed; returns its output."""
     result = run(*flags)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -46,7 +46,7 @@ def history(folder):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a run of two epochs, and what it printed."""
+    """The folder of a run of two epochs, and its output."""
     folder = tmp_path_factory.mktemp("finished")
     return folder, run_well(f"--output_dir={folder}", "--epochs=2")
 
@@ -221,13 +221,13 @@ def start(*flags):
 
 
 def _as_in_a_terminal():
-    """Has the signals stop a program, as nohup and shells in the background do not."""
+    """Makes signals stop a program, which nohup and background shells prevent."""
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
 
 
 def interrupt_after_an_epoch(*flags, signum=signal.SIGINT):
-    """Runs the example until it has told of its first epoch, then sends a signal."""
+    """Runs the example until it reports its first epoch, then sends a signal."""
     with start(*flags) as process:
         for line in process.stdout:
             if "epoch " in line:

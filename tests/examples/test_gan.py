@@ -71,7 +71,7 @@ def test_vectors_and_moving_statistics_are_the_same_bits_on_all_replicas() -> No
 
 
 def spectral(gan: Any) -> list[Any]:
-    """Returns the discriminator's layers that are normalized."""
+    """Returns the discriminator's normalized layers."""
     return [one for one in gan.discriminator.layers if hasattr(one, "u")]
 
 
@@ -125,7 +125,7 @@ def test_a_layer_in_training_comes_to_divide_by_it(size: int | None) -> None:
 
 
 def noise_in(replicas: int, step: int) -> list[list[float]]:
-    """Returns the rows of noise in a step, whichever replicas have them."""
+    """Returns the rows of noise in a step, over all replicas."""
     input_fn = example.noise_input(8, 3, seed=1, who=example.GENERATOR, first_step=step)
     contexts = (
         helpers.replicator.InputContext(r, replicas, r, replicas)

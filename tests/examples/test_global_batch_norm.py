@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/global_batch_norm.py: its layer, beside float64, and the program."""
+"""examples/global_batch_norm.py: its layer, compared with float64, and the program."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_it_is_in_functions_and_sessions(mode: str) -> None:
 
 
 def test_in_float64_is_what_tensorflow_differentiates() -> None:
-    """The reference itself, beside automatic differentiation."""
+    """The reference itself, compared with automatic differentiation."""
     inputs, weights = (a.reshape(-1, 3).astype(np.float64) for a in batch(4, 1.0))
     x = tf.constant(inputs)
     with tf.GradientTape() as tape:

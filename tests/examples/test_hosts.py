@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/hosts.py, run as a user runs it: by the launcher, on servers of its own."""
+"""examples/hosts.py, run as a user runs it: by the launcher, on its servers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STEPS = 22  # of an epoch: 1437 // 64
 
 
 def run(*flags: object, launch: tuple[str, ...] = ()) -> str:
-    """Runs the example on two servers, which must succeed; returns what it printed."""
+    """Runs the example on two servers, which must succeed; returns its output."""
     done = subprocess.run(
         [*_LAUNCH, *launch, _PROGRAM, *map(str, flags)],
         env=_ENVIRONMENT,
@@ -52,7 +52,7 @@ def history(folder):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a run of two epochs, and what it printed."""
+    """The folder of a run of two epochs, and its output."""
     folder = tmp_path_factory.mktemp("finished")
     return folder, run(f"--output_dir={folder}", "--epochs=2")
 
@@ -104,7 +104,7 @@ def test_losses_are_those_of_one_device(finished, example):
             losses.append(float(step(train.images[batch], train.labels[batch])))
     found = history(finished[0])["loss"]
     np.testing.assert_allclose(found[:10], losses[:10], rtol=1e-5)
-    # Rounding grows: by 2e-3 until here where one device takes the batch in two parts.
+    # Rounding grows: by 2e-3 so far where one device takes the batch in two parts.
     np.testing.assert_allclose(found, losses, rtol=1e-2)
 
 
@@ -227,7 +227,7 @@ def test_a_batch_that_the_replicas_do_not_divide_is_one_line(tmp_path):
 
 
 def commands() -> list[str]:
-    """Returns the five of the guide to several hosts."""
+    """Returns the five commands of the guide to several hosts."""
     text = (_ROOT / "docs" / "guides" / "hosts.md").read_text()
     section = text.partition("\n## From two machines to a trained model\n")[2]
     return section.split("```bash\n")[1].split("```")[0].strip().splitlines()
@@ -236,7 +236,7 @@ def commands() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.root
 def test_five_commands_between_two_hosts(tmp_path):
-    """Verbatim, but for packages: what pip would fetch is that of this environment."""
+    """Verbatim, except for packages: pip's downloads come from this environment."""
     work, there = tmp_path / "work", tmp_path / "there"
     there.mkdir()
     _copy(work)
@@ -270,7 +270,7 @@ def test_five_commands_between_two_hosts(tmp_path):
 
 
 def _copy(work: pathlib.Path) -> None:
-    """Makes a clone of this repository as it is on the disk."""
+    """Clones this repository in its current state on disk."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     found = subprocess.run(listed, cwd=_ROOT, capture_output=True, check=False)
     if found.returncode:
@@ -285,13 +285,13 @@ def _copy(work: pathlib.Path) -> None:
 
 
 def _offline(folder: pathlib.Path) -> dict[str, str]:
-    """Returns variables with which pip fetches nothing, and `python3` is this one."""
+    """Returns variables that keep pip offline, and make `python3` this one."""
     packages = importlib.util.find_spec("tensorflow").submodule_search_locations[0]
     own = os.path.dirname(os.path.realpath(sys.executable))
     tools = folder / "tools"
     tools.mkdir()
     ssh = shutil.which("ssh")
-    # ssh looks for its files where the user's home is, whatever HOME says.
+    # ssh looks for its files in the user's home, whatever HOME says.
     (tools / "ssh").write_text(f'#!/bin/sh\nexec {ssh} -F "$HOME/.ssh/config" "$@"\n')
     (tools / "ssh").chmod(0o755)
     return {
@@ -300,14 +300,14 @@ def _offline(folder: pathlib.Path) -> dict[str, str]:
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",
         "PIP_NO_DEPS": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # in its way of counting, that is: none
+        "PIP_NO_BUILD_ISOLATION": "0",  # in pip's inverted counting: no isolation
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
 
 
 def _configure(home: pathlib.Path, address: str) -> None:
-    """Has `ssh host-b` log in to the other host."""
+    """Makes `ssh host-b` log in to the other host."""
     lines = [
         "Host host-b",
         f"  HostName {address}",

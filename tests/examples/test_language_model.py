@@ -96,7 +96,7 @@ def test_a_byte_is_predicted_from_those_before_it_alone() -> None:
 
 def test_a_sample_follows_the_model() -> None:
     class Next:
-        """Is sure that each byte is one more than the last one."""
+        """Is certain that each byte is one more than the last one."""
 
         input_shape = (None, 4)
 
@@ -116,7 +116,7 @@ def test_a_sample_follows_the_model() -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, str]:
-    """The folder of a run of twenty steps, and what it printed."""
+    """The folder of a run of twenty steps, and its output."""
     folder = tmp_path_factory.mktemp("finished")
     flags = ("--steps=20", "--prompt=def é", "--sample_bytes=20", *SMALL)
     return folder, programs.call_well(

@@ -33,7 +33,7 @@ UNTRAINED = [np.zeros([4, 2], np.float32), np.zeros(2, np.float32)]
 def by_definition(
     ratios: np.ndarray, discounts: np.ndarray, rewards: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Equation 1 of the paper, a sum for each step, and the advantages behind it."""
+    """Equation 1 of the paper, a sum for each step, and the resulting advantages."""
     rho = c = np.minimum(1.0, ratios)
     steps = len(rewards)
 
@@ -136,7 +136,7 @@ def test_a_player_goes_on_where_it_was_and_marks_the_ends_of_episodes() -> None:
 
 @contextlib.contextmanager
 def playing(restarts: int, game: Any = GAME) -> Iterator[tuple[Any, list[str]]]:
-    """Two actors at work, and what they warn of."""
+    """Two running actors, and their warnings."""
     said: list[str] = []
     players = actors.Actors(2, game, restarts, 4, said.append)
     players.start(0, UNTRAINED)
@@ -245,7 +245,7 @@ def test_a_mistake_ends_with_one_line(
 
 
 def actors_of(pid: int) -> list[int]:
-    """Returns the processes that play for a learner."""
+    """Returns the actor processes of a learner."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/pipeline.py: a pipeline trains as one device does."""
+"""examples/pipeline.py: a pipeline trains like one device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program in README.md is one that runs."""
+"""The program in README.md runs."""
 
 import os
 import pathlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/resnet.py: the numbers of one device, runs that are resumed, mistakes."""
+"""examples/resnet.py: the numbers of one device, resumed runs, mistakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("mlxtend")
 support = programs.support()
 example = programs.load("resnet")
 
-# Four steps of an epoch, which show the same images for any number of replicas.
+# Four steps of an epoch, which use the same images for any number of replicas.
 SMALL = ("--global_batch_size=1000", "--width=2", "--blocks=1", "--learning_rate=0.05")
 
 
@@ -27,7 +27,7 @@ def train(folder: pathlib.Path, *flags: str) -> str:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, str]:
-    """The folder of a run of two epochs on two replicas, and what it printed."""
+    """The folder of a run of two epochs on two replicas, and its output."""
     folder = tmp_path_factory.mktemp("finished")
     return folder, train(folder, "--epochs=2")
 

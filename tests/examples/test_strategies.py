@@ -25,14 +25,14 @@ def run(*flags):
 
 
 def rows(printed):
-    """Returns the cells of the table's rows, by their first."""
+    """Returns the cells of the table's rows, by the first cell."""
     lines = [line for line in printed.splitlines() if line.startswith("│")]
     found = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     return {name: cells for name, *cells in found}
 
 
 def mebibytes(cell):
-    """Returns the number of a cell of bytes."""
+    """Returns the number in a cell of bytes."""
     return float(re.match(r"([\d.]+) MiB", cell)[1])
 
 
@@ -59,7 +59,7 @@ def test_five_strategies_reach_one_loss_and_hold_what_they_say():
     exact = [losses[name] for name in losses if name != "bf16"]
     assert max(exact) - min(exact) <= 2e-4
     assert losses["bf16"] == pytest.approx(losses["mirrored"], abs=0.01)
-    assert losses["mirrored"] < 6.8  # of log(1000) = 6.91 at first
+    assert losses["mirrored"] < 6.8  # initially log(1000) = 6.91
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples share: runs, damaged checkpoints, input."""
+"""The examples' shared code: runs, damaged checkpoints, input."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def flip(path: pathlib.Path) -> None:
 
 
 DATA, INDEX = "ckpt-44.data-00000-of-00001", "ckpt-44.index"
-# For each: what is done to which file, the step that is restored, the lines printed.
+# For each: the damage to a file, the restored step, the printed lines.
 DAMAGED: dict[str, tuple[str, Callable[[pathlib.Path], None], int, int]] = {
     "data empty": (DATA, empty, 22, 1),
     "data truncated": (DATA, truncate, 22, 1),
@@ -156,7 +156,7 @@ DAMAGED: dict[str, tuple[str, Callable[[pathlib.Path], None], int, int]] = {
     "index empty": (INDEX, empty, 22, 1),
     "index truncated": (INDEX, truncate, 22, 1),
     "index changed": (INDEX, flip, 22, 1),
-    # As where a run is killed between the two renames, or before.
+    # As if a run is killed between the two renames, or before.
     "index not there yet": (INDEX, pathlib.Path.unlink, 22, 0),
     "not yet the newest": ("checkpoint", pathlib.Path.unlink, 44, 0),
     "state changed": ("checkpoint", flip, 44, 0),
@@ -220,7 +220,7 @@ def test_a_checkpoint_is_written_once_and_outlives_a_damaged_one(
 def steps_of(
     input_fn: Any, num_replicas: int, count: int
 ) -> list[list[tuple[np.ndarray, ...]]]:
-    """Returns what each replica is given in each step."""
+    """Returns each replica's inputs in each step."""
     repl = helpers.make(num_replicas)
     datasets = [
         input_fn(repl_context)

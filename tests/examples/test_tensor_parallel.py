@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/tensor_parallel.py: a divided transformer trains as a whole one does."""
+"""examples/tensor_parallel.py: a divided transformer trains like a whole one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.examples import programs
 parallel = programs.load("tensor_parallel")
 
 BATCH, STEPS = 32, 3
-AXES = {"qkv": 2, "out": 0, "up": 1, "down": 0}  # along which matrices are divided
+# The axes along which matrices are divided.
+AXES = {"qkv": 2, "out": 0, "up": 1, "down": 0}
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -26,7 +27,7 @@ def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def whole(variables: dict[str, tf.Variable]) -> dict[str, np.ndarray]:
-    """Returns the values of all variables, those in parts joined."""
+    """Returns the values of all variables, with parts joined."""
     parts: dict[str, list[np.ndarray]] = {}
     for name, variable in variables.items():
         parts.setdefault(name.split("/part_")[0], []).append(variable.numpy())
@@ -37,7 +38,7 @@ def whole(variables: dict[str, tf.Variable]) -> dict[str, np.ndarray]:
 
 
 class Positions(tf.keras.layers.Layer):
-    """Adds what is learnt of each place."""
+    """Adds learned position embeddings."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=shape[1:])
@@ -47,10 +48,10 @@ class Positions(tf.keras.layers.Layer):
 
 
 def reference(weights: dict[str, np.ndarray]) -> tuple[tf.keras.Model, Any]:
-    """Returns the transformer in Keras' own layers, and how to read its weights.
+    """Returns the transformer in Keras' own layers, and a reader of its weights.
 
     Args:
-        weights: Those that it begins with.
+        weights: The initial weights.
     """
     layers, names = tf.keras.layers, []
 

@@ -18,7 +18,7 @@ _ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")},
     "PYTHONPATH": str(_ROOT),
 }
-# What TensorFlow prints when it is imported, e.g. that there are no CUDA drivers.
+# TensorFlow's output at import, e.g. that there are no CUDA drivers.
 _TENSORFLOWS_OWN = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 _FOUR = "--devices=CPU:0,CPU:1,CPU:2,CPU:3"
 
@@ -29,7 +29,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def programs(*flags: str) -> dict[str, str]:
-    """Runs the example, which must succeed; returns what each program printed."""
+    """Runs the example, which must succeed; returns each program's output."""
     result = run(*flags)
     assert result.returncode == 0, result.stderr
     titles = ("Point to point", "All-reduce", "Initial weights", "Synchronous SGD")
@@ -127,7 +127,7 @@ def test_a_mistake_ends_with_one_line_and_status_2(flags: list[str], said: str) 
 
 
 def test_a_number_that_is_wrong_ends_with_one_line_and_status_1() -> None:
-    """No two devices agree on where training goes that leaves all bounds."""
+    """A training that diverges has no reproducible numbers on two devices."""
     result = run("--epochs=1", "--learning_rate=1e20")
     assert_ends(result, 1, "the losses are those of one device: off by ")
 
@@ -135,7 +135,7 @@ def test_a_number_that_is_wrong_ends_with_one_line_and_status_1() -> None:
 def assert_ends(
     result: subprocess.CompletedProcess[str], status: int, said: str
 ) -> None:
-    """Asserts that the example ended with this status and one line that says so."""
+    """Asserts that the example ended with this status and one line with a text."""
     assert result.returncode == status, result.stderr
     lines = result.stderr.splitlines()
     (line,) = [line for line in lines if not _TENSORFLOWS_OWN.match(line)]

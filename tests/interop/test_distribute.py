@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tf.distribute during a step: the context that other libraries' layers ask for."""
+"""tf.distribute during a step: the context that other libraries' layers query."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_step(
     num_replicas: int = 3,
     values: Any = VALUES,
 ) -> Any:
-    """Runs a step of `function`, of the context and the replica's own value."""
+    """Runs a step that calls `function` on the context and the replica's value."""
     repl = helpers.make(num_replicas)
 
     def step_fn() -> Any:
@@ -492,7 +492,7 @@ def test_replicas_that_differ_in_what_a_layer_communicates_are_told() -> None:
 
 
 def _models_copies() -> Any:
-    """Returns uses of what a strategy of two replicas made, by their names."""
+    """Returns uses of objects made by a strategy of two replicas, by name."""
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = keras.Sequential([keras.layers.Dense(2)])
         model.build([None, 3])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TF-Replicator's conveniences: named reductions, and work shared out."""
+"""TF-Replicator's conveniences: named reductions, and distributed work."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_map_reduce_shares_the_work_out() -> None:
 
 
 def _counted(runs: list[int], k: int, function: Callable[..., Any]) -> Any:
-    """Lets a function note down each time that it runs."""
+    """Wraps a function to record each run."""
 
     def note(x: np.ndarray) -> np.ndarray:
         runs.append(k)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: a place to launch from, and an SSH server of the test's own."""
+"""Fixtures: a place to launch from, and an SSH server for the test."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.launch.stub import Place
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """Has children heed signals that this process ignores: one in the background does.
+    """Lets children receive signals that this process ignores, e.g. in the background.
 
-    A handler of Python's is the default again in what it starts.
+    A Python handler becomes the default in child processes.
     """
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     before = [signal.signal(n, signal.default_int_handler) for n in numbers]
@@ -29,7 +29,7 @@ def _signals() -> Iterator[None]:
 
 @pytest.fixture
 def place(tmp_path: pathlib.Path) -> Iterator[Place]:
-    """A place, of which nothing is left afterwards."""
+    """A place, none of whose processes may remain afterwards."""
     made = Place(tmp_path)
     yield made
     made.expect_nothing_left()
@@ -37,7 +37,7 @@ def place(tmp_path: pathlib.Path) -> Iterator[Place]:
 
 @pytest.fixture
 def remote(place: Place, tmp_path: pathlib.Path) -> Iterator[sshd.Server]:
-    """An SSH server on 127.0.0.2, and what to launch with, to be its client."""
+    """An SSH server on 127.0.0.2, and the client flags for the launcher."""
     if sshd.PATH is None:
         pytest.skip("there is no sshd: apt-get install openssh-server")
     pytest.importorskip("asyncssh", reason="there is no asyncssh")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process writes to a stream, and when."""
+"""The output of a process on a stream, with times."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.launch.stub import wait_until
 
 
 class Said:
-    """What a process writes to a stream, and when, by time.monotonic().
+    """The lines that a process writes to a stream, and their times by time.monotonic().
 
     Args:
         stream: The stream.
 
     Attributes:
-        lines: The lines up to now.
+        lines: The lines so far.
     """
 
     def __init__(self, stream: IO[str] | None) -> None:
@@ -37,11 +37,11 @@ class Said:
         return "".join(line for _, line in self.lines)
 
     def times(self, word: str) -> list[float]:
-        """Returns when the lines came in which a word is."""
+        """Returns the times of the lines that contain a word."""
         return [when for when, line in self.lines if word in line]
 
     def at(self, word: str, number: int = 0) -> float:
-        """Returns when a line came in which a word is; waits for it.
+        """Returns the time of a line that contains a word; waits for it.
 
         Args:
             word: The word.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tests run an SSH server as a process of the user's."""
+"""Runs an SSH server as a process of the user's, for tests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tests.launch.stub import MARK
 
-ADDRESS = "127.0.0.2"  # this host, by an address that the launcher does not know
+ADDRESS = "127.0.0.2"  # this host, at an address that the launcher does not know
 PATH = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
-_PORT = 22  # which known_hosts leaves out
+_PORT = 22  # omitted in known_hosts
 _CONFIG = """
 ListenAddress {address}:{port}
 HostKey {root}/host_key
@@ -35,10 +35,10 @@ class Server:
     """A running server.
 
     Attributes:
-        root: Where its files are; the launcher's HOME.
-        port: Where it listens.
-        pid: Its process.
-        address: Of its host.
+        root: The folder of its files; the launcher's HOME.
+        port: Its port.
+        pid: Its process id.
+        address: Its address.
     """
 
     root: pathlib.Path
@@ -48,7 +48,7 @@ class Server:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The launcher's, so that it finds the server and its stub of replicator."""
+        """The launcher's flags for the server and its stub of replicator."""
         return (
             f"--hosts={getpass.getuser()}@{self.address}:2",
             f"--ssh-port={self.port}",
@@ -57,7 +57,7 @@ class Server:
         )
 
     def connections(self) -> list[int]:
-        """Returns the processes of sshd that serve connections."""
+        """Returns the sshd processes that serve connections."""
         children = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children")
         return [int(pid) for pid in children.read_text().split()]
 
@@ -72,11 +72,11 @@ def configure(
     """Makes keys and a configuration; returns its path.
 
     Args:
-        root: Where files are made.
-        port: Where the server listens.
-        mark: Of all processes of the test.
-        address: Where the server listens.
-        variables: Of the sessions, in addition.
+        root: The folder of the files.
+        port: The server's port.
+        mark: The mark of all processes of the test.
+        address: The server's address.
+        variables: Additional environment variables of sessions.
     """
     import asyncssh
 
@@ -88,7 +88,7 @@ def configure(
     known = host_key.export_public_key().decode()
     name = address if port == _PORT else f"[{address}]:{port}"
     _write(root / ".ssh" / "known_hosts", f"{name} {known}".encode())
-    if os.getuid() == 0:  # where sshd puts the part of itself without rights
+    if os.getuid() == 0:  # the chroot of sshd's unprivileged part
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)
     named = {MARK: mark, **(variables or {})}
     config = _CONFIG.format(
@@ -106,7 +106,7 @@ def running(command: Sequence[str]) -> Iterator[int]:
     """Runs a server in this block; yields its process once it listens.
 
     Args:
-        command: What runs it, with -D and -e, perhaps on another network.
+        command: The command that runs it, with -D and -e, perhaps on another network.
     """
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the launcher beside a `replicator` whose server is a stub, without TensorFlow.
+"""Runs the launcher with a stub of replicator's server, without TensorFlow.
 
-What the stub does is said by the environment variable STUB: "fail", "mute", or nothing.
+The environment variable STUB selects its behavior: "fail", "mute", or unset for normal.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from typing import Any
 
 from replicator import launch
 
-MARK = (
-    "REPLICATOR_TEST_MARK"  # all processes of a test have it, with a value of its own
-)
-_LIMIT = 300.0  # seconds; nothing but real servers takes a few
+MARK = "REPLICATOR_TEST_MARK"  # set on all processes of a test, to a unique value
+_LIMIT = 300.0  # seconds; only real servers take more than a few
 _SERVER = """
 import json, os, socket, sys, time
 flags = dict(a.lstrip("-").partition("=")[::2] for a in sys.argv[1:])
@@ -56,13 +54,13 @@ sys.stdin.read()
 
 
 class Place:
-    """A folder with a stub of the package, and an environment that has it found.
+    """A folder with a stub of the package, and an environment that imports it.
 
     Attributes:
-        folder: Where programs are, and the working directory.
+        folder: The folder of programs, and the working directory.
         env: The environment of launchers.
         mark: The value of MARK.
-        prefix: What launchers are run by, where that is on another network.
+        prefix: The command prefix of launchers on another network.
     """
 
     def __init__(self, root: pathlib.Path) -> None:
@@ -89,7 +87,7 @@ class Place:
         return name
 
     def launch(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Runs the launcher, and sees to it that nothing is left of it."""
+        """Runs the launcher, and checks that no process remains."""
         with self.start(*arguments, **env) as started:
             stdout, stderr = started.communicate(timeout=_LIMIT)
         self.expect_nothing_left()
@@ -129,7 +127,7 @@ class Place:
         return found
 
     def servers(self) -> list[int]:
-        """Returns the servers, without what they forked: each leads a session."""
+        """Returns the servers, without their forks: each leads a session."""
         found = self.processes("replicator.serve")
         return [pid for pid in found if os.getsid(pid) == pid]
 
@@ -139,7 +137,7 @@ class Place:
 
 
 def wait_until(condition: Any, told: Any = lambda: "") -> Any:
-    """Returns what a condition returns once that is true; fails after minutes."""
+    """Returns a condition's result once that is true; fails after minutes."""
     limit = time.monotonic() + _LIMIT
     while not (value := condition()):
         assert time.monotonic() < limit, f"waited in vain: {told()}"

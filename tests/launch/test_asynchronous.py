@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every host runs the program, and the first servers; programs are stubs."""
+"""Every host runs the program, and the first ones servers; programs are stubs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ _LEFT = (
 
 
 def test_a_failure_is_named_before_what_it_left_behind_has_ended(place: Place) -> None:
-    """And those that fail meanwhile are, too."""
+    """And so are those that fail meanwhile."""
     place.program(
         _BEGIN + "if restarts:\n    sys.exit(0)\n"
         f"if task == 1:\n    {_LEFT.replace(chr(10), chr(10) + '    ')}sys.exit(7)\n"

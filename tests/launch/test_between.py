@@ -15,7 +15,7 @@ from tests.launch import sshd
 from tests.launch.stub import Place, wait_until
 
 _FLAGS = ("--mode=between", "--nnodes=2")
-# What programs begin with. `say` writes a line at once, whoever else writes.
+# The start of each program. `say` writes a line atomically, whoever else writes.
 _BEGIN = """
 import json, os, signal, socket, sys, time
 cluster = json.loads(os.environ["REPLICATOR_CLUSTER"])
@@ -46,7 +46,7 @@ _STUBBORN = _BEGIN + (
 
 
 def _ready(started: subprocess.Popen[str], count: int = 2) -> dict[str, int]:
-    """Waits until so many programs run; returns their ids, by their hosts."""
+    """Waits until `count` programs run; returns their ids, by host."""
     assert started.stdout
     found: dict[str, int] = {}
     while len(found) < count:
@@ -58,12 +58,12 @@ def _ready(started: subprocess.Popen[str], count: int = 2) -> dict[str, int]:
 
 
 def _of(stdout: str, word: str) -> list[str]:
-    """Returns the lines that begin so, after the prefix, in order of the hosts."""
+    """Returns the lines that begin with a word, after the prefix, in order of hosts."""
     return sorted(line for line in stdout.splitlines() if f"] {word}" in line)
 
 
 def _only(stderr: str) -> str:
-    """Returns the only line that the launcher has said."""
+    """Returns the launcher's only line of output."""
     assert "Traceback" not in stderr
     (line,) = [line for line in stderr.splitlines() if "replicator.launch:" in line]
     return line
@@ -303,7 +303,7 @@ def test_a_program_that_is_stopped_is_ended(place: Place) -> None:
     place.expect_nothing_left()
 
 
-# What replicator.connect raises where a port is taken, here by the words alone.
+# The error of replicator.connect if a port is taken, here by its text alone.
 _TAKEN = (
     _BEGIN
     + """
@@ -403,7 +403,7 @@ def test_a_host_that_is_lost_is_why_others_fail(
     with place.start(*_here_and_there(remote), "train.py") as started:
         here = _ready(started)["localhost"]
         keeper = pathlib.Path(f"/proc/{here}/stat").read_text().split()[3]
-        os.kill(here, signal.SIGABRT)  # a moment before, as TensorFlow has it end
+        os.kill(here, signal.SIGABRT)  # slightly earlier, as TensorFlow aborts it
         wait_until(lambda: not os.path.exists(f"/proc/{keeper}"))
         for pid in remote.connections():
             os.kill(pid, 9)

@@ -81,7 +81,7 @@ def test_a_host_that_is_cut_off_is_named_within_the_heartbeat(
         named = said[1].at(f"{pair.there.address}: {_LOST}")
         assert started.wait(60) == 255
     assert named - cut < _HEARTBEAT
-    # There, the keeper hears nothing any more, and ends what it keeps.
+    # There, the keeper loses its connection, and ends its process.
     place.expect_nothing_left()
 
 
@@ -116,7 +116,7 @@ def test_a_host_that_comes_back_is_used_again(
 # --- A training, with servers of TensorFlow's ----------------------------------------
 
 _EPOCHS = 40
-_LONGER = 8.0  # seconds, of a heartbeat: a program that restores takes part of it
+_LONGER = 8.0  # seconds, of a heartbeat: restoring a program takes part of it
 
 
 def _train(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real programs on every host: they train as one process does, and end together."""
+"""Real programs on every host: they train like one process, and end together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FLAGS = ("--mode=between", "--nnodes=2", "--nproc-per-node=2")
 
 
 def train(repl: replicator.Replicator) -> tuple[list[list[float]], str]:
-    """Returns the losses of each step, by replica, and what tells weights apart."""
+    """Returns each step's losses, by replica, and a fingerprint of the weights."""
     losses, weights = programs.training(repl)
     bits = b"".join(weight.tobytes() for weight in weights)
     told = [[float(own) for own in step] for step in losses]
@@ -41,7 +41,7 @@ def train(repl: replicator.Replicator) -> tuple[list[list[float]], str]:
 
 
 def _trained(done: subprocess.CompletedProcess[str]) -> dict[str, tuple]:
-    """Returns what each host has trained."""
+    """Returns each host's results."""
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "trained" in line]
     return {
@@ -51,7 +51,7 @@ def _trained(done: subprocess.CompletedProcess[str]) -> dict[str, tuple]:
 
 
 def _expect_equal(found: dict[str, tuple]) -> None:
-    """Fails unless two hosts have trained alike, and as one process does."""
+    """Fails unless two hosts have trained equally, and like one process."""
     (losses, weights), (others, other_weights) = found.values()
     assert losses == others
     assert weights == other_weights

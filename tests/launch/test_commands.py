@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What servers and programs are told."""
+"""The commands of servers and programs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_commands() -> None:
         *("/python", "-m", "replicator.serve", "--port=0", "--host=10.0.0.1"),
         *("--cpus=2", "--watch=stdin"),
     )
-    assert command.stopped == 0.7 * _JOB.heartbeat  # time to look, kill and tell
+    assert command.stopped == 0.7 * _JOB.heartbeat  # time to look, kill and report
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "1"}
     assert command.env == {"PYTHONUNBUFFERED": "1", **quiet}
     for job, more in [

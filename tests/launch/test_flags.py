@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose an argument is, what the flags say, and what is refused in one line."""
+"""The recipient of each argument, the flags' meaning, and one-line errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_flags_are_the_job(script: str) -> None:
 def test_modes(script: str) -> None:
     assert _parse(script).mode == "in-graph"
     assert _parse("--mode=between", script).mode == "between"
-    # Where it runs on other hosts alone, it may be there alone.
+    # If it runs on other hosts only, it may exist there only.
     job = _parse("--mode=between", "--hosts=a,b", "there.py")
     assert job.program == ("there.py",)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of hostfiles, which the launcher and `connect` read alike."""
+"""The lines of hostfiles, which the launcher and `connect` parse alike."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of hosts and hostfiles: what is written is what is read."""
+"""Lists of hosts and hostfiles are parsed as written."""
 
 from __future__ import annotations
 

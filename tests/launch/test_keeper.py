@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command under a keeper: its status, its end, and what it leaves behind."""
+"""A command under a keeper: its status, its end, and its remaining processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def _run(main: Callable[..., Coroutine[Any, Any, _T]]) -> _T:
-    """Runs a coroutine, which is given what starts processes."""
+    """Runs a coroutine, which gets a function that starts processes."""
     started: list[Process] = []
 
     async def start(command: Command) -> Process:
@@ -45,7 +45,7 @@ def _command(script: str, **options: Any) -> Command:
 
 
 async def _said(process: Process) -> bytes:
-    """Returns all that the command writes."""
+    """Returns all output of the command."""
     pieces: list[bytes] = []
     assert process.outputs[0]
     await output.pump(process.outputs[0], pieces.append)
@@ -53,7 +53,7 @@ async def _said(process: Process) -> bytes:
 
 
 async def _line(process: Process) -> bytes:
-    """Returns the first line that the command writes."""
+    """Returns the first line of the command's output."""
     reader = process.outputs[0]
     assert isinstance(reader, asyncio.StreamReader)
     return await reader.readline()
@@ -100,7 +100,7 @@ def test_environment_folder_and_session() -> None:
         return await _said(await start(command))
 
     assert _run(functools.partial(main, "/usr")) == b"/usr b c True\n"
-    # Where the folder does not exist it stays where it is.
+    # If the folder does not exist, it stays in its own.
     assert (
         _run(functools.partial(main, "/no/such"))
         == f"{os.getcwd()} b c True\n".encode()
@@ -108,7 +108,7 @@ def test_environment_folder_and_session() -> None:
 
 
 def test_signals_are_not_ignored_in_a_command() -> None:
-    """Python ignores some by itself, which its children would inherit."""
+    """Python ignores some itself, which its children would inherit."""
 
     async def main(start: Any) -> bytes:
         argv = ("/bin/cat", "/proc/self/status")
@@ -116,8 +116,8 @@ def test_signals_are_not_ignored_in_a_command() -> None:
 
     (line,) = [li for li in _run(main).splitlines() if li.startswith(b"SigIgn")]
     ignored = int(line.split()[1], 16)
-    # The C library keeps some for itself: nobody can change those, and children inherit
-    # what some ancestor did.
+    # The C library reserves some: nobody can change those, and children inherit an
+    # ancestor's setting.
     assert not [n for n in signal.valid_signals() if ignored >> (n - 1) & 1]
 
 

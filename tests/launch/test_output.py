@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is shown of what processes write."""
+"""The display of processes' output."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found on a host."""
+"""The facts that are probed on a host."""
 
 from __future__ import annotations
 

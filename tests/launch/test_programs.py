@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses that all programs are told; the hosts are none."""
+"""The addresses that all programs get; the hosts are fakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from replicator.launch.programs import Programs
 
 
 class _Process:
-    """A process that goes on."""
+    """A process that keeps running."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -27,7 +27,7 @@ class _Process:
 
 
 class _Machines:
-    """Hosts that have one address."""
+    """Hosts with one address."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections are passed on, byte by byte, until both sides have ended."""
+"""Connections are forwarded, byte by byte, until both sides have ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replicator.launch import relay
 
 
 async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers when the other side has sent all, and asyncio has had time to forget."""
+    """Answers once all has been received, after asyncio had time to clean up."""
     asked = await reader.read()
     for _ in range(3):
         gc.collect()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that die beside a program that goes on: started again, or left out."""
+"""Servers that die while the program runs: restarted, or left out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _line(started: subprocess.Popen[str], word: str) -> str:
 
 
 def _kill_server(place: Place) -> None:
-    """Kills a server; its children are for the keeper to end."""
+    """Kills a server; the keeper has to end its children."""
     os.kill(place.servers()[0], 9)
 
 
@@ -71,7 +71,7 @@ def test_a_server_starts_again_where_it_was(place: Place) -> None:
     said = "its server has ended: killed by SIGKILL; starting it again, 2 of 2"
     assert said in stderr
     assert stderr.count("its server is up again") == 2
-    assert "starting anew" not in stderr  # the program has gone on
+    assert "starting anew" not in stderr  # the program kept running
     place.expect_nothing_left()
 
 

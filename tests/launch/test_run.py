@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is started, watched, ended and started anew; the server is a stub."""
+"""Starting, watching, ending and restarting; the server is a stub."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_program_gets_its_arguments_and_the_cluster(place: Place) -> None:
     assert arguments == ["--nnodes=7", "--", "-m"]
     cluster = json.loads(text)
     first, second = cluster.pop("hosts")
-    assert not os.path.exists(cluster.pop("file"))  # it went with the launcher
+    assert not os.path.exists(cluster.pop("file"))  # deleted with the launcher
     assert cluster == {
         "version": 1,
         "source": "--nnodes=2 --nproc-per-node=3",

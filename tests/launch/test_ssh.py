@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another host is this one, by an sshd of the test's own; the server is a stub."""
+"""Another host is this one, by the test's own sshd; the server is a stub."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WAIT = _READY + "import signal\nsignal.pause()\n"
 
 
 def _cluster(started: subprocess.Popen[str]) -> dict:
-    """Waits until the program runs; returns what it was told."""
+    """Waits until the program runs; returns its cluster description."""
     assert started.stdout
     while "ready" not in (line := started.stdout.readline()):
         assert line, started.stderr and started.stderr.read()
@@ -35,7 +35,7 @@ def _cluster(started: subprocess.Popen[str]) -> dict:
 
 
 def _only(stderr: str) -> str:
-    """Returns the only line that the launcher has said."""
+    """Returns the launcher's only line of output."""
     assert "Traceback" not in stderr
     (line,) = [line for line in stderr.splitlines() if "replicator.launch:" in line]
     return line
@@ -51,7 +51,7 @@ def test_a_server_runs_on_another_host(place: Place, remote: sshd.Server) -> Non
     assert host["name"] == "127.0.0.2"
     assert host["address"].startswith("127.0.0.2:")
     assert host["cpus"] == 2
-    # What this host is called on the way to the other.
+    # This host's address on the way to the other.
     assert cluster["client"].startswith("127.0.0.")
     assert cluster["client"].endswith(":0")
     assert "[127.0.0.2] sent None" in done.stderr.splitlines()
@@ -66,7 +66,7 @@ def test_hosts_here_and_there(place: Place, remote: sshd.Server) -> None:
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("ready")]
     there, here = json.loads(line.partition(" ")[2])["hosts"]
     assert (here["name"], here["cpus"]) == ("localhost", 3)
-    # An address that the other can reach, of this host.
+    # An address of this host that the other can reach.
     assert here["address"].partition(":")[0] == "127.0.0.1"
 
 
@@ -103,7 +103,7 @@ def test_a_cut_connection_is_found_on_both_sides(
         for pid in connection:  # it neither answers nor closes
             os.kill(pid, signal.SIGSTOP)
         _, stderr = started.communicate(timeout=60)
-        # The keeper there hears nothing any more, and ends what it keeps.
+        # The keeper there loses its connection, and ends its process.
         place.expect_nothing_left()
         for pid in connection:
             os.kill(pid, signal.SIGKILL)
@@ -184,7 +184,7 @@ def test_what_is_missing_is_one_line(
 ) -> None:
     place.program(_READY)
     flags = [f for f in remote.flags if f.partition("=")[0] != flag.partition("=")[0]]
-    if "PYTHONPATH" in flag:  # an interpreter of which nothing is known
+    if "PYTHONPATH" in flag:  # an unknown interpreter
         flags.append(f"--python={os.path.realpath(sys.executable)}")
     done = place.launch(*flags, flag, "train.py")
     line = _only(done.stderr)
@@ -193,7 +193,7 @@ def test_what_is_missing_is_one_line(
 
 
 def _configure(remote: sshd.Server, jump: bool) -> None:
-    """Gives the server an alias, which perhaps is reached by way of itself."""
+    """Gives the server an alias, which may be reached through itself."""
     user = getpass.getuser()
     lines = [
         f"Host {sshd.ADDRESS}",
@@ -229,7 +229,7 @@ def test_the_users_configuration_is_read(
 def test_unreachable_hosts_are_one_line(place: Place) -> None:
     pytest.importorskip("asyncssh", reason="there is no asyncssh")
     place.program(_READY)
-    with socket.socket() as taken:  # bound, and listened on by nobody
+    with socket.socket() as taken:  # bound, but nobody listens
         taken.bind((sshd.ADDRESS, 0))
         port = taken.getsockname()[1]
         done = place.launch(f"--hosts={sshd.ADDRESS}", f"--ssh-port={port}", "train.py")

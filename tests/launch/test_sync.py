@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files `--sync` copies."""
+"""The files that `--sync` copies."""
 
 from __future__ import annotations
 

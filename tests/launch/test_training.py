@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 _ROOT = str(pathlib.Path(replicator.__file__).parent.parent)
 _FLAGS = ("--nnodes=2", "--grace=60")  # machines may be busy
 _STEPS = 24
-# Of the training of tests/cluster/faulty.py, whose step 10 is between two checkpoints.
+# For the training of tests/cluster/faulty.py; step 10 is between two checkpoints.
 _PROGRAM = """
 import os, random, sys, threading, time
 import replicator
@@ -87,7 +87,7 @@ def test_sigterm_saves_and_a_later_launch_goes_on(
     first = _losses(said + stdout)
     assert f"SIGTERM: saved after {len(first)} steps" in stderr
     assert "Traceback" not in stderr
-    assert "killed" not in stderr  # nobody was out of patience
+    assert "killed" not in stderr  # no grace period expired
     place.expect_nothing_left()
     later = _launch(place, "plain", "never", "saved")
     assert later.returncode == 0, later.stderr

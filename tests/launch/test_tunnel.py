@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All traffic goes through the launcher; the servers have networks of their own."""
+"""All traffic goes through the launcher; the servers have separate networks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print("ready", *addresses, flush=True)
 
 
 def _refused() -> str:
-    """Returns why a process here can have no network of its own; "" if it can."""
+    """Returns why a process here cannot have its own network; "" if it can."""
     folder = pathlib.Path(relay.__file__).parent
     tried = subprocess.run(
         [sys.executable, "-c", "import relay; relay.enter_network()"],
@@ -129,7 +129,7 @@ def test_nothing_but_the_tunnel_reaches_servers(
 
 
 def _lines(name: str) -> list[str]:
-    """Returns what the kernel lists of sockets."""
+    """Returns the kernel's list of sockets."""
     return pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]
 
 
@@ -152,7 +152,7 @@ def test_folders_are_removed_on_hosts_that_are_cut_off(
 
 
 def test_a_system_without_namespaces_is_one_line(place: Place) -> None:
-    """Where a process may neither leave its network nor its user's rights."""
+    """Where a process may leave neither its network nor its user's rights."""
     done = subprocess.run(
         [
             "unshare",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which versions a host has."""
+"""The versions installed on a host."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Plan.print` prints."""
+"""The output of `Plan.print`."""
 
 from __future__ import annotations
 

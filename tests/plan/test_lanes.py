@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of plans: nothing is cut off or written over, from 1 row to 300."""
+"""Pictures of plans: nothing is clipped or overlaps, from 1 row to 300."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users' modules raise and are given: the line of theirs, and flags of theirs."""
+"""Errors of users' modules name the user's line, and modules may define flags."""
 
 from __future__ import annotations
 

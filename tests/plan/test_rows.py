@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows and the totals of plans, against what was written and counted by hand."""
+"""The rows and the totals of plans, compared with source lines and manual counts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each row says how the variables are kept equal that it is for."""
+"""Each row states the synchronizer of its variables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of this room make: rows, and measurements."""
+"""Fake rows and measurements, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def measured(
     busy: float = 1.0,
     spread: float = 0.0,
 ) -> Measured:
-    """Returns what might have been measured."""
+    """Returns a made-up measurement."""
     return Measured(
         devices=tuple(
             f"/job:localhost/replica:0/task:0/device:{'CPU' if cores else 'GPU'}:{r}"

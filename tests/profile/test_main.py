@@ -195,7 +195,7 @@ def test_another_network_and_strategy(module: str, capsys: Any) -> None:
     [
         ((), "usage: python -m replicator.profile module:make"),
         (("{}:make", "more"), "usage"),
-        (("{}:fails",), "RuntimeError: no luck"),  # others are tests of plan/
+        (("{}:fails",), "RuntimeError: no luck"),  # others are tested in plan/
         (("{}:fails_in_step",), "the step of "),
         (("{}:without_inputs",), "InputError: the inputs have no element"),
         (("{}:fails_while_it_runs",), "assertion failed: [it is too many]"),

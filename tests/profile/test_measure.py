@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of measured times, and where rates of devices come from."""
+"""The results derived from measured times, and the sources of device rates."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions equal closed forms, and what was measured is what they start from."""
+"""Predictions equal closed forms, and start from the measured values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_hub_on_a_network_has_the_speed_up_of_the_inequality(replicas):
     ring = made.row(algorithm="ring")
     found = made.measured((ring,), (0.05,))
     step = model.apart(found, replicas, _CALIBRATION, _NETWORK)
-    # Of all algorithms the least; each in closed form.
+    # The minimum over all algorithms, each in closed form.
     r, steps = replicas, math.ceil(math.log2(replicas))
     expected = min(
         2 * (r - 1) * (_MESSAGE + _BYTES * _LINK),  # hub
@@ -108,7 +108,7 @@ def test_one_replica_alone_tells_of_more(replicas):
     )
     cpu = _CALIBRATION.of("cpu")
     sums = cpu.op + 2 * (replicas - 1) * cpu.message + replicas * _BYTES * cpu.add
-    # 0.091 s keep 0.3 / 0.091 of 4 cores busy; products are of all replicas' rows.
+    # 0.091 s keep 0.3 / 0.091 of 4 cores busy; products cover all replicas' rows.
     least = max(0.091, replicas * 0.3 / 4)
     most = replicas * 0.3 / 4 + 3 / 4 * 0.091
     waits = 0.02 * replicas + 0.001 + sums

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a step add up to it, as the ops that ran divide it."""
+"""Parts of a step add up to it, divided according to the ops that ran."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_runs_inside_of_an_op_is_counted_once():
 
 def test_ops_that_run_at_once_share_the_time() -> None:
     ran = traces.ops_of(_EVENTS, _ROWS)
-    # Both products run until 2; then one of them, the sum, and what is in the loop.
+    # Both products run until 2; then one of them, the sum, and the ops in the loop.
     assert parts.taken(ran) == pytest.approx([3.0, 1.0, 3.0, 1.0])
     assert sum(parts.taken(ran)) == pytest.approx(8.0)  # nothing counts twice
 

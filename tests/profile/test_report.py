@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a profile: sentences, tables, JSON, a trace and a picture."""
+"""The report of a profile: sentences, tables, JSON, a trace and a picture."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m replicator.serve`: what it says, what it refuses, and that it ends."""
+"""`python -m replicator.serve`: its output, its errors, and its end."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _refused(*flags):
 
 
 def _is_log(line):
-    """Whether a line is of TensorFlow's own log, written while it is imported."""
+    """Whether a line belongs to TensorFlow's own log, written at import."""
     return line.startswith(("WARNING: All log", "I0000", "E0000", "W0000", "To enable"))
 
 
@@ -156,7 +156,7 @@ print(json.dumps([tried(arguments) for arguments in json.loads(sys.argv[1])]))
 
 @pytest.fixture(scope="module")
 def refusals():
-    """What each of REFUSED ends in; in one process."""
+    """The outcome of each of REFUSED, in one process."""
     command = ["-c", _TRY_EACH, json.dumps([*REFUSED])]
     done = forks.run(command, servers.environment())
     assert done.returncode == 0, done.stderr

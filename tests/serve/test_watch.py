@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a server ends with whoever started it."""
+"""A server ends with the process that started it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of graphs: what is in them is in the sketch."""
+"""Pictures of graphs show the contents of the sketch."""
 
 from __future__ import annotations
 

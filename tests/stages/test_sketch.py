@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph in short holds all of its ops, and what goes between its devices."""
+"""A sketch of a graph covers all of its ops, and the tensors between its devices."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Replicator.stages` writes: a step after each stage of its build."""
+"""The output of `Replicator.stages`: a step after each stage of its build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import helpers
 
 
 def _graph(folder: pathlib.Path) -> tf.compat.v1.GraphDef:
-    """Returns the graph that a folder for TensorBoard holds."""
+    """Returns the graph in a folder for TensorBoard."""
     (path,) = folder.glob("events*")
     for record in tf.data.TFRecordDataset(str(path)):
         event = tf.compat.v1.Event.FromString(record.numpy())
@@ -48,7 +48,7 @@ def test_stages_hold_one_replica_then_all_then_no_placeholder(
         else:
             with tf.Graph().as_default():
                 repl.run(step_fn)
-    repl.run(lambda: tf.constant(1.0))  # which is not written down
+    repl.run(lambda: tf.constant(1.0))  # which is not written
     (folder,) = (tmp_path / "new").iterdir()
     assert folder.name == "step_fn-0"
     graphs = {stage: _graph(folder / stage) for stage in STAGES}

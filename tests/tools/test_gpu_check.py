@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of `make gpu-check`, with fakes for the GPUs; none is needed here."""
+"""The report of `make gpu-check`, with fake GPUs; none is needed here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools import gpu_check, gpu_programs
 
 
 class Machine:
-    """A machine with some GPUs, on which some checks fail; notes what is run."""
+    """A machine with some GPUs, on which some checks fail; records the runs."""
 
     def __init__(self, count: int, failing: tuple[str, ...] = ()) -> None:
         self.count, self.failing, self.ran = count, failing, []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The licence header: on all files once it is on one, and added where it belongs."""
+"""The licence header: on all files once it is on one, and added in the right place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tools import licence
 
 
 def test_all_files_have_the_header_or_none_has() -> None:
-    # None has until `python tools/licence.py --write` was run once; then each needs it.
+    # None has it until `python tools/licence.py --write` has run once; then each needs
+    # it.
     own = licence.HEADER.rpartition(" ")[2]  # this line is not a header
     assert own == "Apache-2.0"
     found = {

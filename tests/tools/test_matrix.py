@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was not run counts as not run, and a failure fails the whole."""
+"""Skipped runs count as not run, and a failure fails the whole."""
 
 from __future__ import annotations
 

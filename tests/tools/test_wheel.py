@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make wheel` asks for is there; the whole takes minutes and a network."""
+"""The files that `make wheel` requires exist; a full run needs a network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's program that uses every public name, for `mypy --strict`; it is not run.
 
-test_strict.py says which names it has to use, and has mypy check it.
+test_strict.py says which names it has to use, and runs mypy on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ERRORS: tuple[type[replicator.ReplicatorError], ...] = (
 
 
 def train(devices: Sequence[str]) -> np.ndarray[Any, Any]:
-    """Trains a model, and looks at what it does."""
+    """Trains a model, and inspects its steps."""
     print(replicator.__version__)
     repl = replicator.Replicator(devices, build="clone", calibration="rates.json")
     with repl.context(), repl.stages("stages"):
@@ -109,7 +109,7 @@ def communicate(repl: replicator.Replicator, x: tf.Tensor) -> list[tf.Tensor]:
 
 
 def look_at(found: plan.Plan) -> int:
-    """Looks at what a step communicates."""
+    """Inspects a step's communication."""
     row: plan.Row = found[0]
     totals: plan.Totals = found.totals
     total: plan.Total = totals.per_step
@@ -122,7 +122,7 @@ def look_at(found: plan.Plan) -> int:
 
 
 class Alternating(strategy.Builder):
-    """Every other variable is on the first CPU."""
+    """Places every other variable on the first CPU."""
 
     def nodes(
         self,
@@ -158,7 +158,7 @@ BUILDERS: Sequence[strategy.Builder] = (
 
 
 def choose(devices: Sequence[str]) -> strategy.Strategy:
-    """Measures which strategy is the fastest, and keeps it."""
+    """Measures which strategy is the fastest, and saves it."""
 
     def make(chosen: Any) -> tuple[replicator.Replicator, Any]:
         repl = replicator.Replicator(devices, strategy=chosen)
@@ -176,11 +176,11 @@ class Sign(compressors.Compressor):
     """Sends signs."""
 
     def compress(self, tensor: tf.Tensor) -> Any:
-        """Returns what is sent."""
+        """Returns the payload."""
         return tf.cast(tensor > 0, tf.int8)
 
     def decompress(self, payload: Any, shape: tf.Tensor) -> tf.Tensor:
-        """Returns what that stands for."""
+        """Returns the payload's approximation of the tensor."""
         return tf.reshape(tf.cast(payload, tf.float32) * 2 - 1, shape)
 
 
@@ -190,7 +190,7 @@ class Half(compressors.Compressor):
     def reduce(
         self, tensors: Sequence[tf.Tensor], link: compressors.Link
     ) -> compressors.Sums:
-        """Returns the sums, and what this replica sent of them."""
+        """Returns the sums, and this replica's contribution to them."""
         halves = [tensor / 2 for tensor in tensors]
         return compressors.Sums(link.sum(halves), halves)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two replicas of a peer compute what its single device does, where it is installed."""
+"""Two replicas of a peer compute the same as its single device, if it is installed."""
 
 import importlib.util
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peers train what Replicator trains, without TensorFlow."""
+"""The peers train the same networks as Replicator, without TensorFlow."""
 
 import numpy as np
 import pytest
