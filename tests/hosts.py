@@ -32,8 +32,8 @@ def connected(num_cpus: int) -> Iterator[None]:
     Args:
         num_cpus: The number of devices of each.
     """
-    with servers.serving(NUM_HOSTS, f"--cpus={num_cpus}") as told:
-        cluster = replicator.connect(servers.addresses(told))
+    with servers.serving(NUM_HOSTS, f"--cpus={num_cpus}") as server_facts:
+        cluster = replicator.connect(servers.addresses(server_facts))
         local = devices.resolve
         token = helpers.SESSIONS.set(cluster.session_arguments())
         devices.resolve = lambda names: local(mapped(names, num_cpus))

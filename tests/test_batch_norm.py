@@ -140,12 +140,12 @@ def on_replicas(
 
         return step_fn
 
-    found = helpers.run(mode, repl, make_step)
-    joined = {name: np.concatenate(found[name]) for name in ("inputs", "outputs")}
-    summed = {name: np.sum(found[name], axis=0) for name in ("scale", "offset")}
+    actual = helpers.run(mode, repl, make_step)
+    joined = {name: np.concatenate(actual[name]) for name in ("inputs", "outputs")}
+    summed = {name: np.sum(actual[name], axis=0) for name in ("scale", "offset")}
     for name in ("mean", "variance"):
-        assert len({value.tobytes() for value in found[name]}) == 1
-    return joined | summed | {name: found[name][0] for name in ("mean", "variance")}
+        assert len({value.tobytes() for value in actual[name]}) == 1
+    return joined | summed | {name: actual[name][0] for name in ("mean", "variance")}
 
 
 def assert_close(found: Outcome, expected: Outcome) -> None:
@@ -165,8 +165,8 @@ def assert_close(found: Outcome, expected: Outcome) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_it_normalizes_by_the_whole_batch(library: str, mode: str) -> None:
     inputs, weights = batch(6)
-    found = on_replicas(library, inputs, weights, (3, 3), mode)
-    assert_close(found, on_one_device(library, inputs, weights))
+    actual = on_replicas(library, inputs, weights, (3, 3), mode)
+    assert_close(actual, on_one_device(library, inputs, weights))
 
 
 @pytest.mark.battery(3)
@@ -175,16 +175,16 @@ def test_it_normalizes_by_the_whole_batch(library: str, mode: str) -> None:
 def test_even_shards_of_volumes(library: str, shards: Sequence[int]) -> None:
     """Rank 5, since for rank 4 Sonnet's plain layer takes the unbiased variance."""
     inputs, weights = batch(sum(shards), 2, 1, 2)
-    found = on_replicas(library, inputs, weights, shards)
-    assert_close(found, on_one_device(library, inputs, weights))
+    actual = on_replicas(library, inputs, weights, shards)
+    assert_close(actual, on_one_device(library, inputs, weights))
 
 
 @pytest.mark.parametrize("shards", UNEVEN, ids=str)
 def test_keras_counts_the_rows_of_uneven_shards(shards: Sequence[int]) -> None:
     """It all-reduces sums and counts, so empty shards do no harm either."""
     inputs, weights = batch(sum(shards))
-    found = on_replicas("keras", inputs, weights, shards)
-    assert_close(found, on_one_device("keras", inputs, weights))
+    actual = on_replicas("keras", inputs, weights, shards)
+    assert_close(actual, on_one_device("keras", inputs, weights))
 
 
 def by_mean_of_means(
@@ -213,16 +213,16 @@ def test_sonnet_takes_the_mean_of_the_means_of_uneven_shards(
     shards: Sequence[int],
 ) -> None:
     inputs, weights = batch(sum(shards))
-    found = on_replicas("sonnet", inputs, weights, shards)
-    assert_close(found, by_mean_of_means(inputs, weights, shards))
+    actual = on_replicas("sonnet", inputs, weights, shards)
+    assert_close(actual, by_mean_of_means(inputs, weights, shards))
     whole = on_one_device("sonnet", inputs, weights)
-    assert np.max(np.abs(found["mean"] - whole["mean"])) > 0.05
+    assert np.max(np.abs(actual["mean"] - whole["mean"])) > 0.05
 
 
 def test_an_empty_shard_makes_sonnets_means_nan() -> None:
     inputs, weights = batch(3)
-    found = on_replicas("sonnet", inputs, weights, (3, 0))
-    assert np.all(np.isnan(found["mean"]))
+    actual = on_replicas("sonnet", inputs, weights, (3, 0))
+    assert np.all(np.isnan(actual["mean"]))
 
 
 @pytest.mark.parametrize("synchronized", [True, False])

@@ -26,8 +26,8 @@ def test_a_bad_flag_is_one_line_and_status_2(capsys: Any) -> None:
 
 def test_no_program_does_it_by_itself() -> None:
     room = pathlib.Path(replicator.__file__).parent
-    found = [path for path in room.rglob("*.py") if "flags.FLAGS(" in path.read_text()]
-    assert [path.name for path in found] == ["command_line.py"]
+    paths = [path for path in room.rglob("*.py") if "flags.FLAGS(" in path.read_text()]
+    assert [path.name for path in paths] == ["command_line.py"]
 
 
 def test_an_interrupt_is_one_word_and_the_shells_status(capsys: Any) -> None:
@@ -42,8 +42,8 @@ def test_an_interrupt_is_one_word_and_the_shells_status(capsys: Any) -> None:
 @pytest.mark.parametrize("program", ["", "calibrate.", "plan.", "profile."])
 def test_all_programs_end_so(program: str) -> None:
     # Two programs with flags of the same name cannot be imported into one process.
-    found = importlib.util.find_spec(f"replicator.{program}__main__")
-    source = pathlib.Path(found.origin).read_text()
+    spec = importlib.util.find_spec(f"replicator.{program}__main__")
+    source = pathlib.Path(spec.origin).read_text()
     assert "@command_line.interruptible\ndef main(" in source
 
 

@@ -140,6 +140,6 @@ def test_public_docstring_has_an_example_that_runs(documented: Any) -> None:
 
 
 def test_examples_are_found_once() -> None:
-    found = [example.name for example in EXAMPLES]
-    assert len(found) == len(set(found))
-    assert {"running.Running.run", "primitives.permute.shift"} <= {*found}
+    actual = [example.name for example in EXAMPLES]
+    assert len(actual) == len(set(actual))
+    assert {"running.Running.run", "primitives.permute.shift"} <= {*actual}

@@ -46,14 +46,14 @@ def test_every_error_is_a_replicator_error_and_a_builtin_one(name, base):
 
 
 def test_every_error_is_a_public_name() -> None:
-    found = {
+    actual = {
         name
         for name, value in vars(errors).items()
         if isinstance(value, type) and issubclass(value, errors.ReplicatorError)
     }
-    assert len(found) >= 12
-    assert found <= set(replicator.__all__)
-    for name in found:
+    assert len(actual) >= 12
+    assert actual <= set(replicator.__all__)
+    for name in actual:
         assert getattr(replicator, name) is getattr(errors, name)
 
 

@@ -342,10 +342,12 @@ def test_an_input_fn_that_is_new_each_time_is_warned_of_once(
     repl = helpers.make(2)
     for k in range(8):
         repl.build(_echo, lambda k=k: tf.constant(k))
-    said = [r.getMessage() for r in caplog.records if "new function" in r.getMessage()]
-    assert len(said) == 1
-    assert "input_fn at " in said[0] and "test_freshness.py:" in said[0]
-    assert "inputs start over" in said[0] and "outside of the loop" in said[0]
+    messages = [
+        r.getMessage() for r in caplog.records if "new function" in r.getMessage()
+    ]
+    assert len(messages) == 1
+    assert "input_fn at " in messages[0] and "test_freshness.py:" in messages[0]
+    assert "inputs start over" in messages[0] and "outside of the loop" in messages[0]
 
 
 def test_nothing_is_kept_of_functions_that_are_gone() -> None:

@@ -218,12 +218,12 @@ def test_a_loop_of_keras_that_trains_on_one_device_is_warned_of_once(
         for batch in (_BATCH, 3):
             getattr(model, loop)(_X[:batch], _Y[:batch])
         messages = [record.getMessage() for record in caplog.records]
-        return [said for said in messages if "Keras'" in said]
+        return [message for message in messages if "Keras'" in message]
 
-    (said,) = train(helpers.make(3), _wrapped)
-    assert f"Keras' {loop} applies a wrapped SGD outside of any step" in said
-    assert "2 of the Replicator's 3 replicas do nothing" in said
-    assert "repl.run(model.train_step, input_fn)" in said
+    (message,) = train(helpers.make(3), _wrapped)
+    assert f"Keras' {loop} applies a wrapped SGD outside of any step" in message
+    assert "2 of the Replicator's 3 replicas do nothing" in message
+    assert "repl.run(model.train_step, input_fn)" in message
     assert not train(helpers.make(1), _wrapped)
     assert not train(helpers.make(2), lambda repl: tf.keras.optimizers.SGD(0.1))
 

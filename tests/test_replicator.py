@@ -262,11 +262,13 @@ def test_a_replicator_is_refused_in_the_step_of_another(name, others):
     one, two = helpers.make(2), helpers.make(others)
     with pytest.raises(ContextError) as caught:
         one.run(lambda: _IN_A_STEP[name](two))
-    said = str(caught.value)
-    assert f"{name} of the Replicator on {list(two.devices)}" in said
-    assert f"replica 0 in a step of another Replicator, on {list(one.devices)}" in said
-    assert "test_replicator.py:" in said
-    assert f"Fix: call {name} of the Replicator that runs the step" in said
+    message = str(caught.value)
+    assert f"{name} of the Replicator on {list(two.devices)}" in message
+    assert (
+        f"replica 0 in a step of another Replicator, on {list(one.devices)}" in message
+    )
+    assert "test_replicator.py:" in message
+    assert f"Fix: call {name} of the Replicator that runs the step" in message
 
 
 @pytest.mark.parametrize("family", ["keras", "v1"])
@@ -388,9 +390,11 @@ def test_a_step_fn_that_is_new_each_time_is_warned_of_once(caplog):
     repl = helpers.make(2)
     for _ in range(8):
         repl.build(lambda: tf.constant(0))
-    said = [r.getMessage() for r in caplog.records if "new function" in r.getMessage()]
-    assert len(said) == 1
-    assert "test_replicator.py:" in said[0] and "outside of the loop" in said[0]
+    messages = [
+        r.getMessage() for r in caplog.records if "new function" in r.getMessage()
+    ]
+    assert len(messages) == 1
+    assert "test_replicator.py:" in messages[0] and "outside of the loop" in messages[0]
 
 
 # --- Plans ----------------------------------------------------------------------------

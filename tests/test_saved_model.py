@@ -78,10 +78,10 @@ def serve(folder: pathlib.Path, signature: str, cwd: pathlib.Path) -> Any:
     arguments = [str(folder), str(cwd / "x.npy"), signature]
     # Isolated: searches neither the working directory nor PYTHONPATH.
     program = ["-I", "-c", hide_editable() + textwrap.dedent(SERVE)]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *program, *arguments], cwd=cwd, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
     return np.load(folder / "served.npz")
 
 
@@ -92,10 +92,10 @@ def hide_editable() -> str:
 
 def installed() -> bool:
     probe = "import importlib.util as u; print(u.find_spec('replicator') is not None)"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-I", "-c", probe], capture_output=True, text=True, check=True
     )
-    return done.stdout.strip() == "True"
+    return result.stdout.strip() == "True"
 
 
 def test_modules_are_saved_plain_and_go_on_training(tmp_path: pathlib.Path) -> None:

@@ -164,10 +164,10 @@ def test_writers_are_told_from_readers_where_they_ask_for_a_handle():
 
 
 def test_strategy_asked_by_library_tells_keras_from_the_user() -> None:
-    asked: list[bool] = []
+    requests: list[bool] = []
 
     def strategy() -> Any:
-        asked.append(_tf.strategy_asked_by_library())
+        requests.append(_tf.strategy_asked_by_library())
         return _tf.default_strategy()
 
     def user() -> Any:
@@ -176,27 +176,27 @@ def test_strategy_asked_by_library_tells_keras_from_the_user() -> None:
     with _tf.distribution_mode(replica="ours", strategy=strategy):
         user()
         tf.autograph.to_graph(user)()
-        assert asked == [False, False]
+        assert requests == [False, False]
         assert not tf.distribute.has_strategy()
         tf.nn.scale_regularization_loss(1.0)
         tf.keras.losses.MeanSquaredError()(tf.zeros([1, 1]), tf.zeros([1, 1]))
-    assert len(asked) >= 5 and all(asked[2:])
+    assert len(requests) >= 5 and all(requests[2:])
 
 
 def test_copied_value_asking_is_the_variable_of_a_strategy() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         copied = tf.Variable(1.0)
-    found: list[Any] = []
+    results: list[Any] = []
 
     class Context:
         @property
         def _replica_id(self) -> int:
-            found.append(_tf.copied_value_asking())
+            results.append(_tf.copied_value_asking())
             return 1
 
     with _tf.distribution_mode(replica=Context()):
         assert float(copied + 1.0) == 2.0
-    assert found and all(one is copied for one in found)
+    assert results and all(one is copied for one in results)
     assert _tf.copied_value_asking() is None
 
 

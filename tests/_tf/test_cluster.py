@@ -49,14 +49,14 @@ def test_this_process_has_started_and_is_not_connected():
 
 def test_connecting_again_and_to_nobody():
     """In a process of its own: `_tf.connect` cannot be undone."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         env=servers.environment(),
         capture_output=True,
         text=True,
         timeout=servers.LIMIT,
     )
-    assert done.stdout == "done\n", done.stderr[-4000:]
+    assert result.stdout == "done\n", result.stderr[-4000:]
 
 
 _JOINED = """

@@ -59,9 +59,9 @@ def test_called_graphs_come_in_the_order_in_which_they_are_traced():
     with tf.Graph().as_default() as graph:
         tf.while_loop(lambda x: x < 9.0, turn, [tf.constant(0.0)])
         loop = [op for op in graph.get_operations() if "While" in op.type][0]
-    found = dict(_tf.called_graphs(loop))
-    assert list(found) == ["cond", "body"]
-    inner = [op for op in found["body"].get_operations() if "If" in op.type][0]
+    results = dict(_tf.called_graphs(loop))
+    assert list(results) == ["cond", "body"]
+    inner = [op for op in results["body"].get_operations() if "If" in op.type][0]
     assert [name for name, _ in _tf.called_graphs(inner)] == [
         "then_branch",
         "else_branch",
@@ -220,10 +220,10 @@ def test_capture_at_call_asks_at_each_call():
 
 
 def test_compiled_are_functions_of_xla():
-    found = []
+    results = []
     for jit_compile in (False, True):
         inner = tf.function(lambda x: x + 1, jit_compile=jit_compile)
         outer = tf.function(inner).get_concrete_function(tf.constant(1.0))
         (call,) = [op for op in outer.graph.get_operations() if "Call" in op.type]
-        found.append(_tf.compiled(call, call.get_attr("f").name))
-    assert found == [False, True]
+        results.append(_tf.compiled(call, call.get_attr("f").name))
+    assert results == [False, True]

@@ -16,24 +16,24 @@ def test_operation_count_counts():
 
 
 def test_stands_in_tells_graphs_inside_a_graph() -> None:
-    found = []
+    results = []
 
     @tf.function
     def function(x: tf.Tensor) -> tf.Tensor:
         graph = tf.compat.v1.get_default_graph()
-        found.append(_tf.stands_in(graph))
+        results.append(_tf.stands_in(graph))
         with tf.init_scope():
-            found.append(not _tf.stands_in(graph))
+            results.append(not _tf.stands_in(graph))
 
         def branch() -> tf.Tensor:
-            found.append(_tf.stands_in(graph))
-            found.append(not _tf.stands_in(tf.Graph()))
+            results.append(_tf.stands_in(graph))
+            results.append(not _tf.stands_in(tf.Graph()))
             return x + 1
 
         return tf.cond(x > 0, branch, lambda: x)
 
     function.get_concrete_function(tf.TensorSpec([], tf.float32))
-    assert len(found) >= 4 and all(found)
+    assert len(results) >= 4 and all(results)
 
 
 def test_seeds_counted_are_those_without_a_seed_of_their_own() -> None:

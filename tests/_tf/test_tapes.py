@@ -63,13 +63,15 @@ def test_note_read_has_all_tapes_watch_a_variable():
 
 
 def test_begun_by_tape_is_what_the_running_tape_started_from():
-    found = []
+    results = []
 
     @tf.custom_gradient
     def seen(z):
         def back(d):
             graph = tf.compat.v1.get_default_graph()
-            found.append((_tf.begun_by_tape(graph, 1), _tf.begun_by_tape(graph, 3), d))
+            results.append(
+                (_tf.begun_by_tape(graph, 1), _tf.begun_by_tape(graph, 3), d)
+            )
             return d * tf.ones_like(d)
 
         return tf.identity(z), back
@@ -83,7 +85,7 @@ def test_begun_by_tape_is_what_the_running_tape_started_from():
         return tape.gradient(y, x)
 
     step(tf.ones([2]))
-    ((begun,), none, start), *_ = found
+    ((begun,), none, start), *_ = results
     assert begun.outputs[0] is start and _tf.begins_tape(begun)
     assert none == []
 
@@ -95,6 +97,6 @@ def test_own_gradient_is_what_a_user_gave_and_says_whether_it_trains_variables()
         assert _tf.own_gradient(tf.tanh(x).op) is None
         for make, trains in ((lambda z: 2.0 * z, False), (lambda z: w * z, True)):
             (made,) = tf.nest.flatten(tf.recompute_grad(make)(x))
-            found = _tf.own_gradient(made.op)
-            assert callable(found) and _tf.trains_variables(found) is trains
+            actual = _tf.own_gradient(made.op)
+            assert callable(actual) and _tf.trains_variables(actual) is trains
         assert not _tf.trains_variables(lambda op, d: d)

@@ -24,11 +24,11 @@ def test_resource_variable_passes_by_creator_scopes():
 
 
 def test_last_variable_creator_comes_behind_the_others():
-    asked = []
+    requests = []
 
     def creator(name):
         def ask(next_creator, **kwargs):
-            asked.append(name)
+            requests.append(name)
             return next_creator(**kwargs)
 
         return ask
@@ -39,7 +39,7 @@ def test_last_variable_creator_comes_behind_the_others():
         tf.variable_creator_scope(creator("inside")),
     ):
         variable = tf.Variable(1.0)
-    assert asked == ["inside", "around", "last"]
+    assert requests == ["inside", "around", "last"]
     assert isinstance(variable, tf.Variable)
 
 

@@ -92,8 +92,8 @@ def run(
     log: pathlib.Path | None = None,
 ) -> list[Any]:
     """Runs a program in all processes; returns the result of each."""
-    with servers.serving(count) as told:
-        return ended(start(addresses(told), name, cpus, *arguments, log=log))
+    with servers.serving(count) as server_facts:
+        return ended(start(addresses(server_facts), name, cpus, *arguments, log=log))
 
 
 def log_of(folder: pathlib.Path) -> list[dict[str, Any]]:

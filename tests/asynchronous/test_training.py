@@ -39,8 +39,8 @@ def _let_go(started: list[subprocess.Popen[str]]) -> None:
 @pytest.mark.parametrize(("count", "programs"), [(1, 2), (2, 3)])
 def test_what_each_program_adds_is_there_once(count: int, programs: int) -> None:
     steps, cpus = 7, (2, 1, 2)[:programs]
-    with servers.serving(count) as told:
-        up = processes.addresses(told)
+    with servers.serving(count) as server_facts:
+        up = processes.addresses(server_facts)
         started = processes.start(up, "counts", cpus, str(steps))
         _go_on(started)
         results = processes.ended(started)
@@ -79,8 +79,8 @@ def test_the_bound_is_reached_and_never_passed(
 def test_who_is_lost_is_named_and_holds_up_nobody(
     how: str, tmp_path: pathlib.Path
 ) -> None:
-    with servers.serving(1) as told:
-        up = processes.addresses(told)
+    with servers.serving(1) as server_facts:
+        up = processes.addresses(server_facts)
         started = processes.start(up, "lives", (1, 1, 1), "2", log=tmp_path)
         for process in started:
             _line(process, "running")
@@ -105,12 +105,12 @@ def test_who_is_lost_is_named_and_holds_up_nobody(
 
 @pytest.mark.slow
 def test_a_lost_server_is_named_by_all() -> None:
-    with servers.serving(1) as told:
-        up = processes.addresses(told)
+    with servers.serving(1) as server_facts:
+        up = processes.addresses(server_facts)
         started = processes.start(up, "lives", (1, 1), "2")
         for process in started:
             _line(process, "running")
-        subprocess.run(["kill", "-9", str(told[0]["pid"])], check=True)
+        subprocess.run(["kill", "-9", str(server_facts[0]["pid"])], check=True)
         results = processes.ended(started)
     assert all(result["hosts"] == ["server-0"] for result in results)
 
@@ -128,15 +128,15 @@ def test_each_element_goes_to_one_program() -> None:
 def test_a_checkpoint_is_written_by_the_first_and_gone_on_from(
     tmp_path: pathlib.Path,
 ) -> None:
-    found = []
+    results = []
     for until in ("6", "9"):
-        with servers.serving(1) as told:
-            up = processes.addresses(told)
+        with servers.serving(1) as server_facts:
+            up = processes.addresses(server_facts)
             started = processes.start(up, "resumes", (1, 1), str(tmp_path), until)
             _go_on(started)
             _go_on(started)
-            found.append(processes.ended(started))
-    before, after = found
+            results.append(processes.ended(started))
+    before, after = results
     assert [one["begun"] for one in (*before, *after)] == [0, 0, 6, 6]
     assert [one["iterations"] for one in (*before, *after)] == [12, 12, 18, 18]
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
@@ -146,8 +146,8 @@ def test_a_checkpoint_is_written_by_the_first_and_gone_on_from(
 def test_a_program_that_is_started_again_goes_on_with_the_others(
     tmp_path: pathlib.Path,
 ) -> None:
-    with servers.serving(1) as told:
-        up = processes.addresses(told)
+    with servers.serving(1) as server_facts:
+        up = processes.addresses(server_facts)
         arguments = (up, "resumes", (1, 1), str(tmp_path), "6")
         first, second = processes.start(*arguments)
         for process in (first, second):

@@ -79,13 +79,13 @@ def divide(
         cut: How w is divided.
         whole: Returns earlier ops that write values which must not be divided.
     """
-    made: list[Any] = []
+    variables: list[Any] = []
     with tf.Graph().as_default() as graph:
-        create = marked.creator(made)
+        create = marked.creator(variables)
         with tf.variable_creator_scope(create):
             w = tf.Variable(W, name="w")
             fetches = build(w)
-        program = Program(graph, made)
+        program = Program(graph, variables)
         decided = Decided({}, {"w": cut}, {})
         return Made(program, Divided(program, decided, whole(fetches)), fetches)
 

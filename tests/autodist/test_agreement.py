@@ -44,9 +44,9 @@ def test_what_is_written_is_that_of_one_device() -> None:
             written.append(getattr(made[-1], method)(make(x)).op)
         session = autodist.create_distributed_session()
         session.run(written, given)
-        found = dict(zip(WRITES, session.run(made), strict=True))
+        results = dict(zip(WRITES, session.run(made), strict=True))
     for name, (*_, expected) in WRITES.items():
-        np.testing.assert_allclose(found[name], expected, rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(results[name], expected, rtol=1e-6, err_msg=name)
 
 
 def test_a_variable_whose_writes_add_up_has_the_sum_of_all() -> None:
@@ -87,7 +87,7 @@ def test_what_gradients_lead_to_is_that_of_all_examples() -> None:
         given = {x: N, ids: [3, 0, 3, 1, 3, 3, 1]}
         assert session.run(slopes[0], given) == 28
         session.run(train, given)
-        found = session.run([w, table])
-    assert found[0] == 2 - 28
+        actual = session.run([w, table])
+    assert actual[0] == 2 - 28
     expected = 1 - 2 * np.array([[1], [2], [0], [4]]) / 7
-    np.testing.assert_allclose(found[1], expected, rtol=1e-6)
+    np.testing.assert_allclose(actual[1], expected, rtol=1e-6)

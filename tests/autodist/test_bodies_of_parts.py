@@ -51,10 +51,10 @@ BUILDS = (_condition, _loop, _function, _case, _write)
 @pytest.mark.parametrize("cut", parts.CUTS)
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
 def test_control_flow_is_given_parts(build: Any, cut: str) -> None:
-    made = parts.divide(build, parts.CUTS[cut])
-    parts.check(made)
+    graphs = parts.divide(build, parts.CUTS[cut])
+    parts.check(graphs)
     calls = [
-        op for op in made.divided.program.graph.get_operations() if "If" in op.type
+        op for op in graphs.divided.program.graph.get_operations() if "If" in op.type
     ]
     for op in calls:  # nothing is joined before
         handles = [t for t in op.inputs if t.dtype == tf.resource]
@@ -64,15 +64,15 @@ def test_control_flow_is_given_parts(build: Any, cut: str) -> None:
 @pytest.mark.parametrize("build", [_condition, _loop])
 def test_so_it_is_in_the_control_flow_of_tensorflow_1(build: Any) -> None:
     with v1_control_flow():
-        made = parts.divide(build)
-    assert "If" not in made.types() and "While" not in made.types()
-    parts.check(made)
+        graphs = parts.divide(build)
+    assert "If" not in graphs.types() and "While" not in graphs.types()
+    parts.check(graphs)
 
 
 def test_results_are_where_they_were_and_more_handles_come_last() -> None:
-    made = parts.divide(_loop)
-    (old,) = (op for op in made.program.ops if op.type == "While")
-    new = made.divided.places[old]
+    graphs = parts.divide(_loop)
+    (old,) = (op for op in graphs.program.ops if op.type == "While")
+    new = graphs.divided.places[old]
     more = len(new.inputs) - len(old.inputs)
     assert more == 1 and new.inputs[-1].op.name == parts.ROWS.names[1]
     kinds = [tensor.dtype for tensor in old.outputs]

@@ -100,9 +100,9 @@ def test_variables_in_parts_are_described_as_a_strategy_does() -> None:
         v1.get_variable("b", [])
         program, decided = _decided(autodist)
     made = {name: name.upper() for name in ("b", *decided.cuts["w"].names)}
-    found = cuts.trained(program, decided, made)
-    assert found["b"] == "B" and found["w"].parts == ("W/PART_0", "W/PART_1")
-    assert found["w"].shape == [4, 2] and found["w"].dtype.base_dtype == tf.float32
+    actual = cuts.trained(program, decided, made)
+    assert actual["b"] == "B" and actual["w"].parts == ("W/PART_0", "W/PART_1")
+    assert actual["w"].shape == [4, 2] and actual["w"].dtype.base_dtype == tf.float32
 
 
 def test_names_of_parts_are_none_of_the_users():
@@ -129,8 +129,10 @@ def test_what_takes_no_parts_is_whole_and_a_warning_says_so():
         session = autodist.create_distributed_session()
         assert session.run(loss, {x: [[1.0, 2.0]]}) == 9.0
         assert session.strategy.node("w").partitioner == ""
-    said = [str(call.args[0]) % call.args[1:] for call in warning.call_args_list]
-    assert any("w is not in parts" in line and "test_cuts.py" in line for line in said)
+    messages = [str(call.args[0]) % call.args[1:] for call in warning.call_args_list]
+    assert any(
+        "w is not in parts" in line and "test_cuts.py" in line for line in messages
+    )
 
 
 def test_a_variable_that_a_dataset_uses_is_whole():

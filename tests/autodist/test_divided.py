@@ -70,29 +70,29 @@ def test_each_part_is_a_variable_in_the_place_of_the_whole() -> None:
 
 
 def test_what_is_added_is_divided_too() -> None:
-    made = parts.divide(lambda w: w)
-    with made.program.graph.as_default():
-        double = 2 * made.fetches
+    graphs = parts.divide(lambda w: w)
+    with graphs.program.graph.as_default():
+        double = 2 * graphs.fetches
     program = Program(
-        made.program.graph, list(made.program.variables.values()), made.program
+        graphs.program.graph, list(graphs.program.variables.values()), graphs.program
     )
-    made.divided.extend(program)
-    parts.check(parts.Made(program, made.divided, [double]))
-    assert len(made.divided.program.ops) < len(made.types())  # only the new ops
+    graphs.divided.extend(program)
+    parts.check(parts.Made(program, graphs.divided, [double]))
+    assert len(graphs.divided.program.ops) < len(graphs.types())  # only the new ops
 
 
 def test_values_that_are_known_as_a_whole_pass_through_one_op() -> None:
     def build(w: Any) -> Any:
         return [w.assign(tf.ones([4, 2])).op, w.assign_add(tf.ones([4, 2])).op]
 
-    made = parts.divide(build, whole=lambda fetches: fetches[:1])
-    op, at = made.divided.value_of(made.fetches[0])
+    graphs = parts.divide(build, whole=lambda fetches: fetches[:1])
+    op, at = graphs.divided.value_of(graphs.fetches[0])
     assert (op.type, at) == ("EnsureShape", 0)
-    assert made.divided.value_of(made.fetches[1])[0].type == "NoOp"
-    parts.check(made)
+    assert graphs.divided.value_of(graphs.fetches[1])[0].type == "NoOp"
+    parts.check(graphs)
 
 
 def test_lines_of_what_uses_parts_are_those_of_the_user() -> None:
-    made = parts.divide(lambda w: tf.gather(w, [0]))
-    copy = made.divided.places[made.fetches.op]
-    assert copy.traceback[-1].lineno == made.fetches.op.traceback[-1].lineno
+    graphs = parts.divide(lambda w: tf.gather(w, [0]))
+    copy = graphs.divided.places[graphs.fetches.op]
+    assert copy.traceback[-1].lineno == graphs.fetches.op.traceback[-1].lineno

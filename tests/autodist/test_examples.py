@@ -38,8 +38,8 @@ def _less_their_mean(x, y):
 
 @pytest.mark.parametrize("change", [lambda x, y: (x, y), _less_their_mean])
 def test_what_a_function_that_trains_is_given_is_of_the_whole_batch(change):
-    found = _before_a_function(helpers.make(3), change)
-    helpers.assert_equal(found, _before_a_function(None, change), 1e-4)
+    actual = _before_a_function(helpers.make(3), change)
+    helpers.assert_equal(actual, _before_a_function(None, change), 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_what_a_function_that_trains_is_given_is_of_the_whole_batch(change):
     ids=["reversed", "summed up", "some"],
 )
 def test_what_is_no_row_of_each_has_it_trained_on_the_whole_batch(change):
-    found = _before_a_function(helpers.make(2), change)
-    helpers.assert_equal(found, _before_a_function(None, change), 1e-4)
+    actual = _before_a_function(helpers.make(2), change)
+    helpers.assert_equal(actual, _before_a_function(None, change), 1e-4)

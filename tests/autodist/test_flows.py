@@ -43,16 +43,16 @@ def test_upstream_is_all_that_is_needed_in_an_order_to_compute_it() -> None:
     rng = random.Random(0)
     for _ in range(20):
         ops = _random_graph(rng, 15)
-        wanted = rng.sample(ops, 2)
+        expected = rng.sample(ops, 2)
         closed = set(rng.sample(ops, 3))
-        tensors = [op.outputs[0] for op in wanted]
-        found = flows.upstream(tensors, lambda op: False)
-        assert set(found) == set.union(*(_reaches(ops, op) for op in wanted))
-        places = {op: k for k, op in enumerate(found)}
-        assert len(places) == len(found)
-        assert all(places[t.op] < places[op] for op in found for t in op.inputs)
+        tensors = [op.outputs[0] for op in expected]
+        actual = flows.upstream(tensors, lambda op: False)
+        assert set(actual) == set.union(*(_reaches(ops, op) for op in expected))
+        places = {op: k for k, op in enumerate(actual)}
+        assert len(places) == len(actual)
+        assert all(places[t.op] < places[op] for op in actual for t in op.inputs)
         ended = set(flows.upstream(tensors, closed.__contains__))
-        assert ended <= set(found) and closed & set(found) <= ended | closed
+        assert ended <= set(actual) and closed & set(actual) <= ended | closed
         assert all(t.op in ended for op in ended if op not in closed for t in op.inputs)
 
 
@@ -62,17 +62,17 @@ def test_what_differs_is_behind_what_each_replica_has_of_its_own() -> None:
         ops = _random_graph(rng, 15)
         given = {op: rng.choice(["value", "shape"]) for op in rng.sample(ops[:3], 2)}
         same = set(rng.sample(ops[3:], 2))  # received with the same value by all
-        found = flows.flow(ops, _of(given), same.__contains__)
+        actual = flows.flow(ops, _of(given), same.__contains__)
         for op in ops:
             sources = [t.op for t in op.inputs]
-            differs = op in given or any(s in found.differing for s in sources)
-            assert (op in found.differing) == (differs and op not in same)
+            differs = op in given or any(s in actual.differing for s in sources)
+            assert (op in actual.differing) == (differs and op not in same)
             value = given.get(op) == "value" or (
                 op.type not in flows.SHAPES
-                and any(s in found.by_value for s in sources)
+                and any(s in actual.by_value for s in sources)
             )
-            assert (op in found.by_value) == (value and op not in same)
-        assert found.by_value <= found.differing
+            assert (op in actual.by_value) == (value and op not in same)
+        assert actual.by_value <= actual.differing
 
 
 def test_random_numbers_are_found_in_functions_too() -> None:

@@ -99,9 +99,9 @@ def _expected(family):
 @pytest.mark.parametrize("family", OPTIMIZERS)
 @pytest.mark.parametrize("num_replicas, strategy", [(2, "sharded"), (3, "mirrored")])
 def test_a_function_trains_as_on_one_device(family, num_replicas, strategy):
-    found = _train(family, helpers.make(num_replicas, strategy))
+    actual = _train(family, helpers.make(num_replicas, strategy))
     for a, b in zip(
-        tf.nest.flatten(found), tf.nest.flatten(_expected(family)), strict=True
+        tf.nest.flatten(actual), tf.nest.flatten(_expected(family)), strict=True
     ):
         if b.dtype == object:  # None
             assert a == b
@@ -110,7 +110,7 @@ def test_a_function_trains_as_on_one_device(family, num_replicas, strategy):
 
 
 def test_keras_fit_in_the_scope_trains_as_on_one_device():
-    found = []
+    results = []
     for autodist in (helpers.make(2), None):
         tf.keras.utils.set_random_seed(1)
         scope = autodist.scope() if autodist else tf.init_scope()
@@ -120,8 +120,8 @@ def test_keras_fit_in_the_scope_trains_as_on_one_device():
         if autodist:
             autodist.keras_model(model)
         history = model.fit(X, Y, batch_size=5, epochs=2, verbose=0, shuffle=False)
-        found.append((history.history["loss"], model.get_weights()))
-    for a, b in zip(*map(tf.nest.flatten, found), strict=True):
+        results.append((history.history["loss"], model.get_weights()))
+    for a, b in zip(*map(tf.nest.flatten, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -188,10 +188,10 @@ def test_what_is_the_same_on_all_replicas_is_returned_once():
         n.assign_add(1)
         return w + 0.0, n + 0, tf.reduce_mean(x)
 
-    found = step(X[:3])
-    np.testing.assert_array_equal(found[0], [1, 2])
-    assert int(found[1]) == 1
-    np.testing.assert_allclose(found[2], X[:3].mean(), rtol=1e-6)
+    actual = step(X[:3])
+    np.testing.assert_array_equal(actual[0], [1, 2])
+    assert int(actual[1]) == 1
+    np.testing.assert_allclose(actual[2], X[:3].mean(), rtol=1e-6)
 
 
 def _first(values):

@@ -48,9 +48,9 @@ def test_values_of_parts_are_joined_to_that_of_all(value: Value, dtype: str) -> 
     rows, parts, shares = _dealt()
     of = OF_KIND[value]
     own = [tf.constant(of(part), dtype) for part in parts]
-    found = joining.of_parts(value, own, shares)
-    np.testing.assert_allclose(found, of(rows), rtol=1e-5, atol=1e-6)
-    assert found.dtype == dtype
+    actual = joining.of_parts(value, own, shares)
+    np.testing.assert_allclose(actual, of(rows), rtol=1e-5, atol=1e-6)
+    assert actual.dtype == dtype
 
 
 def test_whole_numbers_truths_and_short_floats_are_joined_exactly() -> None:

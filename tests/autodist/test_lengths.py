@@ -104,8 +104,8 @@ def test_a_loop_is_split_if_its_further_turns_keep_what_has_ended(
     test: str, flow: Any
 ) -> None:
     with flow():
-        found = {turn for turn in TURNS if _is_split(_loop(test, turn))}
-    assert found >= {turn for known_test, turn in KNOWN if known_test == test}
+        actual = {turn for turn in TURNS if _is_split(_loop(test, turn))}
+    assert actual >= {turn for known_test, turn in KNOWN if known_test == test}
 
 
 @pytest.mark.parametrize("flow", [contextlib.nullcontext, v1_control_flow])

@@ -101,8 +101,8 @@ def _expected(family, loss_name):
 @pytest.mark.parametrize("loss_name", LOSSES)
 @pytest.mark.parametrize("num_replicas", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_loss_of_any_kind_trains_a_function_as_on_one_device(loss_name, num_replicas):
-    found = _train(helpers.make(num_replicas), "by hand", loss_name)
-    helpers.assert_equal(found, _expected("by hand", loss_name), 1e-4)
+    actual = _train(helpers.make(num_replicas), "by hand", loss_name)
+    helpers.assert_equal(actual, _expected("by hand", loss_name), 1e-4)
 
 
 @pytest.mark.battery(3)
@@ -110,14 +110,14 @@ def test_a_loss_of_any_kind_trains_a_function_as_on_one_device(loss_name, num_re
 @pytest.mark.parametrize("loss_name", ["mean", "sum"])
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
 def test_means_and_sums_train_with_every_optimizer(family, loss_name, num_replicas):
-    found = _train(helpers.make(num_replicas, "sharded"), family, loss_name)
-    helpers.assert_equal(found, _expected(family, loss_name), 1e-4)
+    actual = _train(helpers.make(num_replicas, "sharded"), family, loss_name)
+    helpers.assert_equal(actual, _expected(family, loss_name), 1e-4)
 
 
 @pytest.mark.parametrize("loss_name", ["mean", "sum", "divided rows"])
 def test_so_they_do_in_a_function_of_the_users(loss_name):
-    found = _train(helpers.make(2), "by hand", loss_name, inner=True)
-    helpers.assert_equal(found, _expected("by hand", loss_name), 1e-4)
+    actual = _train(helpers.make(2), "by hand", loss_name, inner=True)
+    helpers.assert_equal(actual, _expected("by hand", loss_name), 1e-4)
 
 
 RESULTS = {
@@ -208,13 +208,13 @@ def test_sessions_train_with_losses_of_all_kinds(tape, name):
     def make(rows, x, w):
         return LOSSES[name](rows, x, tf.nn.relu(x[:, 0]), w)
 
-    found = _in_a_session(helpers.make(3), make, tape)
+    actual = _in_a_session(helpers.make(3), make, tape)
     w = tf.Variable(examples(3, 2))
     for n in (12, 7):
         with tf.GradientTape() as watching:
             loss = make(tf.matmul(X[:n], w) ** 2, X[:n], w)
         w.assign_sub(watching.gradient(loss, w))
-    np.testing.assert_allclose(found, w.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, w.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_what_a_loss_is_can_be_said():
@@ -223,8 +223,8 @@ def test_what_a_loss_is_can_be_said():
         return tf.ensure_shape(total, [])
 
     expected = _root(helpers.make(1), lambda rows: tf.reduce_sum(rows))
-    found = _root(helpers.make(3), make, loss="sum")
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    actual = _root(helpers.make(3), make, loss="sum")
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
     for function in (
         lambda autodist: autodist.function(loss="some"),
         lambda autodist: _in_a_session(autodist, _first, False, loss=3),
@@ -238,20 +238,20 @@ def _first(rows, x, w):
 
 
 def test_batch_normalization_is_said_to_be_of_each_replica(monkeypatch):
-    said = []
-    monkeypatch.setattr(logging, "warning", lambda text, *a: said.append(text % a))
+    messages = []
+    monkeypatch.setattr(logging, "warning", lambda text, *a: messages.append(text % a))
     for _ in range(2):
         _root(
             helpers.make(2),
             lambda rows: tf.reduce_sum((rows - tf.reduce_mean(rows, 0)) ** 2),
         )
     # Each program says so, and where.
-    texts = [text for text in said if "as batch normalization does" in text]
+    texts = [text for text in messages if "as batch normalization does" in text]
     assert texts and all("test_losses.py" in text for text in texts)
-    said.clear()
+    messages.clear()
     _root(helpers.make(2), lambda rows: tf.reduce_sum(tf.nn.softmax(rows)))
     _root(helpers.make(1), lambda rows: rows - tf.reduce_mean(rows, 0))
-    assert not said
+    assert not messages
 
 
 # With tapes that differentiate another tape's gradients.
@@ -333,8 +333,8 @@ def _nested(autodist, make, form):
 @pytest.mark.parametrize("form", ["function", "session"])
 @pytest.mark.parametrize("make", NESTED, ids=lambda make: make.__name__)
 def test_gradients_of_gradients_are_those_of_one_device(make, form, num_replicas):
-    found = _nested(helpers.make(num_replicas), make, form)
-    helpers.assert_equal(found, _nested(None, make, form), 1e-4)
+    actual = _nested(helpers.make(num_replicas), make, form)
+    helpers.assert_equal(actual, _nested(None, make, form), 1e-4)
 
 
 def _given_gradients(x, y, w, b):
@@ -355,12 +355,12 @@ def test_a_second_step_from_weights_of_a_first_one_is_that_of_one_device(form):
         second = first - 0.1 * tape.gradient(loss, first)
         return tf.reduce_mean((x @ second - y) ** 2)
 
-    found = _nested(helpers.make(2), twice, form)
-    helpers.assert_equal(found, _nested(None, twice, form), 1e-4)
+    actual = _nested(helpers.make(2), twice, form)
+    helpers.assert_equal(actual, _nested(None, twice, form), 1e-4)
 
 
 def test_a_gradient_of_a_gradient_that_starts_from_a_given_one_is_that_of_one_device():
-    found = []
+    results = []
     for autodist in (helpers.make(2), None):
         with autodist.scope() if autodist else tf.init_scope():
             w = tf.Variable(examples(3, 2))
@@ -370,5 +370,5 @@ def test_a_gradient_of_a_gradient_that_starts_from_a_given_one_is_that_of_one_de
                 gradient = _given_gradients(x, None, w, None)
             return outer.gradient(gradient, w, output_gradients=tf.ones([3, 2]))
 
-        found.append((autodist.function(step) if autodist else tf.function(step))(X))
-    helpers.assert_equal(*found, 1e-4)
+        results.append((autodist.function(step) if autodist else tf.function(step))(X))
+    helpers.assert_equal(*results, 1e-4)

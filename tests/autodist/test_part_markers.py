@@ -34,18 +34,18 @@ def _gradients(made: parts.Made) -> list[Gradient]:
 @pytest.mark.parametrize("cut", parts.CUTS)
 @pytest.mark.parametrize("build", [_dense, _sparse])
 def test_gradients_of_parts_are_parts_of_the_gradient(build: Any, cut: str) -> None:
-    made = parts.divide(build, own := parts.CUTS[cut])
-    parts.check(made)
-    found = _gradients(made)
-    assert [one.variable for one in found] == list(own.names)
-    sizes = [len(one.ops) for one in found]
+    graphs = parts.divide(build, own := parts.CUTS[cut])
+    parts.check(graphs)
+    actual = _gradients(graphs)
+    assert [one.variable for one in actual] == list(own.names)
+    sizes = [len(one.ops) for one in actual]
     assert sizes == ([1, 1] if build is _dense else [2, 2])
-    graph = made.divided.program.graph
+    graph = graphs.divided.program.graph
     with v1.Session(graph=graph) as session:
-        variables = made.divided.program.variables.values()
+        variables = graphs.divided.program.variables.values()
         session.run([one.initializer for one in variables])
-        values = session.run([[op.outputs[0] for op in one.ops] for one in found])
-    (whole,) = made.run(False)
+        values = session.run([[op.outputs[0] for op in one.ops] for one in actual])
+    (whole,) = graphs.run(False)
     expected = np.split(whole, np.cumsum(own.sizes)[:-1], own.axis)
     for k, (value, part) in enumerate(zip(values, expected, strict=True)):
         if build is _dense:
@@ -59,9 +59,9 @@ def test_gradients_of_parts_are_parts_of_the_gradient(build: Any, cut: str) -> N
 
 @pytest.mark.parametrize("build", [_dense, _sparse])
 def test_markers_of_parts_say_what_those_of_the_whole_do(build: Any) -> None:
-    made = parts.divide(build)
-    for one in _gradients(made):
-        for op, old in zip(one.ops, made.program.markers, strict=True):
+    graphs = parts.divide(build)
+    for one in _gradients(graphs):
+        for op, old in zip(one.ops, graphs.program.markers, strict=True):
             assert marked.text(op, marked.GRADIENT) == one.variable
             for name in (marked.TAKEN, marked.LOSS, marked.PART):
                 assert marked.text(op, name) == marked.text(old, name)
@@ -72,7 +72,7 @@ def test_gradients_of_what_is_whole_are_those_that_there_are() -> None:
         b = tf.Variable([1.0, 2.0], name="b")
         return tf.gradients(tf.reduce_sum(w * b), [b])
 
-    made = parts.divide(build)
-    (marker,) = made.program.markers
-    (found,) = made.divided.gradients(Gradient("b", (marker,)))
-    assert found == Gradient("b", (made.divided.places[marker],))
+    graphs = parts.divide(build)
+    (marker,) = graphs.program.markers
+    (actual,) = graphs.divided.gradients(Gradient("b", (marker,)))
+    assert actual == Gradient("b", (graphs.divided.places[marker],))

@@ -37,15 +37,15 @@ def test_pieces_are_slices_computed_of_parts_where_they_can_be(
     with tf.Graph().as_default() as graph, v1.Session() as session:
         parts = tf.split(W, own.sizes, own.axis)
         whole = joined(parts, own)
-        found = Pieces()
-        found.note(whole, own, parts)
+        all_pieces = Pieces()
+        all_pieces.note(whole, own, parts)
         tensor = make(whole)
         before = set(graph.get_operations())
-        split = found.of(tensor, own)
+        split = all_pieces.of(tensor, own)
         expected = np.split(session.run(tensor), np.cumsum(own.sizes)[:-1], own.axis)
         for one, two in zip(session.run(split), expected, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-6)
-        assert found.of(tensor, own) is split  # cached
+        assert all_pieces.of(tensor, own) is split  # cached
         new = [op for op in graph.get_operations() if op not in before]
         # Tensors that do not come from parts, such as ones, are split.
         cuts = [t for op in new if op.type.startswith("Split") for t in op.inputs]
@@ -61,8 +61,8 @@ def test_rows_go_to_the_parts_that_have_them(cut: str) -> None:
     own = CUTS[cut]
     with tf.Graph().as_default(), v1.Session() as session:
         rows = Pieces().rows_of(tf.constant(VALUES), tf.constant(INDICES), own)
-        found = session.run(rows)
-    _check_rows(found, cut)
+        actual = session.run(rows)
+    _check_rows(actual, cut)
 
 
 def _check_rows(found: list[tuple[np.ndarray, np.ndarray]], cut: str) -> None:
@@ -80,20 +80,20 @@ def _check_rows(found: list[tuple[np.ndarray, np.ndarray]], cut: str) -> None:
 def test_rows_that_are_of_parts_are_computed_of_these(cut: str) -> None:
     own = CUTS[cut]
     with tf.Graph().as_default() as graph, v1.Session() as session:
-        made = Pieces()
+        all_pieces = Pieces()
         values, indices = tf.constant(VALUES), tf.constant(INDICES)
-        parts = made.rows_of(values, indices, own)
-        made.note_rows((values, indices), parts)
-        assert made.rows_of(values, indices, own) == parts
+        parts = all_pieces.rows_of(values, indices, own)
+        all_pieces.note_rows((values, indices), parts)
+        assert all_pieces.rows_of(values, indices, own) == parts
         unique, segments = tf.unique(indices)  # as optimizers sum repeated rows
         total = tf.math.unsorted_segment_sum(values * 0.5, segments, tf.size(unique))
         before = set(graph.get_operations())
-        found = made.rows_of(total * 2.0, unique, own)
+        actual = all_pieces.rows_of(total * 2.0, unique, own)
         new = [op for op in graph.get_operations() if op not in before]
         assert not {"DynamicPartition", "SplitV"} & {op.type for op in new}
-        found = session.run(found)
-    _check_rows(found, cut)
-    assert all(len(set(places)) == len(places) for _, places in found)
+        actual = session.run(actual)
+    _check_rows(actual, cut)
+    assert all(len(set(places)) == len(places) for _, places in actual)
 
 
 def test_an_op_is_repeated_with_its_attributes_in_its_place() -> None:

@@ -27,8 +27,8 @@ def _on_one_device(program: Any) -> Any:
     "num_replicas, variables", [(1, "mirrored"), (2, "sharded"), (3, "mirrored")]
 )
 def test_programs_compute_what_they_do_on_one_device(program, num_replicas, variables):
-    found = helpers.run(program, num_replicas, variables)
-    helpers.assert_equal(found, _on_one_device(program))
+    actual = helpers.run(program, num_replicas, variables)
+    helpers.assert_equal(actual, _on_one_device(program))
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_programs_compute_what_they_do_on_one_device(program, num_replicas, vari
 )
 def test_so_they_do_with_the_control_flow_of_tensorflow_1(program):
     with v1_control_flow():
-        found = helpers.run(program, 2, "sharded", sizes=(5, 4))
-        helpers.assert_equal(found, helpers.run(program, None, sizes=(5, 4)))
+        actual = helpers.run(program, 2, "sharded", sizes=(5, 4))
+        helpers.assert_equal(actual, helpers.run(program, None, sizes=(5, 4)))
 
 
 def _data(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +76,7 @@ def test_the_values_of_autodists_regression(
         session = autodist.create_distributed_session()
         data = [np.concatenate(part) for part in zip(*map(_data, seeds), strict=True)]
         value, _ = session.run([loss, train], dict(zip((x, y), data, strict=True)))
-        found = session.run([w, b])
-    np.testing.assert_allclose(found, [w_then, b_then], rtol=0, atol=1e-6)
+        actual = session.run([w, b])
+    np.testing.assert_allclose(actual, [w_then, b_then], rtol=0, atol=1e-6)
     if seeds == [123]:
         np.testing.assert_allclose(value, 9.401788026, rtol=1e-6)

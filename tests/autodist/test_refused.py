@@ -77,9 +77,9 @@ BUILDS = {
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
 def test_what_cannot_be_copied_is_refused_by_name_and_line(build):
-    said, kind = BUILDS[build]
+    message, kind = BUILDS[build]
     error = getattr(replicator, f"{kind}Error")
-    with scope(2) as autodist, pytest.raises(error, match=f"(?s){said}"):
+    with scope(2) as autodist, pytest.raises(error, match=f"(?s){message}"):
         build(autodist)
 
 
@@ -125,13 +125,13 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_what_has_no_value_for_all_examples_is_refused(name):
-    fetch, feed, said = RUNS[name]
+    fetch, feed, message = RUNS[name]
     with scope(2) as autodist:
         x = v1.placeholder(tf.float32, [None], "x")
         fetches = fetch(x)
         session = autodist.create_distributed_session()
         feed = [1.0, 2.0, 3.0, 5.0] if feed == {} else feed
-        with pytest.raises(replicator.ArgumentError, match=f"(?s){said}"):
+        with pytest.raises(replicator.ArgumentError, match=f"(?s){message}"):
             session.run(fetches, {x: feed})
         assert session.run(x, {x: [1.0, 2.0]}).tolist() == [1, 2]  # it still works
 

@@ -53,8 +53,8 @@ def test_reductions_are_what_the_gradients_of_all_are_fetched_as() -> None:
         (gradient,) = tf.gradients(tf.reduce_mean(w * x), [w])
         session = autodist.create_distributed_session()
         assert session.run(gradient, {x: [1.0, 2.0, 6.0]}) == 3
-        found = [own[gradient.op] for own in session._replicas.places]
-        assert all(op.type != "PlaceholderWithDefault" for op in found)
+        actual = [own[gradient.op] for own in session._replicas.places]
+        assert all(op.type != "PlaceholderWithDefault" for op in actual)
         assert set(session._replicas.trained()) == {"w"}
 
 
@@ -68,9 +68,9 @@ def test_what_is_not_where_a_strategy_has_it_is_said_with_the_reason() -> None:
         session = autodist.create_distributed_session()
         assert session.run(made).tolist() == [2, 4]
     (call,) = warning.call_args_list
-    said = str(call.args[0]) % call.args[1:]
-    assert said.startswith("w is on all replicas, and not where the strategy has it")
-    assert "jit_compile=True" in said
+    message = str(call.args[0]) % call.args[1:]
+    assert message.startswith("w is on all replicas, and not where the strategy has it")
+    assert "jit_compile=True" in message
 
 
 def test_what_is_built_behind_the_session_is_copied_too():

@@ -51,8 +51,8 @@ def test_what_is_to_be_the_same_is_compared() -> None:
 
 def test_where_nothing_is_split_the_first_replica_has_computed_all() -> None:
     for value in (SAME, UNKNOWN, Value(Kind.ROWS)):
-        found = _joined(value, [1, 2], [1, 3], are_split=False)
-        assert found.numpy().tolist() == [1, 2]
+        actual = _joined(value, [1, 2], [1, 3], are_split=False)
+        assert actual.numpy().tolist() == [1, 2]
 
 
 def test_what_differs_and_is_not_known_is_refused_by_its_line() -> None:
@@ -66,14 +66,14 @@ def test_what_differs_and_is_not_known_is_refused_by_its_line() -> None:
 def test_what_normalized_examples_make_is_a_mean_and_a_warning_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(logging, "warning", lambda text, *a: said.append(text % a))
+    messages: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *a: messages.append(text % a))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         op = tf.no_op("normalize")
         for kind in (Kind.MEAN, Kind.STATISTIC):
             mixed = Value(kind, mixed=op)
             assert session.run(_joined(mixed, 3.0, 6.0)) == 4
-    assert said[0].startswith("normalize ") and "(a.py:3) is no mean" in said[1]
+    assert messages[0].startswith("normalize ") and "(a.py:3) is no mean" in messages[1]
     np.testing.assert_equal(_joined(SAME, 3.0, 3.0).numpy(), 3)
 
 
@@ -91,13 +91,13 @@ def test_leaves_are_looked_at_and_what_they_are_computed_of_is_needed() -> None:
         leaves = ["a", mean, tf.sqrt(mean), x, tf.random.uniform([])]
         known = Values(Program(graph, []).flow)
         own: Any = types.SimpleNamespace(are_split=True, kinds=lambda tensors: known)
-        found = results.look(leaves, own)
-        kinds = [one.value.kind for one in found]
+        actual = results.look(leaves, own)
+        kinds = [one.value.kind for one in actual]
         assert kinds == [Kind.SAME, Kind.MEAN, Kind.STATISTIC, Kind.ROWS, Kind.DRAWN]
-        assert [one.cut is not None for one in found] == [False, False, True] + [
+        assert [one.cut is not None for one in actual] == [False, False, True] + [
             False
         ] * 2
-        assert any(one is mean for one in results.needed(found))
-        assert all("test_results.py" in one.line for one in found[1:])
+        assert any(one is mean for one in results.needed(actual))
+        assert all("test_results.py" in one.line for one in actual[1:])
         own.are_split = False
         assert results.look([mean], own)[0].value == UNKNOWN

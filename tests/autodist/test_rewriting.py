@@ -22,11 +22,11 @@ def test_what_is_copied_and_what_uses_parts_use_one_another() -> None:
         with tf.control_dependencies([w.assign_sub(second)]):
             return [tf.identity(w.read_value())]
 
-    made = parts.divide(build)
-    parts.check(made)
+    graphs = parts.divide(build)
+    parts.check(graphs)
     assert "Placeholder" not in [
         op.type
-        for op in made.divided.program.graph.get_operations()
+        for op in graphs.divided.program.graph.get_operations()
         if not _tf.is_abandoned(op)
     ]
 
@@ -37,8 +37,8 @@ def test_what_waits_for_a_use_waits_for_all_parts() -> None:
         with tf.control_dependencies([write]):
             return [tf.no_op("last"), write]
 
-    made = parts.divide(build)
-    last, write = (made.divided.places[op] for op in made.fetches)
+    graphs = parts.divide(build)
+    last, write = (graphs.divided.places[op] for op in graphs.fetches)
     assert list(last.control_inputs) == [write]
     done = [op for op in write.control_inputs if op.type == "AssignVariableOp"]
     assert [op.inputs[0].op.name for op in done] == list(parts.ROWS.names)
@@ -49,9 +49,9 @@ def test_ops_keep_their_names_devices_and_what_they_wait_for() -> None:
         with tf.device("/CPU:0"), tf.control_dependencies([tf.no_op("first")]):
             return [tf.raw_ops.ReadVariableOp(resource=w.handle, dtype=tf.float32)]
 
-    made = parts.divide(build)
-    (old,) = made.fetches
-    new = made.divided.places[old.op]
+    graphs = parts.divide(build)
+    (old,) = graphs.fetches
+    new = graphs.divided.places[old.op]
     assert new.name == old.op.name
     for source in new.inputs[:-1]:
         assert source.op.device == old.op.device

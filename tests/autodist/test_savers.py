@@ -60,7 +60,7 @@ def test_a_saved_model_is_that_of_the_single_device_graph(tmp_path):
         expected = session.run(y, {x: np.ones([2, 3])})
         v1.saved_model.simple_save(session, str(tmp_path / "out"), {"x": x}, {"y": y})
     loaded = tf.saved_model.load(str(tmp_path / "out"))
-    found = loaded.signatures["serving_default"](tf.ones([2, 3]))["y"]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    actual = loaded.signatures["serving_default"](tf.ones([2, 3]))["y"]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
     text = (tmp_path / "out" / "saved_model.pb").read_bytes()
     assert b"AutoDist-Replica" not in text

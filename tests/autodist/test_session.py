@@ -96,12 +96,12 @@ def test_nests_keep_their_types_and_names_stand_for_what_is_fetched_and_fed():
         tf.identity(x * 2, "double")
         session = autodist.create_distributed_session()
         fetches = collections.OrderedDict(p=pair("double:0", [x]), q="double")
-        found = session.run(fetches, {"x:0": X})
-    assert isinstance(found, collections.OrderedDict)
-    assert isinstance(found["p"], pair)
-    np.testing.assert_array_equal(found["p"].one, X * 2)
-    np.testing.assert_array_equal(found["p"].two[0], X)
-    assert found["q"] is None  # an operation
+        actual = session.run(fetches, {"x:0": X})
+    assert isinstance(actual, collections.OrderedDict)
+    assert isinstance(actual["p"], pair)
+    np.testing.assert_array_equal(actual["p"].one, X * 2)
+    np.testing.assert_array_equal(actual["p"].two[0], X)
+    assert actual["q"] is None  # an operation
 
 
 def test_variables_are_the_same_on_all_replicas_and_written_once():
@@ -113,8 +113,8 @@ def test_variables_are_the_same_on_all_replicas_and_written_once():
             count = n.assign_add(1)
             session = autodist.create_distributed_session()
             session.run([add.op, count.op])
-            found = session.run(add)
-            np.testing.assert_array_equal(found, np.full([4, 2], 3))
+            actual = session.run(add)
+            np.testing.assert_array_equal(actual, np.full([4, 2], 3))
             assert session.run([n, v])[0] == 1
             assert session.run(count) == 2
             late = v.assign_sub(tf.ones([4, 2]))  # after the session
@@ -134,7 +134,7 @@ def test_metrics_of_tensorflow_1_count_all_examples():
 
 
 def test_a_loss_that_is_a_sum_over_the_examples_trains_as_on_one_device():
-    found = []
+    results = []
     for place in (scope(), tf.Graph().as_default()):
         with place as autodist:
             x = v1.placeholder(tf.float32, [None, 2])
@@ -147,8 +147,8 @@ def test_a_loss_that_is_a_sum_over_the_examples_trains_as_on_one_device():
                 session = v1.Session()
                 session.run(v1.global_variables_initializer())
             losses = [session.run([loss, train], {x: X[:n]})[0] for n in (7, 2, 6)]
-            found.append([*losses, session.run(w)])
-    helpers.assert_equal(*found)
+            results.append([*losses, session.run(w)])
+    helpers.assert_equal(*results)
 
 
 def test_gradients_of_a_tape_are_those_of_one_device():
@@ -159,8 +159,8 @@ def test_gradients_of_a_tape_are_those_of_one_device():
             loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
         gradient = tape.gradient(loss, w)
         session = autodist.create_distributed_session()
-        found = session.run(gradient, {x: X})
-    np.testing.assert_allclose(found, 2 * X.T @ (X @ [[1], [2]]) / 7, rtol=1e-5)
+        actual = session.run(gradient, {x: X})
+    np.testing.assert_allclose(actual, 2 * X.T @ (X @ [[1], [2]]) / 7, rtol=1e-5)
 
 
 def test_iterators_begin_anew_with_what_they_are_fed():
@@ -181,8 +181,8 @@ def test_replicas_draw_different_numbers():
         x = v1.placeholder(tf.float32, [None])
         draws = tf.random.uniform(tf.shape(x))
         session = autodist.create_distributed_session()
-        found = session.run(draws, {x: np.zeros(4)})
-    assert len(set(found.tolist())) == 4
+        actual = session.run(draws, {x: np.zeros(4)})
+    assert len(set(actual.tolist())) == 4
 
 
 def test_tables_and_python_functions_are_used_by_all_replicas():
@@ -192,11 +192,11 @@ def test_tables_and_python_functions_are_used_by_all_replicas():
         table = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(keys, tf.constant([1.0, 2.0])), 0.0
         )
-        found = table.lookup(x)
-        doubled = v1.py_func(lambda v: v * 2, [found], tf.float32)
+        actual = table.lookup(x)
+        doubled = v1.py_func(lambda v: v * 2, [actual], tf.float32)
         doubled.set_shape([None])
         session = autodist.create_distributed_session()
-        values = session.run([found, doubled], {x: ["b", "c", "a"]})
+        values = session.run([actual, doubled], {x: ["b", "c", "a"]})
     assert [v.tolist() for v in values] == [[2, 0, 1], [4, 0, 2]]
 
 

@@ -79,8 +79,8 @@ POWERS: dict[float, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("power", POWERS)
 def test_what_is_weighed_adds_up_to_that_of_all(power: float) -> None:
     copies = _Copies(POWERS[power])
-    found = copies.weighed(copies.made, Value(Kind.MEAN, power))
-    np.testing.assert_allclose(found, POWERS[power](tf.constant(X)), rtol=1e-6)
+    actual = copies.weighed(copies.made, Value(Kind.MEAN, power))
+    np.testing.assert_allclose(actual, POWERS[power](tf.constant(X)), rtol=1e-6)
 
 
 def test_means_of_some_weigh_by_how_many_are_left() -> None:
@@ -154,9 +154,9 @@ def test_what_is_differentiated_is_known_from_where_that_starts() -> None:
             loss = tf.reduce_mean(w * x)
         tape.gradient(loss, w)
         plan = _plan(autodist)
-    found = [(loss.kind, loss.power) for _, loss in plan.starts]
+    actual = [(loss.kind, loss.power) for _, loss in plan.starts]
     mean, total = (Kind.MEAN, 0), (Kind.MEAN, 1)
-    assert found == [total, (Kind.SAME, 0), mean, mean]
+    assert actual == [total, (Kind.SAME, 0), mean, mean]
     behind = [plan.loss_behind(one) for group in plan.gradients for one in group]
     assert [begun for _, begun in behind] == [True] * 3
     assert [loss.power for loss, _ in behind] == [1, 0, 0]

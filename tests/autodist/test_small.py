@@ -156,9 +156,9 @@ def _cases(table: dict[str, Any], often: tuple[str, ...]) -> list[Any]:
 
 
 def _check(run: Any, table: str, name: str, form: str, num_replicas: int) -> None:
-    found = run(getattr(small, table)[name], form, num_replicas)
+    actual = run(getattr(small, table)[name], form, num_replicas)
     for a, b in zip(
-        tf.nest.flatten(found),
+        tf.nest.flatten(actual),
         tf.nest.flatten(_expected(run, table, name, form)),
         strict=True,
     ):
@@ -225,8 +225,8 @@ _IN_BRANCHES = [
 def test_branches_of_tensorflow_1_are_those_of_one_device(
     run, table, name, num_replicas, control_flow_of_tensorflow_1
 ):
-    found = run(getattr(small, table)[name], "session", num_replicas)
-    helpers.assert_equal(found, run(getattr(small, table)[name], "session", None))
+    actual = run(getattr(small, table)[name], "session", num_replicas)
+    helpers.assert_equal(actual, run(getattr(small, table)[name], "session", None))
 
 
 @pytest.mark.parametrize("form", ["session", "function"])
@@ -263,8 +263,10 @@ _OFTEN = (
 def test_losses_that_no_weight_makes_right_are_of_the_whole_batch_and_say_so(
     name, form, num_replicas, monkeypatch
 ):
-    said = []
-    monkeypatch.setattr(logging, "warning", lambda text, *own: said.append(text % own))
+    messages = []
+    monkeypatch.setattr(
+        logging, "warning", lambda text, *own: messages.append(text % own)
+    )
     _check(_train, "WHOLE", name, form, num_replicas)
     text = r"(?s)is not split.*\.py:\d+ in.*Fix"
-    assert num_replicas == 1 or any(re.search(text, one) for one in said)
+    assert num_replicas == 1 or any(re.search(text, one) for one in messages)

@@ -75,8 +75,8 @@ def test_loops_of_tensorflow_1_are_loops_of_their_own() -> None:
         ops = graph.get_operations()
     with tf.Graph().as_default() as target, v1.Session() as session:
         copies = [_press(graph, ops, target, scope=scope) for scope in ("a/", "b/")]
-        found = session.run([stamping.of(new, turns) for new in copies])
-    assert found == [6, 6]
+        actual = session.run([stamping.of(new, turns) for new in copies])
+    assert actual == [6, 6]
     frames = {
         op.get_attr("frame_name")
         for op in target.get_operations()
@@ -89,16 +89,16 @@ def test_copies_call_other_functions_where_one_is_named() -> None:
     with tf.Graph().as_default() as graph:
         x = tf.constant(3.0)
         two, three = (tf.function(lambda x, k=k: x * k)(x) for k in (2.0, 3.0))
-        asked = []
+        requests = []
 
         def called(op: tf.Operation, name: str) -> str:
-            asked.append((op, name))
+            requests.append((op, name))
             return three.op.get_attr("f").name
 
         new = _press(graph, [two.op], graph, {x.op: x}, called=called)
         with v1.Session() as session:
             assert session.run(stamping.of(new, two)) == 9
-    assert asked == [(two.op, two.op.get_attr("f").name)]
+    assert requests == [(two.op, two.op.get_attr("f").name)]
 
 
 def test_handles_are_known_to_be_of_the_same_variables() -> None:

@@ -32,11 +32,11 @@ def _on_one_device(program, optimizer):
 def _check(program, optimizer, builder, num_replicas):
     make, built = trained.OPTIMIZERS[optimizer], trained.BUILDERS[builder]()
     with mock.patch.object(logging, "warning") as warning:
-        found = helpers.run(
+        actual = helpers.run(
             lambda _: program(make()), num_replicas, built, sizes=trained.SIZES
         )
     assert not [call for call in warning.call_args_list if "strategy" in call.args[0]]
-    helpers.assert_equal(found, _on_one_device(program, optimizer))
+    helpers.assert_equal(actual, _on_one_device(program, optimizer))
 
 
 QUICK = [
@@ -107,13 +107,13 @@ def test_the_strategy_in_force_is_the_builders(name):
         builder = strategy.Rules(builder)
     devices = session._replicas.devices
     for node in builder.build(facts, Resources(devices)).nodes:
-        found = session.strategy.node(node.name)
-        assert found.axis == node.axis
+        actual = session.strategy.node(node.name)
+        assert actual.axis == node.axis
         if node.axis is not None:
-            assert list(found.sizes) == list(
+            assert list(actual.sizes) == list(
                 node.extents(_SHAPES[node.name][node.axis])
             )
-        for own, said in zip([found, *found.parts], [node, *node.parts], strict=True):
+        for own, said in zip([actual, *actual.parts], [node, *node.parts], strict=True):
             assert type(own.synchronizer) is type(said.synchronizer)
             if isinstance(own.synchronizer, strategy.PSSynchronizer):
                 assert own.synchronizer.reduction_destination.endswith(
@@ -190,7 +190,7 @@ def test_what_is_written_otherwise_is_written_part_by_part():
             "read": w[2:4],
         }
 
-    found = []
+    results = []
     for place in (scope(2, strategy.PartitionedPS()), tf.Graph().as_default()):
         with place as autodist:
             v1.get_variable_scope().set_use_resource(True)
@@ -203,8 +203,8 @@ def test_what_is_written_otherwise_is_written_part_by_part():
                 session.run(v1.global_variables_initializer())
             values = [session.run(op) for op in ops.values()]
             late = session.run(v1.trainable_variables()[1][1:] * 2.0)
-            found.append([*values, late])
-    helpers.assert_equal(*found)
+            results.append([*values, late])
+    helpers.assert_equal(*results)
 
 
 def test_averages_over_the_examples_are_assigned_to_parts():
@@ -220,7 +220,7 @@ def test_averages_over_the_examples_are_assigned_to_parts():
 
 
 def test_an_optimizer_of_keras_updates_parts():
-    found = []
+    results = []
     for place in (scope(2, strategy.PartitionedPS()), tf.Graph().as_default()):
         with place as autodist:
             x = v1.placeholder(tf.float32, [None, 4])
@@ -240,8 +240,8 @@ def test_an_optimizer_of_keras_updates_parts():
                 session.run(v1.global_variables_initializer())
             feed = {x: np.arange(20, dtype=np.float32).reshape(5, 4) / 20}
             values = [session.run([loss, train.op], feed)[0] for _ in range(3)]
-            found.append([*values, *session.run([w, m])])
-    helpers.assert_equal(*found)
+            results.append([*values, *session.run([w, m])])
+    helpers.assert_equal(*results)
 
 
 def test_what_a_session_cannot_do_at_all_is_refused():
@@ -264,21 +264,21 @@ def test_gradients_travel_as_16_bit_floats_where_the_strategy_says_so():
         whole = _session(trained.regression, "sgd", other, 2)
     assert session.strategy.node("w").parts[0].synchronizer.compressor == "bf16"
     assert whole.strategy.node("w").synchronizer.compressor == ""
-    said = [str(call.args[0]) % call.args[1:] for call in warning.call_args_list]
-    assert any("for w is not followed" in line and "TopK" in line for line in said)
+    messages = [str(call.args[0]) % call.args[1:] for call in warning.call_args_list]
+    assert any("for w is not followed" in line and "TopK" in line for line in messages)
     make = trained.OPTIMIZERS["sgd"]
-    found = helpers.run(
+    actual = helpers.run(
         lambda _: trained.regression(make()), 2, bf16, sizes=trained.SIZES
     )
     expected = _on_one_device(trained.regression, "sgd")
-    helpers.assert_equal(found, expected, 2e-2)
+    helpers.assert_equal(actual, expected, 2e-2)
     with pytest.raises(AssertionError):  # 8 bits of each number are exact
-        helpers.assert_equal(found, expected)
+        helpers.assert_equal(actual, expected)
 
 
 @pytest.mark.parametrize("builder", ["PS", "PartitionedPS", "AllReduce"])
 def test_what_control_flow_writes_is_as_on_one_device(builder):
-    found = []
+    results = []
     for place in (scope(2, trained.BUILDERS[builder]()), tf.Graph().as_default()):
         with place as autodist:
             double = v1.placeholder(tf.bool, [])
@@ -294,12 +294,12 @@ def test_what_control_flow_writes_is_as_on_one_device(builder):
                 session = v1.Session()
                 session.run(v1.global_variables_initializer())
             values = [session.run(write, {double: d}) for d in (True, False, True)]
-            found.append([*values, session.run(w)])
-    helpers.assert_equal(*found)
+            results.append([*values, session.run(w)])
+    helpers.assert_equal(*results)
 
 
 def test_values_that_no_part_has_are_computed_of_the_whole():
-    found = []
+    results = []
     for place in (scope(3, strategy.UnevenPartitionedPS()), tf.Graph().as_default()):
         with place as autodist:
             x = v1.placeholder(tf.float32, [None, 6])
@@ -319,5 +319,5 @@ def test_values_that_no_part_has_are_computed_of_the_whole():
                 session.run(v1.global_variables_initializer())
             feed = {x: np.arange(30, dtype=np.float32).reshape(5, 6) / 30}
             values = [session.run([loss, train.op], feed)[0] for _ in range(3)]
-            found.append([*values, session.run(w)])
-    helpers.assert_equal(*found)
+            results.append([*values, session.run(w)])
+    helpers.assert_equal(*results)

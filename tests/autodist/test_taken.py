@@ -40,7 +40,7 @@ def test_each_call_of_a_tape_is_told_by_where_it_starts() -> None:
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_gradients_of_one_loss_may_be_taken_several_times(num_replicas: int) -> None:
-    found = []
+    results = []
     for autodist in (helpers.make(num_replicas), None):
         with tf.Graph().as_default(), contextlib.ExitStack() as stack:
             if autodist is not None:
@@ -52,6 +52,6 @@ def test_gradients_of_one_loss_may_be_taken_several_times(num_replicas: int) -> 
                 session = v1.Session()
                 session.run(v1.global_variables_initializer())
             session.run(train, {x: X})
-            found.append(session.run(variables))
-    for one, other in zip(*found, strict=True):
+            results.append(session.run(variables))
+    for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -57,8 +57,8 @@ def _function(autodist: Any) -> Any:
 def test_functions_compute_it_and_say_so_once_for_a_trace(
     num_replicas: int, said: list[str]
 ) -> None:
-    found = _function(helpers.make(num_replicas, "sharded"))
-    helpers.assert_equal(found, _function(None))
+    actual = _function(helpers.make(num_replicas, "sharded"))
+    helpers.assert_equal(actual, _function(None))
     texts = [text for text in said if "is not split" in text]
     assert texts and all("function step" in text for text in texts)
     assert all(f"{__name__.rpartition('.')[2]}.py:" in text for text in texts)
@@ -84,8 +84,8 @@ def _session(autodist: Any) -> Any:
 
 @pytest.mark.parametrize("plan", ["mirrored", strategy.PartitionedPS()])
 def test_sessions_compute_it_and_say_so(plan: Any, said: list[str]) -> None:
-    found = _session(helpers.make(2, plan))
-    helpers.assert_equal(found, _session(None))
+    actual = _session(helpers.make(2, plan))
+    helpers.assert_equal(actual, _session(None))
     assert [text for text in said if "what sessions are fed is not split" in text]
 
 

@@ -21,11 +21,11 @@ OPTIMIZERS = {
 
 def _program(build: Callable[[Any], Any]) -> tuple[Program, Any]:
     """Returns the graph of a function of a variable w, and the function's result."""
-    made: list[Any] = []
+    variables: list[Any] = []
     with tf.Graph().as_default() as graph:
-        with tf.variable_creator_scope(marked.creator(made)):
+        with tf.variable_creator_scope(marked.creator(variables)):
             built = build(tf.Variable(tf.ones([4, 2]), name="w"))
-        return Program(graph, made), built
+        return Program(graph, variables), built
 
 
 TAKES: dict[str, Callable[[Any], Any]] = {
@@ -69,8 +69,8 @@ def test_these_take_parts(name: str) -> None:
 def test_these_do_not(name: str) -> None:
     build, kind = REFUSES[name]
     program, _ = _program(build)
-    found = uses.obstacle(program, ["w"])
-    assert found is not None and kind in found.type
+    actual = uses.obstacle(program, ["w"])
+    assert actual is not None and kind in actual.type
     needing = uses.needing_components(program)
     assert list(needing) == ([] if kind == "DestroyResourceOp" else ["w"])
     if name.startswith("compiled"):
@@ -83,8 +83,8 @@ def test_updates_take_parts_of_all_their_variables_or_of_none(name: str) -> None
     slots = [one for one in program.variables if one.startswith("w/")]
     assert slots
     assert uses.obstacle(program, ["w", *slots]) is None
-    found = uses.obstacle(program, ["w", *slots[1:]])
-    assert found is not None and found.type.startswith("ResourceApply")
+    actual = uses.obstacle(program, ["w", *slots[1:]])
+    assert actual is not None and actual.type.startswith("ResourceApply")
 
 
 def test_handles_are_told_through_what_passes_them_on() -> None:

@@ -65,9 +65,9 @@ def _trained(take, scope, function):
 )
 def test_gradients_of_one_loss_may_be_taken_several_times(take):
     autodist = helpers.make(2)
-    found = _trained(take, autodist.scope(), autodist.function)
-    wanted = _trained(take, tf.init_scope(), tf.function)
-    for one, other in zip(found, wanted, strict=True):
+    actual = _trained(take, autodist.scope(), autodist.function)
+    expected = _trained(take, tf.init_scope(), tf.function)
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 

@@ -33,10 +33,10 @@ def test_only_numbers_of_a_known_shape_may_be_of_the_whole_batch() -> None:
         kinds = [tf.reduce_sum(x), tf.shape(x)[0], x, tf.sort(x)[:2]]
         with_own = tf.grad_pass_through(lambda one: one / 2.0)(tf.reduce_sum(x))
         uses = [(one + one).op for one in kinds]
-        found = [wholes.may_be(op, 0, switching.NONE) for op in uses]
+        actual = [wholes.may_be(op, 0, switching.NONE) for op in uses]
         ended = switching.Flow(graph.get_operations())
-        assert [wholes.may_be(op, 0, ended) for op in uses] == found
-    assert found[:3] == [True, False, False]
+        assert [wholes.may_be(op, 0, ended) for op in uses] == actual
+    assert actual[:3] == [True, False, False]
     assert with_own.op.type == "IdentityN"
     before = Whole(next(t.op for t in with_own.op.inputs), 0)
     assert wholes.is_closed(with_own.op, 0, before)
@@ -48,10 +48,10 @@ def test_operands_that_are_one_tensor_are_together_in_one_order() -> None:
         total, other = tf.constant(1.0) + 0.0, tf.constant(2.0) + 0.0
         one, two, three = 1.0 / total, total / other, 3.0 / other
         made = [Whole(one.op, 1), Whole(two.op, 0), Whole(three.op, 1)]
-        found = wholes.by_tensor(made)
-        assert found is not None
-        assert [len(several) for several in found.values()] == [2, 1]
-        assert list(found) == list(wholes.by_tensor(made[::-1]) or ())
+        actual = wholes.by_tensor(made)
+        assert actual is not None
+        assert [len(several) for several in actual.values()] == [2, 1]
+        assert list(actual) == list(wholes.by_tensor(made[::-1]) or ())
         assert wholes.by_tensor([Whole(one.op, 1), Whole(two.op, 0, 1.0)]) is None
 
 
@@ -61,13 +61,13 @@ def test_gradients_use_a_tensor_behind_their_start() -> None:
         made, unrelated = tf.square(x) / by, by * 3.0
         start = tf.ones([])
         (gradient,) = tf.gradients(made, [x], [start])
-        found = wholes.in_gradients(by, {start.op})
+        actual = wholes.in_gradients(by, {start.op})
         between = wholes.between(by, [gradient.op])
-        assert {op.type for op, _ in found} == {"RealDiv"}
-        assert {made.op, unrelated.op}.isdisjoint(op for op, _ in found)
-        assert set(between) - {(made.op, 1)} <= set(found)  # none is left out
+        assert {op.type for op, _ in actual} == {"RealDiv"}
+        assert {made.op, unrelated.op}.isdisjoint(op for op, _ in actual)
+        assert set(between) - {(made.op, 1)} <= set(actual)  # none is left out
         assert unrelated.op not in dict(between)
-        wholes.put(by * 2.0, [(made.op, 1), *found])
+        wholes.put(by * 2.0, [(made.op, 1), *actual])
         with v1.Session() as session:
             values = session.run([made, gradient], {x: 3.0, by: 4.0})
     np.testing.assert_allclose(values, [9 / 8, 6 / 8])
@@ -77,6 +77,6 @@ def test_gradients_use_a_tensor_behind_their_start() -> None:
 def test_what_is_put_in_a_place_grows_with_the_share_and_is_never_lost(power) -> None:
     whole = tf.constant(6.0)
     for share in (0.25, 1.0):
-        found = wholes.scaled(whole, power, tf.constant(share))
-        np.testing.assert_allclose(found, 6 * share**power)
+        actual = wholes.scaled(whole, power, tf.constant(share))
+        np.testing.assert_allclose(actual, 6 * share**power)
     np.testing.assert_allclose(wholes.scaled(whole, power, tf.constant(0.0)), 6)

@@ -210,11 +210,11 @@ def _compared(case: cases.Case, names: dict[str, Any]) -> str:
             session.run(tf.compat.v1.global_variables_initializer())
             want = session.run(want)
     got = names["result"]
-    flat, wanted = _leaves(got), _leaves(want)
-    if len(flat) != 2 * len(wanted):
-        return f"BAD: {len(flat)} values on 2 replicas, for {len(wanted)}"
+    flat, expected = _leaves(got), _leaves(want)
+    if len(flat) != 2 * len(expected):
+        return f"BAD: {len(flat)} values on 2 replicas, for {len(expected)}"
     for n, one in enumerate(flat):
-        two = wanted[n // 2]
+        two = expected[n // 2]
         try:
             np.testing.assert_array_equal(_array(one), _array(two))
         except AssertionError:

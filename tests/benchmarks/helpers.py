@@ -45,10 +45,10 @@ def run_code(code: str) -> subprocess.CompletedProcess[bytes]:
 
 def results(module: str, folder: pathlib.Path, *flags: str) -> tuple[str, Any]:
     """Runs a program with --quick; returns its output and its results."""
-    done = run(module, "--quick", f"--results_dir={folder}", *flags)
-    assert done.returncode == 0, done.stderr
+    result = run(module, "--quick", f"--results_dir={folder}", *flags)
+    assert result.returncode == 0, result.stderr
     name = module.rpartition(".")[2]
-    return done.stdout, json.loads((folder / f"{name}.json").read_text())
+    return result.stdout, json.loads((folder / f"{name}.json").read_text())
 
 
 def call(program: ModuleType, **values: Any) -> None:

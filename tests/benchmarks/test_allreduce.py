@@ -38,18 +38,18 @@ def test_a_wrong_sum_ends_the_program():
 
 
 def test_the_table_shows_times_ratio_and_bandwidth():
-    found = {
+    measurements = {
         "1MiB": {
             allreduce.BASELINE: as_dict(0.001, 0.001),
             allreduce.RIVAL: as_dict(0.004, 0.004),
             allreduce.OURS: as_dict(0.0005, 0.0005),
         }
     }
-    (table,) = allreduce.tables(found)
+    (table,) = allreduce.tables(measurements)
     times = ["1.0 ms", "4.0 ms", "500 us"]
     assert table.rows == [["1MiB", *times, "2.10", "8.00", "0.0%"]]
 
 
 def test_an_unknown_size_is_refused():
-    said = refusal(allreduce, only=["1mb"])
-    assert said.startswith("error: unknown: 1mb; have 1KiB, ")
+    message = refusal(allreduce, only=["1mb"])
+    assert message.startswith("error: unknown: 1mb; have 1KiB, ")

@@ -74,7 +74,7 @@ def test_the_rival_is_tried_in_a_process_of_its_own() -> None:
 @pytest.mark.slow
 def test_an_unknown_primitive_is_one_line() -> None:
     command = [sys.executable, "-m", "benchmarks.anywhere", "--only=allreduce"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "unknown: allreduce" in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "unknown: allreduce" in result.stdout + result.stderr
+    assert "Traceback" not in result.stdout + result.stderr

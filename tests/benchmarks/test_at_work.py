@@ -40,5 +40,5 @@ def test_the_table_shows_times_and_ratios():
 
 
 def test_an_unknown_size_is_refused():
-    said = refusal(at_work, only=["1mb"])
-    assert said == "error: unknown: 1mb; have 1MiB, 64MiB"
+    message = refusal(at_work, only=["1mb"])
+    assert message == "error: unknown: 1mb; have 1MiB, 64MiB"

@@ -24,11 +24,16 @@ def test_the_parts_of_a_build_make_the_whole(options):
 @pytest.mark.slow
 def test_builds_are_measured_in_processes_of_their_own(tmp_path):
     printed, facts = results("benchmarks.build", tmp_path, "--build_counts=2")
-    found = facts["results"]["small"]
+    measurements = facts["results"]["small"]
     known = [n for n in build.QUICK["small"] if n in ("one device", "MirroredStrategy")]
-    assert list(found) == [*known, *(n for n in build.OPTIONS if n in found)]
-    assert {"Replicator"} <= set(found)
-    assert list(found["Replicator"]) == ["2"] and list(found["one device"]) == ["1"]
+    assert list(measurements) == [
+        *known,
+        *(n for n in build.OPTIONS if n in measurements),
+    ]
+    assert {"Replicator"} <= set(measurements)
+    assert list(measurements["Replicator"]) == ["2"] and list(
+        measurements["one device"]
+    ) == ["1"]
     assert "Until the first result, small MLP, in s" in printed
 
 
@@ -38,7 +43,7 @@ def as_dict(total, passes=None):
 
 
 def test_tables_show_totals_and_shares():
-    found = {
+    measurements = {
         "deep": {
             "one device": {"1": as_dict(3.0)},
             "Replicator": {
@@ -48,7 +53,7 @@ def test_tables_show_totals_and_shares():
             },
         }
     }
-    totals, shares = build.tables(found)
+    totals, shares = build.tables(measurements)
     assert totals.columns == ["replicas", "1", "2", "12", "each further / first"]
     assert totals.rows == [
         ["one device", "3.0", "", "", ""],

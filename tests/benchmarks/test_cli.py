@@ -13,8 +13,8 @@ def test_choose_keeps_the_order_of_what_there_is():
 
 @pytest.mark.parametrize("wanted", [["d"], ["a", "d"], []])
 def test_choose_refuses_what_there_is_not(wanted):
-    said = "error: unknown: (d|nothing); have a, b, c"
-    with pytest.raises(SystemExit, match=said):
+    message = "error: unknown: (d|nothing); have a, b, c"
+    with pytest.raises(SystemExit, match=message):
         cli.choose(wanted, "abc")
 
 

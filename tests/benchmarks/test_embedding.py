@@ -11,9 +11,9 @@ from tests.benchmarks.helpers import as_dict, refusal, results
 @pytest.mark.slow
 def test_builders_are_measured_and_compute_the_same(tmp_path):
     printed, facts = results("benchmarks.embedding", tmp_path, "--onednn=off")
-    found = facts["results"]["off"]
-    assert list(found) == [BASELINE, *embedding.BUILDERS]
-    assert all(name in printed for name in found)
+    measurements = facts["results"]["off"]
+    assert list(measurements) == [BASELINE, *embedding.BUILDERS]
+    assert all(name in printed for name in measurements)
 
 
 def test_the_table_compares_parts_with_whole_variables():

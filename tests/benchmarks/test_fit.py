@@ -19,8 +19,8 @@ def test_all_are_measured_and_compute_the_same(tmp_path):
 def test_the_table_has_the_ratios_to_the_others():
     times = [0.4, 1.0, 0.3]
     small = dict(zip(fit.NAMES, map(as_dict, times), strict=True))
-    found = {"off": {"small": small}}
-    (table,) = fit.tables(found)
+    measurements = {"off": {"small": small}}
+    (table,) = fit.tables(measurements)
     (row,) = table.rows
     assert row[1:7] == ["1000", "400.0", "1000.0", "300.0", "0.75", "0.30"]
 

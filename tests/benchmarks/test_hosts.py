@@ -31,14 +31,14 @@ def test_all_run_on_loopback(tmp_path):
     printed, facts = results(
         "benchmarks.hosts", tmp_path, "--links=loopback", "--only=small,4KiB"
     )
-    found = facts["results"]["loopback"]
-    assert list(found["small"]) == [*hosts.IN_GRAPH, hosts.BETWEEN]
-    losses = [one["losses"] for one in found["small"].values()]
+    measurements = facts["results"]["loopback"]
+    assert list(measurements["small"]) == [*hosts.IN_GRAPH, hosts.BETWEEN]
+    losses = [one["losses"] for one in measurements["small"].values()]
     assert losses[0][-1] < losses[0][0]
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-4)
     summed = [hosts.NOTHING_SENT, hosts.OURS, hosts.BETWEEN, hosts.SOCKETS]
-    assert list(found["4KiB"]) == summed
+    assert list(measurements["4KiB"]) == summed
     for title in ("A step on two hosts, loopback", "All-reduce between two hosts"):
         assert title in printed
 
@@ -48,11 +48,11 @@ def test_all_run_on_loopback(tmp_path):
 def test_all_run_between_namespaces(tmp_path):
     _skip_without_namespaces()
     _, facts = results("benchmarks.hosts", tmp_path, "--links=1gbit", "--only=1MiB")
-    found = facts["results"]["1gbit"]["1MiB"]
+    measurements = facts["results"]["1gbit"]["1MiB"]
     names = [hosts.NOTHING_SENT, hosts.OURS, hosts.BETWEEN, hosts.SOCKETS]
-    assert list(found) == names
-    for name in list(found)[1:]:  # 8 Mbit, part of which may pass in a burst
-        assert min(found[name]["rounds"]) > 0.5 * 8 * 2**20 / 1e9
+    assert list(measurements) == names
+    for name in list(measurements)[1:]:  # 8 Mbit, part of which may pass in a burst
+        assert min(measurements[name]["rounds"]) > 0.5 * 8 * 2**20 / 1e9
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
     assert not [n for n in listed.stdout.split() if n.startswith("replicator-")]
 
@@ -91,8 +91,8 @@ def test_namespaces_are_removed_when_it_is_ended():
 
 def test_what_is_missing_is_one_line(monkeypatch):
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
-    said = refusal(hosts, links=["1gbit"])
-    assert said == (
+    message = refusal(hosts, links=["1gbit"])
+    assert message == (
         "error: no hosts joined by 1 Gbit/s here: only root makes network namespaces; "
         "--links=loopback needs none"
     )
@@ -101,14 +101,14 @@ def test_what_is_missing_is_one_line(monkeypatch):
     monkeypatch.setattr(
         namespaces.shutil, "which", lambda name: None if name == "tc" else name
     )
-    said = refusal(hosts, links=["1gbit"])
-    assert "here: there is no tc: apt-get install iproute2; " in said
+    message = refusal(hosts, links=["1gbit"])
+    assert "here: there is no tc: apt-get install iproute2; " in message
 
 
 def test_a_torch_that_is_not_there_is_one_line():
-    said = refusal(hosts, links=["loopback"], only=["4KiB"], torch="none/python")
+    message = refusal(hosts, links=["loopback"], only=["4KiB"], torch="none/python")
     expected = "--torch=none/python does not exist; `make bench-hosts` makes it"
-    assert said == f"error: {expected}"
+    assert message == f"error: {expected}"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_process_that_fails_ends_all_with_what_it_said(capfd):
 
 
 def test_tables_show_ratios_of_what_was_measured():
-    found = {
+    measurements = {
         "1gbit": {
             "large": {
                 hosts.ONE_REMOTE: as_dict(0.03, 0.03),
@@ -179,7 +179,7 @@ def test_tables_show_ratios_of_what_was_measured():
             "64MiB": {hosts.OURS: as_dict(0.6), hosts.SOCKETS: as_dict(0.5)},
         }
     }
-    steps, sums = hosts.tables(found)
+    steps, sums = hosts.tables(measurements)
     assert steps.title == "A step on two hosts, 1 Gbit/s, in ms"
     times = ["1024-2048x3-10 MLP", "30.0", "60.0", "90.0", "480.0"]
     assert steps.rows == [[*times, "2.00", "3.00", "8.00", "0.0%"]]

@@ -11,9 +11,11 @@ from tests.benchmarks.helpers import REPOSITORY, run
 
 @pytest.mark.slow
 def test_a_program_and_the_report_run(tmp_path):
-    done = run("benchmarks", "--quick", "--only=allreduce", f"--results_dir={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    assert "allreduce took" in done.stderr and "report took" in done.stderr
+    result = run(
+        "benchmarks", "--quick", "--only=allreduce", f"--results_dir={tmp_path}"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "allreduce took" in result.stderr and "report took" in result.stderr
     assert {path.name for path in tmp_path.iterdir()} == {
         "RESULTS.md",
         "allreduce.json",
@@ -24,7 +26,7 @@ def test_a_program_and_the_report_run(tmp_path):
 @pytest.mark.parametrize("flag", ["--only=step", "steps"])
 def test_an_unknown_program_is_one_line(flag):
     command = [sys.executable, "-m", "benchmarks", flag]  # imports no TensorFlow
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
     assert line.startswith("error: unknown: ")

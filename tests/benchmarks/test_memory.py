@@ -37,13 +37,13 @@ def test_sharded_variables_take_half():
 @pytest.mark.slow
 def test_contenders_are_measured_in_processes_of_their_own(tmp_path):
     printed, facts = results("benchmarks.memory", tmp_path, "--units=1024")
-    found = facts["results"]
-    mirrored, one = found["Replicator, mirrored"], found["one device"]
+    measurements = facts["results"]
+    mirrored, one = measurements["Replicator, mirrored"], measurements["one device"]
     assert (
         mirrored["counted"]
         == 2 * one["counted"]
-        == found["MirroredStrategy"]["counted"]
+        == measurements["MirroredStrategy"]["counted"]
     )
-    for by_kind in found.values():
+    for by_kind in measurements.values():
         assert 0.9 * by_kind["counted"] < by_kind["resident"] <= by_kind["peak"]
     assert "resident / mirrored" in printed

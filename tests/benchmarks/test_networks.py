@@ -19,12 +19,12 @@ SMALL_CLICKS = networks.WideAndDeep(1000, 4)
     ],
 )
 def test_batches_are_repeatable_and_of_the_right_shapes(network, shapes, labels):
-    examples, wanted = network.batch(6)
+    examples, expected = network.batch(6)
     again = network.batch(6)
     leaves = examples if isinstance(examples, tuple) else (examples,)
     assert [leaf.shape for leaf in leaves] == shapes
-    assert wanted.shape == labels and wanted.dtype == np.int32
-    np.testing.assert_array_equal(wanted, again[1])
+    assert expected.shape == labels and expected.dtype == np.int32
+    np.testing.assert_array_equal(expected, again[1])
     assert (np.diff(leaves[0].reshape(6, -1), axis=0) != 0).any(axis=1).all()
 
 

@@ -11,9 +11,9 @@ from tests.benchmarks.helpers import refusal, results
 def test_a_network_is_measured_on_each_number_of_replicas(tmp_path):
     printed, facts = results("benchmarks.profile", tmp_path, "--only=deep")
     assert "100-layer MLP, 4" in printed
-    found = facts["results"]["deep"]
-    assert list(found) == ["1", "2", "4"]
-    for own in found.values():
+    measurements = facts["results"]["deep"]
+    assert list(measurements) == ["1", "2", "4"]
+    for own in measurements.values():
         assert own["measured"] > 0
         for name in (profile.PREDICTED, profile.BY_ONE):
             assert 0 < own[name]["low"] <= own[name]["step"] <= own[name]["high"]

@@ -63,6 +63,8 @@ def test_plots_are_drawn_and_shown(folder):
 
 
 def test_without_results_there_is_one_line(tmp_path):
-    said = refusal(report, results_dir=str(tmp_path))
-    assert said == f"error: {tmp_path} holds no results; run python -m benchmarks first"
+    message = refusal(report, results_dir=str(tmp_path))
+    assert (
+        message == f"error: {tmp_path} holds no results; run python -m benchmarks first"
+    )
     assert not list(tmp_path.iterdir())

@@ -18,11 +18,11 @@ def test_each_number_of_replicas_is_measured(tmp_path):
 
 
 def test_the_table_has_a_row_per_number():
-    found = {"small": {"1": {"a": as_dict(0.001)}, "4": {"a": as_dict(0.02)}}}
-    (table,) = scaling.tables(found)
+    measurements = {"small": {"1": {"a": as_dict(0.001)}, "4": {"a": as_dict(0.02)}}}
+    (table,) = scaling.tables(measurements)
     assert table.rows == [["small, 1", "1.000"], ["small, 4", "20.0"]]
 
 
 def test_wrong_numbers_are_refused():
-    said = refusal(scaling, replica_counts=["1", "x"])
-    assert said.startswith("error: --replica_counts=1,x: give numbers")
+    message = refusal(scaling, replica_counts=["1", "x"])
+    assert message.startswith("error: --replica_counts=1,x: give numbers")

@@ -13,16 +13,16 @@ from tests.benchmarks.helpers import as_dict, refusal, results
 def test_all_builders_are_measured_and_compute_the_same(tmp_path):
     chosen = ("--only=small", "--onednn=off")
     printed, facts = results("benchmarks.strategies", tmp_path, *chosen)
-    found = facts["results"]["off"]["small"]
-    assert list(found) == [BASELINE, *strategies.BUILDERS]
-    assert "nbytes" not in found[BASELINE]
+    measurements = facts["results"]["off"]["small"]
+    assert list(measurements) == [BASELINE, *strategies.BUILDERS]
+    assert "nbytes" not in measurements[BASELINE]
     for name in strategies.BUILDERS:
-        assert found[name]["nbytes"] > 0, name
-        assert 0 < found[name]["predicted"] < 1, name
+        assert measurements[name]["nbytes"] > 0, name
+        assert 0 < measurements[name]["predicted"] < 1, name
         assert name in printed
-    assert found["PS"]["nbytes"] == found["PSLoadBalancing"]["nbytes"]
-    least = min(found[name]["predicted"] for name in strategies.BUILDERS)
-    assert found[strategies.AUTO]["predicted"] == pytest.approx(least)
+    assert measurements["PS"]["nbytes"] == measurements["PSLoadBalancing"]["nbytes"]
+    least = min(measurements[name]["predicted"] for name in strategies.BUILDERS)
+    assert measurements[strategies.AUTO]["predicted"] == pytest.approx(least)
 
 
 def test_all_builders_there_are_are_compared():
@@ -44,8 +44,8 @@ FOUND = {
 
 
 def test_the_tables_have_a_row_per_builder_and_a_column_per_network():
-    found = {setting: {"small": FOUND} for setting in ("on", "off")}
-    made = strategies.tables(found)
+    measurements = {setting: {"small": FOUND} for setting in ("on", "off")}
+    made = strategies.tables(measurements)
     assert [table.title for table in made] == [
         "Median step under each strategy, oneDNN on, in ms",
         "Predicted for keeping variables equal, oneDNN on, in ms",

@@ -41,8 +41,8 @@ def test_without_results_no_target_is_reached():
 def test_a_step_is_judged_with_the_default_options(ours, mirrored, reached):
     own = {OURS: ours, MIRRORED: mirrored}
     times = {BASELINE: 1.0, ONE_REPLICA: 1.0, RIVAL: 2.0, **own}
-    found = {"deep": {name: as_dict(time) for name, time in times.items()}}
-    lines = judged({steps.NAME: {"off": found}})
+    measurements = {"deep": {name: as_dict(time) for name, time in times.items()}}
+    lines = judged({steps.NAME: {"off": measurements}})
     of_one = lines["100-layer MLP, oneDNN off: of one device"]
     assert of_one.bound == 1.05 and of_one.reached is reached
     of_replica = lines["100-layer MLP, oneDNN off: of one replica"]
@@ -60,8 +60,8 @@ def test_a_step_is_judged_with_the_default_options(ours, mirrored, reached):
 )
 def test_all_reduce_is_judged_at_64_mib(one, rival, reached):
     by_name = {BASELINE: as_dict(one), RIVAL: as_dict(rival), OURS: as_dict(1.0)}
-    found = {at_work.NAME: {"1MiB": {}, "64MiB": by_name}}
-    lines = [target for target in targets.judge(found) if target.values]
+    measurements = {at_work.NAME: {"1MiB": {}, "64MiB": by_name}}
+    lines = [target for target in targets.judge(measurements) if target.values]
     assert [target.reached for target in lines] == reached
 
 
@@ -70,7 +70,7 @@ def built(total, passes=None):
 
 
 def test_builds_are_judged():
-    found = {
+    measurements = {
         "deep": {
             RIVAL: {"32": built(140.0)},
             OURS: {"32": built(70.0, 3.0)},
@@ -82,7 +82,7 @@ def test_builds_are_judged():
         },
         "small": {OURS: {"32": built(4.0, 0.32), "128": built(20.0, 2.56)}},
     }
-    lines = [t for t in targets.judge({build.NAME: found}) if t.values]
+    lines = [t for t in targets.judge({build.NAME: measurements}) if t.values]
     assert [(t.reached, round(min(t.values.values()), 3)) for t in lines] == [
         (False, 2.0),
         (True, 7.0),
@@ -93,11 +93,11 @@ def test_builds_are_judged():
 
 
 def test_memory_is_judged_by_both_kinds_of_bytes():
-    found = {
+    measurements = {
         MIRRORED: {"counted": 100, "resident": 100, "peak": 100},
         OURS: {"counted": 51, "resident": 60, "peak": 90},
     }
-    lines = [t for t in targets.judge({memory.NAME: found}) if t.values]
+    lines = [t for t in targets.judge({memory.NAME: measurements}) if t.values]
     assert [target.reached for target in lines] == [True, False]
 
 
@@ -107,8 +107,10 @@ def test_memory_is_judged_by_both_kinds_of_bytes():
 )
 def test_epochs_of_fit_are_judged(plain, rival, reached):
     times = {BASELINE: plain, RIVAL: rival, OURS: 1.0}
-    found = {fit.NAME: {"on": {"lstm": {n: as_dict(t) for n, t in times.items()}}}}
-    lines = [t for t in targets.judge(found) if t.values]
+    measurements = {
+        fit.NAME: {"on": {"lstm": {n: as_dict(t) for n, t in times.items()}}}
+    }
+    lines = [t for t in targets.judge(measurements) if t.values]
     assert [target.reached for target in lines] == reached
 
 
@@ -116,22 +118,22 @@ def test_epochs_of_fit_are_judged(plain, rival, reached):
 def test_hosts_are_judged_by_the_link_that_was_measured(ours, reached):
     times = {hosts.ONE_REMOTE: 0.03, OURS: ours, hosts.DDP: 0.48}
     alone = {OURS: ours, hosts.SOCKETS: 0.055, hosts.GLOO: 0.045}
-    found = {
+    measurements = {
         hosts.WIRE: {
             "large": {n: as_dict(t) for n, t in times.items()},
             "64MiB": {n: as_dict(t) for n, t in alone.items()},
         },
         hosts.LOOPBACK: {"64MiB": {n: as_dict(t) for n, t in alone.items()}},
     }
-    lines = [t for t in targets.judge({hosts.NAME: found}) if t.values]
+    lines = [t for t in targets.judge({hosts.NAME: measurements}) if t.values]
     assert [target.reached for target in lines] == [reached] * 4
     assert lines[1].values == {OURS: 0.48 / ours}
 
 
 def test_without_torch_the_targets_that_need_it_are_not_measured():
     by_name = {hosts.ONE_REMOTE: as_dict(0.03), OURS: as_dict(0.06)}
-    found = {hosts.NAME: {hosts.WIRE: {"large": by_name}}}
-    (line,) = [target for target in targets.judge(found) if target.values]
+    measurements = {hosts.NAME: {hosts.WIRE: {"large": by_name}}}
+    (line,) = [target for target in targets.judge(measurements) if target.values]
     assert line.what == "1024-2048x3-10 MLP, two hosts, 1 Gbit/s: of one remote device"
 
 
@@ -172,6 +174,6 @@ def test_variables_in_parts_are_judged_by_whole_ones(parts, reached):
 
 
 def test_doors_are_judged_by_cloning():
-    found = {"32": {doors.CLONED: 2.0, doors.SESSION: 3.0, doors.FUNCTION: 1.9}}
-    lines = [t for t in targets.judge({doors.NAME: found}) if t.values]
+    measurements = {"32": {doors.CLONED: 2.0, doors.SESSION: 3.0, doors.FUNCTION: 1.9}}
+    lines = [t for t in targets.judge({doors.NAME: measurements}) if t.values]
     assert [target.reached for target in lines] == [False, True]

@@ -57,11 +57,11 @@ def test_contenders_agree_if_their_losses_do():
     def with_losses(*losses):
         return dataclasses.replace(measured(1.0), losses=losses)
 
-    found = {
+    measurements = {
         "a": with_losses(2.0, 1.0),
         "b": with_losses(2.00001, 1.0),
         "c": with_losses(2.0, 1.1),
     }
-    assert timing.agree(found, ["a", "b"])
-    assert not timing.agree(found, ["a", "c"])
-    assert not timing.agree(found, ["a", "b", "c"])
+    assert timing.agree(measurements, ["a", "b"])
+    assert not timing.agree(measurements, ["a", "c"])
+    assert not timing.agree(measurements, ["a", "b", "c"])

@@ -19,8 +19,8 @@ def test_both_are_measured_and_compute_the_same(tmp_path):
 def test_the_table_has_ratios_of_each_with_xla_to_itself_without():
     names = ["one device", "one device, XLA", "Replicator", "Replicator, XLA"]
     times = [0.004, 0.002, 0.005, 0.001]
-    found = {"small": dict(zip(names, map(as_dict, times), strict=True))}
-    (table,) = xla.tables(found)
+    measurements = {"small": dict(zip(names, map(as_dict, times), strict=True))}
+    (table,) = xla.tables(measurements)
     (row,) = table.rows
     assert row[0] == "small"
     assert row[5:7] == ["0.50", "0.20"]

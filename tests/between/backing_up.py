@@ -24,8 +24,8 @@ def backs_up(cluster: Any) -> str:
         try:
             model.fit(x, y, verbose=0, callbacks=callbacks)
         except replicator.ContextError as error:
-            said = str(error)
+            message = str(error)
         else:
             return "it was not refused"
     model.fit(x, y, 8, 1, 0, [])  # nothing has been changed
-    return said
+    return message

@@ -16,9 +16,9 @@ from tests.launch.stub import Place
 @pytest.fixture
 def place(tmp_path: pathlib.Path) -> Iterator[Place]:
     """A place that marks its processes, none of which may remain afterwards."""
-    made = Place(tmp_path)
-    yield made
-    made.expect_nothing_left()
+    new_place = Place(tmp_path)
+    yield new_place
+    new_place.expect_nothing_left()
 
 
 @pytest.fixture(scope="session")

@@ -50,23 +50,23 @@ def lost(cluster: Any, moment: str, which: str) -> list[Any]:
     new = repl.build(lambda: repl.all_reduce(tf.ones([10]), "max"))
     if moment == "first":
         assert len(new.plan)  # which builds it
-    found: list[Any] = []
+    results: list[Any] = []
     _ready()
     if moment != "step" and cluster.host_id == int(which):
         time.sleep(_LONG)
-    with _noted(found):
+    with _noted(results):
         while moment == "step":
             repl.run(step_fn)
         if moment == "variable":
             with repl.context():
                 tf.Variable(1.0)
         new()
-    with _noted(found):
+    with _noted(results):
         repl.run(step_fn)
-    with _noted(found):
+    with _noted(results):
         cluster.check()
     cluster.close()
-    return found
+    return results
 
 
 def ends_by_an_error(cluster: Any) -> list[Any]:

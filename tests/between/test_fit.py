@@ -23,14 +23,14 @@ from tests.launch.stub import Place
 )
 def test_programs_of_keras(tmp_path: pathlib.Path, names: tuple[str, ...]) -> None:
     processes.run("fits", [1, 2], str(tmp_path), *names)
-    found = [pickle.loads((tmp_path / str(host)).read_bytes()) for host in (0, 1)]
+    actual = [pickle.loads((tmp_path / str(host)).read_bytes()) for host in (0, 1)]
     for name in names:
-        wanted = worlds.outcome(getattr(test_programs, name), 0)
-        for own in found:
+        expected = worlds.outcome(getattr(test_programs, name), 0)
+        for own in actual:
             tf.nest.map_structure(
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
                 tuple(own[name]),
-                wanted,
+                expected,
             )
 
 

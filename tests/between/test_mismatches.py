@@ -77,11 +77,11 @@ def test_there_is_an_expectation_for_each() -> None:
 
 @pytest.mark.parametrize("name", _SAID)
 def test_both_hosts_raise(found: list[dict[str, Any]], name: str) -> None:
-    kind, said = _SAID[name]
+    kind, message = _SAID[name]
     for own in found:
         raised, text, seconds, after = own[name]
         assert raised == kind, text
-        assert [part for part in said if part not in text] == [], text
+        assert [part for part in message if part not in text] == [], text
         assert text.count(_HERE) >= (2 if kind == "MismatchError" else 1), text
         assert seconds < _LIMIT
         assert after == 42.0, "a right step works afterwards"
@@ -89,11 +89,11 @@ def test_both_hosts_raise(found: list[dict[str, Any]], name: str) -> None:
 
 @pytest.mark.parametrize("name", _FAILED)
 def test_one_host_fails(found: list[dict[str, Any]], name: str) -> None:
-    kind, said = _FAILED[name]
+    kind, message = _FAILED[name]
     (raised, text, seconds, after), own = (host[name] for host in found)
     assert raised == "MismatchError"
-    wanted = [") failed where the others go on", "host 1 (127", f"failed at {_HERE}"]
-    assert [part for part in wanted + said if part not in text] == [], text
+    expected = [") failed where the others go on", "host 1 (127", f"failed at {_HERE}"]
+    assert [part for part in expected + message if part not in text] == [], text
     assert own[0] == kind
     assert max(seconds, own[2]) < _LIMIT
     assert after == own[3] == 42.0, "a right step works afterwards"
@@ -103,8 +103,8 @@ def test_one_host_fails(found: list[dict[str, Any]], name: str) -> None:
 @pytest.mark.parametrize("kind", ["builds", "runs"])
 def test_hosts_that_would_wait_for_one_another(kind: str) -> None:
     """Host 0 runs a step that was built; host 1 builds another, or runs it."""
-    found = processes.run("clash", [1, 1], kind)
-    for own, (raised, text, seconds) in enumerate(found):
+    results = processes.run("clash", [1, 1], kind)
+    for own, (raised, text, seconds) in enumerate(results):
         assert raised == "MismatchError", text
         assert "would wait for one another for ever" in text
         assert f"  host {own} (127.0.0.1:" in text.splitlines()[1]

@@ -58,10 +58,10 @@ def _joined(parts: list[Any]) -> Any:
 @pytest.mark.parametrize("name", programs.STEPS)
 def test_as_one_process(found: list[dict[str, Any]], name: str) -> None:
     repl = helpers.make(programs.REPLICAS, variables="mirrored")
-    wanted = [*_leaves(programs.STEPS[name](repl))]
+    expected = [*_leaves(programs.STEPS[name](repl))]
     computed = [*_leaves(_joined([own[name] for own in found]))]
-    assert len(wanted) == len(computed) > 0
-    for one, other in zip(wanted, computed, strict=True):
+    assert len(expected) == len(computed) > 0
+    for one, other in zip(expected, computed, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         if name in _CLOSE:
             np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)

@@ -116,10 +116,10 @@ def _run(
 def test_a_cluster_is_measured(cluster: dict[str, str], tmp_path: pathlib.Path) -> None:
     path = tmp_path / "rates.json"
     arguments = ("--cluster", "--kibibytes=1,64", "--rounds=1", f"--output={path}")
-    done = _run(cluster, "-m", "replicator.calibrate", *arguments)
-    assert done.returncode == 0, done.stderr
+    result = _run(cluster, "-m", "replicator.calibrate", *arguments)
+    assert result.returncode == 0, result.stderr
     for shown in ("(cpu)", "(hosts)", "host-0 - host-1", "shuffled", "64.0 KiB"):
-        assert shown in done.stdout
+        assert shown in result.stdout
     read = rates.load(path)
     assert set(read.rates) == {"cpu", "hosts"}
     ends = frozenset(places.host_of(name) for name in paper_hosts.names((0, 1)))
@@ -130,10 +130,10 @@ def test_a_cluster_is_measured(cluster: dict[str, str], tmp_path: pathlib.Path) 
 
 @pytest.mark.slow
 def test_all_reduces_between_servers(cluster: dict[str, str]) -> None:
-    done = _run(cluster, "-c", _PROGRAM)
-    assert done.returncode == 0, done.stderr
+    result = _run(cluster, "-c", _PROGRAM)
+    assert result.returncode == 0, result.stderr
     bytes_between = 2 * 50 * 31 * 4
-    assert done.stdout.split("\n")[:4] == [
+    assert result.stdout.split("\n")[:4] == [
         f"{name} {bytes_between} True" for name in ("hub", "shuffled", "tree", "ring")
     ]
 
@@ -150,6 +150,6 @@ def test_bad_arguments_are_one_line(arguments: tuple[str, ...], said: str) -> No
     names = ("REPLICATOR_CLUSTER", "TF_CONFIG", "REPLICATOR_HOSTFILE")
     environment = {k: v for k, v in os.environ.items() if k not in names}
     environment["PYTHONPATH"] = str(_ROOT)
-    done = forks.run(["-m", "replicator.calibrate", *arguments], environment)
-    assert done.returncode == 2
-    assert said in done.stderr and "Traceback" not in done.stderr
+    result = forks.run(["-m", "replicator.calibrate", *arguments], environment)
+    assert result.returncode == 2
+    assert said in result.stderr and "Traceback" not in result.stderr

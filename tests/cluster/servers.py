@@ -80,7 +80,7 @@ def run_module(
     limit: float = LIMIT,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a module as a client in a folder; returns its output."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=folder,
         env=environment(TF_CPP_MIN_LOG_LEVEL="2"),
@@ -89,8 +89,8 @@ def run_module(
         timeout=limit,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-6000:]
-    return done
+    assert result.returncode == 0, result.stderr[-6000:]
+    return result
 
 
 def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:

@@ -111,8 +111,8 @@ for step in checkpoint.steps(10**6, every=1):
 
 
 def test_killed_while_it_is_written(tmp_path):
-    done = forks.run(["-c", _KILLED, tmp_path], servers.environment())
-    assert done.returncode == 9, done.stderr[-2000:]
+    result = forks.run(["-c", _KILLED, tmp_path], servers.environment())
+    assert result.returncode == 9, result.stderr[-2000:]
     v = tf.Variable(tf.zeros([100000]))
     checkpoint = replicator.Checkpoint(tmp_path, {"v": v})
     assert checkpoint.step >= 5

@@ -14,8 +14,8 @@ from tests.cluster import servers
 
 @pytest.fixture(scope="module")
 def addresses():
-    with servers.serving(2, "--cpus=2") as told:
-        yield [facts["address"] for facts in told]
+    with servers.serving(2, "--cpus=2") as server_facts:
+        yield [facts["address"] for facts in server_facts]
 
 
 def _device(task, index):
@@ -41,13 +41,13 @@ def connecting(addresses):
 @pytest.mark.battery(2)
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 def test_two_hosts_are_as_one_device(steps, variables):
-    found = steps[variables]
-    assert found["overtaken"] == 0  # of 200 writes, each followed by a step
-    np.testing.assert_allclose(found["losses"], steps["plain"], rtol=0, atol=1e-5)
+    results = steps[variables]
+    assert results["overtaken"] == 0  # of 200 writes, each followed by a step
+    np.testing.assert_allclose(results["losses"], steps["plain"], rtol=0, atol=1e-5)
     assert steps["plain"][-1] < 0.5 * steps["plain"][0]
     # v = [2, 3] before a step that adds v (1 + 2 + 3 + 4) to it; then v[0] = 7
-    assert found["variable"] == [7.0, 33.0]
-    assert found["checkpoint"] == {"saved": [2.0, 3.0, 4.0], "overtaken": 0}
+    assert results["variable"] == [7.0, 33.0]
+    assert results["checkpoint"] == {"saved": [2.0, 3.0, 4.0], "overtaken": 0}
 
 
 # --- Devices --------------------------------------------------------------------------
@@ -55,72 +55,72 @@ def test_two_hosts_are_as_one_device(steps, variables):
 
 @pytest.mark.slow
 def test_names_of_devices(connecting, addresses):
-    found = connecting["names"]
-    assert found["all"] == found["none"] == _ALL
-    assert found["full"] == [_ALL[3], _ALL[0]]
+    results = connecting["names"]
+    assert results["all"] == results["none"] == _ALL
+    assert results["full"] == [_ALL[3], _ALL[0]]
     own = "/job:client/replica:0/task:0/device:CPU:0"
-    assert found["own"] == [own]
-    assert found["client computes"] == own
-    kind, said = found["missing"]
+    assert results["own"] == [own]
+    assert results["client computes"] == own
+    kind, said = results["missing"]
     assert kind == "DeviceError"
     assert f"{_device(1, 7)} (on {addresses[1]}) does not exist; there are" in said
-    assert found["no host"][1].startswith(f"{_device(2, 0)} does not exist")
-    assert "CPU:1 does not exist" in found["too late"][1]
-    assert "'CPU:0' is on none of " + ", ".join(addresses) in found["host of"][1]
-    assert found["repr"] == f"<Cluster of {', '.join(addresses)}: 4 devices>"
-    assert found["async"][0] == "ClusterError"
-    assert "be overtaken by the next step" in found["async"][1]
-    assert found["after async"] == [2.0, 2.0]
+    assert results["no host"][1].startswith(f"{_device(2, 0)} does not exist")
+    assert "CPU:1 does not exist" in results["too late"][1]
+    assert "'CPU:0' is on none of " + ", ".join(addresses) in results["host of"][1]
+    assert results["repr"] == f"<Cluster of {', '.join(addresses)}: 4 devices>"
+    assert results["async"][0] == "ClusterError"
+    assert "be overtaken by the next step" in results["async"][1]
+    assert results["after async"] == [2.0, 2.0]
 
 
 def test_a_connection_without_ordering_is_refused(addresses):
-    found = servers.run_client("unordered", addresses)
-    for kind, said in (found["refused"], found["none"]):
+    results = servers.run_client("unordered", addresses)
+    for kind, said in (results["refused"], results["none"]):
         assert kind == "ClusterError"
         assert said.startswith(f"{_ALL[0]} is on another host, and what is written")
         assert "Fix: connect by replicator.connect" in said
-    assert found["own"] == ["/job:localhost/replica:0/task:0/device:CPU:0"]
-    assert found["connect"][0] == "ClusterError"
-    assert "by tf.config.experimental_connect_to_cluster" in found["connect"][1]
-    assert found["ordered"] == _ALL
+    assert results["own"] == ["/job:localhost/replica:0/task:0/device:CPU:0"]
+    assert results["connect"][0] == "ClusterError"
+    assert "by tf.config.experimental_connect_to_cluster" in results["connect"][1]
+    assert results["ordered"] == _ALL
 
 
 @pytest.mark.slow
 def test_a_process_that_is_a_task_itself():
     task = {"type": "worker", "index": 0}
     config = {"cluster": {"worker": ["127.0.0.1:0"]}, "task": task}
-    found = servers.run_client("task", [], TF_CONFIG=json.dumps(config))
-    assert found["value"] == 3.0
-    assert found["devices"] == ["/job:worker/replica:0/task:0/device:CPU:0"]
+    results = servers.run_client("task", [], TF_CONFIG=json.dumps(config))
+    assert results["value"] == 3.0
+    assert results["devices"] == ["/job:worker/replica:0/task:0/device:CPU:0"]
 
 
 # --- Connecting -----------------------------------------------------------------------
 
 
 def test_connecting_and_closing(connecting, addresses):
-    found = connecting
-    assert found["kept"] == 3.0
-    assert "variables and tf.functions that were made before" in found["stderr"]
-    kind, said, seconds = found["missing"]
+    results = connecting
+    assert results["kept"] == 3.0
+    assert "variables and tf.functions that were made before" in results["stderr"]
+    kind, said, seconds = results["missing"]
     assert kind == "ClusterError" and seconds < 20
     assert "1 of 2 hosts did not answer within 0.5 s." in said
     assert "127.0.0.1:1: connection refused" in said
     assert "the hosts are those of the list that connect was given\n" in said
     assert "Fix: start `python -m replicator.serve` on each host" in said
-    assert found["variable made before"] == "InvalidArgumentError"
-    assert "connected already, to " + ", ".join(addresses) in found["twice"][1]
-    assert found["check"] == ["nothing", ""]
-    assert "connect was called in a graph" in found["in a graph"][1]
-    assert "connect was called inside a step" in found["in a step"][1]
-    closed, check, alone = found["closed"]
+    assert results["variable made before"] == "InvalidArgumentError"
+    assert "connected already, to " + ", ".join(addresses) in results["twice"][1]
+    assert results["check"] == ["nothing", ""]
+    assert "connect was called in a graph" in results["in a graph"][1]
+    assert "connect was called inside a step" in results["in a step"][1]
+    closed, check, alone = results["closed"]
     assert closed.endswith("4 devices, closed>") and alone == [1.0]
     assert "Fix: connect again" in check[1]
-    assert found["again"] == [addresses[::-1], [4.0] * 4, False]
-    assert found["one"] == [1, [2.0, 2.0]]
-    assert found["error in a block"][0] == "KeyError"
-    assert "tom has 2 CPU devices; REPLICATOR_CLUSTER says 3." in found["cpus"][1]
-    assert "serve --cpus=3" in found["cpus"][1]
-    assert found["launched"] == [
+    assert results["again"] == [addresses[::-1], [4.0] * 4, False]
+    assert results["one"] == [1, [2.0, 2.0]]
+    assert results["error in a block"][0] == "KeyError"
+    assert "tom has 2 CPU devices; REPLICATOR_CLUSTER says 3." in results["cpus"][1]
+    assert "serve --cpus=3" in results["cpus"][1]
+    assert results["launched"] == [
         "<Cluster of tom: 2 devices>",
         "REPLICATOR_CLUSTER",
         10.0,
@@ -129,22 +129,22 @@ def test_connecting_and_closing(connecting, addresses):
 
 @pytest.mark.slow
 def test_faults(addresses):
-    found = servers.run_client("faults", addresses[:1])
-    assert found["sum"] == [4.0] * 4
+    results = servers.run_client("faults", addresses[:1])
+    assert results["sum"] == [4.0] * 4
     kinds = {"stopped": "HostLostError", "close": "ClusterError"}
     for name, kind in {**kinds, "connect": "ClusterError"}.items():
-        assert found[name][0] == kind
-        assert "accepts connections but does not answer" in found[name][1]
-    assert "Fix: end its process" in found["close"][1]
-    assert found["goes on"] == [["nothing", ""], [4.0] * 4]
-    assert "1 of 2 hosts are lost" in found["killed"][1]
-    assert "connection refused" in found["killed"][1]
-    assert addresses[0] not in found["killed"][1]
-    kind, seconds = found["step"]
+        assert results[name][0] == kind
+        assert "accepts connections but does not answer" in results[name][1]
+    assert "Fix: end its process" in results["close"][1]
+    assert results["goes on"] == [["nothing", ""], [4.0] * 4]
+    assert "1 of 2 hosts are lost" in results["killed"][1]
+    assert "connection refused" in results["killed"][1]
+    assert addresses[0] not in results["killed"][1]
+    kind, seconds = results["step"]
     assert kind == "HostLostError" and seconds < 20
-    assert "its server was started again" in found["restarted"][1]
-    assert found["again"] == [[4.0] * 4, False, ["nothing", ""]]
-    assert found["moved"] == [2, [4.0] * 4]
+    assert "its server was started again" in results["restarted"][1]
+    assert results["again"] == [[4.0] * 4, False, ["nothing", ""]]
+    assert results["moved"] == [2, [4.0] * 4]
 
 
 @pytest.mark.slow
@@ -187,21 +187,21 @@ def test_nothing_is_connected_where_nothing_answers():
 
 @pytest.mark.slow
 def test_sessions_run_on_all_hosts(addresses):
-    found = servers.run_client("sessions", addresses[:1])
-    assert found["kept"] == 60000
-    assert found["untouched"] == [0, True]
+    results = servers.run_client("sessions", addresses[:1])
+    assert results["kept"] == 60000
+    assert results["untouched"] == [0, True]
     for case, what in (("not one", "'grpc://mine'"), ("two", "one with a cluster_def")):
-        kind, said = found[case]
+        kind, message = results[case]
         assert kind == "ArgumentError"
-        assert said.startswith(f"session_arguments was given config={what}")
-        assert "Fix: pass a tf.compat.v1.ConfigProto without a cluster_def" in said
+        assert message.startswith(f"session_arguments was given config={what}")
+        assert "Fix: pass a tf.compat.v1.ConfigProto without a cluster_def" in message
     # v = 1, and four replicas add up 2
-    assert found["values"] == [[9.0] * 4, [17.0] * 4]
-    assert set(_ALL) <= set(found["held by"])
-    assert found["check"] == ["nothing", ""]
-    kind, said, name = found["lost"]
+    assert results["values"] == [[9.0] * 4, [17.0] * 4]
+    assert set(_ALL) <= set(results["held by"])
+    assert results["check"] == ["nothing", ""]
+    kind, message, name = results["lost"]
     assert kind == "HostLostError"
-    assert said.startswith(f"1 of 2 hosts is lost: {name}.")
-    kind, said = found["closed"]
+    assert message.startswith(f"1 of 2 hosts is lost: {name}.")
+    kind, message = results["closed"]
     assert kind == "ClusterError"
-    assert "was asked for session_arguments" in said
+    assert "was asked for session_arguments" in message

@@ -26,9 +26,9 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_difference_is_shown(name: str) -> None:
-    one, other, said = CASES[name]
-    assert differences.shown(one, other) == said
-    assert differences.shown(*map(_through_json, (one, other))) == said
+    one, other, message = CASES[name]
+    assert differences.shown(one, other) == message
+    assert differences.shown(*map(_through_json, (one, other))) == message
 
 
 def _through_json(value: Any) -> Any:

@@ -45,8 +45,8 @@ def test_programs(cpus: list[int], plain: Any) -> None:
 
 
 def test_servers(plain: Any) -> None:
-    with servers.serving(8, "--cpus=1") as told:
-        done = servers.run_module(
-            "tests.cluster.digits", *servers.addresses(told), limit=_LIMIT
+    with servers.serving(8, "--cpus=1") as server_facts:
+        result = servers.run_module(
+            "tests.cluster.digits", *servers.addresses(server_facts), limit=_LIMIT
         )
-    _check([json.loads(done.stdout.splitlines()[-1])], plain)
+    _check([json.loads(result.stdout.splitlines()[-1])], plain)

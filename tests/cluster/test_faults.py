@@ -25,7 +25,7 @@ _MOMENTS = ("build", "step", "function", "checkpoint")
 
 def _trained(kind, moment, which, count):
     """Trains with faults in a process of its own; returns its output."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "tests.cluster.faulty", kind, moment, str(which)]
         + [str(count)],
         cwd=servers.ROOT,
@@ -34,23 +34,23 @@ def _trained(kind, moment, which, count):
         text=True,
         timeout=servers.LIMIT * (1 + count),
     )
-    assert done.returncode == 0, done.stderr[-6000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    print(kind, moment, which, found["seconds"])  # for statistics
+    assert result.returncode == 0, result.stderr[-6000:]
+    results = json.loads(result.stdout.splitlines()[-1])
+    print(kind, moment, which, results["seconds"])  # for statistics
     assert (
-        found["wrong"] == [[]] * count
+        results["wrong"] == [[]] * count
     )  # losses equal an uninterrupted run's, bitwise
-    return found
+    return results
 
 
 def _train(kind, moment, which, count, patience=1.0):
     """Trains with faults; checks what must hold each time."""
-    found = _trained(kind, moment, which, count)
+    actual = _trained(kind, moment, which, count)
     lost = list(faulty.NAMES if which == faulty.CLIENT else [faulty.NAMES[which]])
-    assert found["named"] == [lost] * count
+    assert actual["named"] == [lost] * count
     limit = 1.0 if kind == "kill" else faulty.HEARTBEAT
-    assert max(found["seconds"]) < patience * limit, found["seconds"]
-    (text,) = found["errors"]
+    assert max(actual["seconds"]) < patience * limit, actual["seconds"]
+    (text,) = actual["errors"]
     verb = "is" if len(lost) == 1 else "are"
     beginning = f"{len(lost)} of 2 hosts {verb} lost: {', '.join(lost)}.\n"
     assert text.startswith(beginning)
@@ -94,9 +94,9 @@ def test_a_client_that_is_cut_off(moment, request):
 def test_a_client_that_is_stopped_goes_on(kind, moment, request):
     """Its hosts are unaffected, and so is the training: nobody is lost."""
     count = request.config.getoption("--faults")
-    found = _trained(kind, moment, faulty.CLIENT, count)
-    assert found["named"] == [[]] * count
-    assert found["errors"] == []
+    actual = _trained(kind, moment, faulty.CLIENT, count)
+    assert actual["named"] == [[]] * count
+    assert actual["errors"] == []
 
 
 def _need_links():

@@ -73,11 +73,11 @@ def test_long_texts_come_in_parts(store: dict[str, str]) -> None:
 
 
 def test_those_who_do_something_else_are_named_in_all_processes() -> None:
-    found = _together(
+    actual = _together(
         lambda p: p.exchange("builds f", 1, "train.py:3"),
         lambda p: p.exchange("builds g", 1, "train.py:4"),
     )
-    for error in found:
+    for error in actual:
         assert isinstance(error, replicator.MismatchError)
         for part in ("host 0 (a:1): builds f at train.py:3", "host 1 (b:2): builds g"):
             assert part in str(error)
@@ -88,10 +88,10 @@ def test_a_process_that_fails_is_named_by_those_that_wait() -> None:
         with p.telling():
             raise replicator.InputError("no such file\nFix: make one.")
 
-    found = _together(lambda p: p.exchange("builds f", 1), fails)
-    assert isinstance(found[0], replicator.MismatchError)
-    assert "host 1 (b:2) failed where the others go on" in str(found[0])
-    assert "InputError: no such file\n" in str(found[0])
+    actual = _together(lambda p: p.exchange("builds f", 1), fails)
+    assert isinstance(actual[0], replicator.MismatchError)
+    assert "host 1 (b:2) failed where the others go on" in str(actual[0])
+    assert "InputError: no such file\n" in str(actual[0])
 
 
 def test_after_an_error_all_go_on_together() -> None:
@@ -120,11 +120,11 @@ def test_after_an_error_all_go_on_together() -> None:
     ],
 )
 def test_the_first_difference_is_shown(one: Any, other: Any, parts: Any) -> None:
-    found = _together(
+    actual = _together(
         lambda p: p.same("makes a thing", one, "make one."),
         lambda p: p.same("makes a thing", other, "make one."),
     )
-    for error in found:
+    for error in actual:
         text = str(error)
         assert "every host makes a thing, and they differ" in text
         assert f"host 0 (a:1): {parts[0]}" in text

@@ -40,13 +40,13 @@ def test_the_first_of_several_sources_is_taken(tmp_path):
         "OMPI_MCA_orte_default_hostfile": str(file),
     }
     assert _found(["a:1"], **variables) == (["a:1"], "the list that connect was given")
-    found = []
+    results = []
     while variables:
-        found.append(_found(**variables))
+        results.append(_found(**variables))
         del variables[next(iter(variables))]
         if [*variables] == ["OMPI_MCA_orte_default_hostfile"]:
             break
-    assert found == [
+    assert results == [
         (["l:1"], "REPLICATOR_CLUSTER"),
         (["t:1"], "TF_CONFIG"),
         (["s:8888"], "Slurm (SLURM_JOB_NODELIST)"),

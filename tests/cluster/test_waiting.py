@@ -64,9 +64,9 @@ def test_all_are_asked_at_once():
     with _listener() as silent, _listener(_SETTINGS) as there:
         closed = f"127.0.0.1:{addresses.free_port()}"
         began = time.monotonic()
-        found = waiting.ask_all([silent, there, closed], 0.5)
+        actual = waiting.ask_all([silent, there, closed], 0.5)
         assert time.monotonic() - began < 5
-    assert found == {silent: waiting.SILENT, closed: "connection refused"}
+    assert actual == {silent: waiting.SILENT, closed: "connection refused"}
     assert waiting.ask_all([], 1.0) == {}
 
 
@@ -88,8 +88,8 @@ def test_who_comes_late_is_waited_for():
 def test_waiting_ends_and_says_what_it_waits_for(monkeypatch):
     monkeypatch.setattr(waiting, "_PROGRESS", 0.2)
     address, told = f"127.0.0.1:{addresses.free_port()}", []
-    found = waiting.wait_for([address], 1.0, 5.0, lambda *line: told.append(line))
-    assert found == {address: "connection refused"}
-    assert all(problems == found for problems, _ in told)
+    actual = waiting.wait_for([address], 1.0, 5.0, lambda *line: told.append(line))
+    assert actual == {address: "connection refused"}
+    assert all(problems == actual for problems, _ in told)
     assert [0.2 <= passed <= 1.0 for _, passed in told] == [True] * len(told)
     assert told

@@ -147,6 +147,6 @@ class Training:
     def assert_nothing_lost(self, tolerance: float = 1e-6) -> None:
         """Asserts that received values and residuals add up to the given ones."""
         for k, expected in enumerate(self.given.sums()):
-            found = self.received(k) + self.owed(k)
-            error = np.abs(found - expected).max()
+            actual = self.received(k) + self.owed(k)
+            error = np.abs(actual - expected).max()
             assert error <= tolerance * np.abs(expected).max(), (k, error)

@@ -100,9 +100,9 @@ def test_gradients_without_tapes() -> None:
         total = repl.all_reduce(x * x, compressor="int8")
         return tf.gradients(total, x)[0]
 
-    found = repl.run(step_fn, args=[per_replica(*X)])
+    actual = repl.run(step_fn, args=[per_replica(*X)])
     for r in range(2):
-        np.testing.assert_allclose(found[r], 2 * 2 * X[r], rtol=1e-5)
+        np.testing.assert_allclose(actual[r], 2 * 2 * X[r], rtol=1e-5)
 
 
 def test_nests_of_what_can_be_compressed_and_what_cannot() -> None:
@@ -113,11 +113,11 @@ def test_nests_of_what_can_be_compressed_and_what_cannot() -> None:
         "complex": tf.constant([1.001 + 2j], tf.complex64),
         "none": [],
     }
-    found = repl.run(lambda: repl.all_reduce(value, compressor="bf16"))
-    np.testing.assert_array_equal(found["float"][0], [2.0, 4.0])
-    np.testing.assert_array_equal(found["int"][0], [2**31 - 2])
-    np.testing.assert_array_equal(found["complex"][0], value["complex"] * 2)
-    assert found["none"] == []
+    actual = repl.run(lambda: repl.all_reduce(value, compressor="bf16"))
+    np.testing.assert_array_equal(actual["float"][0], [2.0, 4.0])
+    np.testing.assert_array_equal(actual["int"][0], [2**31 - 2])
+    np.testing.assert_array_equal(actual["complex"][0], value["complex"] * 2)
+    assert actual["none"] == []
 
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "ef(bf16)"])
@@ -168,11 +168,11 @@ def test_in_control_flow(name: str, place: Callable[..., tf.Tensor]) -> None:
     def step_fn(x: tf.Tensor) -> Any:
         return place(lambda: repl.all_reduce(x, compressor=name))
 
-    found = repl.run(step_fn, args=[per_replica(*X)])
-    assert found[0].numpy().tobytes() == found[1].numpy().tobytes()
+    actual = repl.run(step_fn, args=[per_replica(*X)])
+    assert actual[0].numpy().tobytes() == actual[1].numpy().tobytes()
     times = 3 if place is in_a_loop else 1
     tolerance = 30.0 if "powersgd" in name and times > 1 else 0.2
-    np.testing.assert_allclose(found[0], times * X.sum(0), atol=tolerance)
+    np.testing.assert_allclose(actual[0], times * X.sum(0), atol=tolerance)
 
 
 def test_feedback_in_a_loop_adds_up() -> None:
@@ -243,5 +243,5 @@ def test_replicas_that_compress_differently() -> None:
 def test_one_replica_sends_nothing_and_loses_nothing() -> None:
     repl = helpers.make(1)
     for name in EVERY:
-        found = repl.run(lambda name=name: repl.all_reduce(X[0], compressor=name))
-        np.testing.assert_array_equal(found[0], X[0])
+        actual = repl.run(lambda name=name: repl.all_reduce(X[0], compressor=name))
+        np.testing.assert_array_equal(actual[0], X[0])

@@ -157,7 +157,7 @@ def test_powersgd_is_a_power_iteration() -> None:
 def test_powersgd_is_as_good_for_small_and_large_numbers(scale: float) -> None:
     """Their squares exceed float32's range; also in the following steps."""
     values = random(2, 30, 20)
-    found = []
+    results = []
     for factor in (1.0, scale):
         repl = helpers.make(2)
         given_ = replicator.PerReplica(*map(tf.constant, values * np.float32(factor)))
@@ -165,8 +165,8 @@ def test_powersgd_is_as_good_for_small_and_large_numbers(scale: float) -> None:
             lambda x, repl=repl: repl.all_reduce(x, compressor="powersgd(rank=2)"),
             args=[given_],
         )
-        found.append([step(given_)[0].numpy() / np.float32(factor) for _ in range(3)])
-    np.testing.assert_allclose(found[1], found[0], atol=1e-4)
+        results.append([step(given_)[0].numpy() / np.float32(factor) for _ in range(3)])
+    np.testing.assert_allclose(results[1], results[0], atol=1e-4)
 
 
 def test_powersgd_without_a_warm_start_tries_another_direction() -> None:

@@ -98,12 +98,12 @@ def _run_in_session(
             pairs = zip(element[0], training.variables, strict=True)
             return training.optimizer.apply_gradients(pairs)
 
-        done = repl.run(step_fn, training.input_fn)
+        result = repl.run(step_fn, training.input_fn)
         owed = {k: v.read_value() for k, v in training.memory.items()}
         received = [v.read_value() for v in training.variables]
         with helpers.monitored_session() as session:
             for _ in range(STEPS):
-                session.run(done)
+                session.run(result)
             received, owed = session.run([received, owed])
     for k, expected in enumerate(gradients.sums()):
         rest = owed[f"residual_{k}"].sum(0) if f"residual_{k}" in owed else 0
@@ -210,8 +210,8 @@ def test_a_loss_scale_may_change_while_something_is_owed() -> None:
     assert scales == [8, 16, 16, 32, 16, 16, 32, 32, 64]
     owed = next(v for v in optimizer._replicator_combiner.compression.memory.variables)
     given_ = np.delete(values, 4, 0).mean(1).sum(0)
-    found = owed.read_value().numpy().sum(0) - w.numpy()
-    np.testing.assert_allclose(found, given_, atol=2e-6)
+    actual = owed.read_value().numpy().sum(0) - w.numpy()
+    np.testing.assert_allclose(actual, given_, atol=2e-6)
     assert np.abs(owed.numpy()).max() > 0.1
 
 

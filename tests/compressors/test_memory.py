@@ -93,8 +93,8 @@ def test_other_replicas_owe_the_same_in_all(
     checkpoint(second).read(path)
     second.run()
     for k, (one, two) in enumerate(zip(given.sums(), later.sums(), strict=True)):
-        found = second.received(k) + second.owed(k)
-        np.testing.assert_allclose(found, one + two, atol=1e-5)
+        actual = second.received(k) + second.owed(k)
+        np.testing.assert_allclose(actual, one + two, atol=1e-5)
     if replicas == 1:  # which sends all that it has
         assert all(not second.owed(k).any() for k in range(len(laws.SHAPES)))
 
@@ -131,7 +131,7 @@ def test_a_v1_saver_restores_rows(tmp_path: pathlib.Path) -> None:
                 pairs = zip(element[0], training.variables, strict=True)
                 return training.optimizer.apply_gradients(pairs)
 
-            done = training.repl.run(step_fn, training.input_fn)
+            result = training.repl.run(step_fn, training.input_fn)
             saver = tf.compat.v1.train.Saver()
             everything = [training.variables, list(training.memory.values())]
             reads = tf.nest.map_structure(lambda v: v.read_value(), everything)
@@ -139,7 +139,7 @@ def test_a_v1_saver_restores_rows(tmp_path: pathlib.Path) -> None:
                 if run == "second":
                     saver.restore(_plain(session), str(tmp_path / "x"))
                 for _ in range({"whole": 6, "first": 3, "second": 3}[run]):
-                    session.run(done)
+                    session.run(result)
                 if run == "first":
                     saver.save(_plain(session), str(tmp_path / "x"))
                 ends.append(session.run(reads))
@@ -225,9 +225,9 @@ def test_all_reduce_keeps_what_it_owes_by_its_place() -> None:
         two = repl.all_reduce(-x, "mean", compressor="ef(topk(ratio=0.5))")
         return one, two
 
-    found = [repl.run(step_fn) for _ in range(3)]
-    ones = [one[0].numpy().tolist() for one, _ in found]
-    twos = [two[0].numpy().tolist() for _, two in found]
+    actual = [repl.run(step_fn) for _ in range(3)]
+    ones = [one[0].numpy().tolist() for one, _ in actual]
+    twos = [two[0].numpy().tolist() for _, two in actual]
     assert ones == [[6.0, 0.0], [0.0, 8.0], [12.0, 0.0]]
     assert twos == [[-3.0, 0.0], [0.0, -4.0], [-6.0, 0.0]]
 

@@ -77,11 +77,11 @@ def test_says_which_replica_did_what(place: Callable[..., Any], mode: str) -> No
     def next_step() -> Any:
         return repl.all_reduce(_own(repl))
 
-    said = "replicas disagree " + SAYS[place]
+    message = "replicas disagree " + SAYS[place]
     if mode == "eager":  # only there, the error is nothing but these lines
-        said = said.replace(r"\] \[Fix", r"\nFix").replace(r"\] \[", r"\n  ")
-        said = said.replace(r".* \[", r"(?s:.*)\n  ")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=said):
+        message = message.replace(r"\] \[Fix", r"\nFix").replace(r"\] \[", r"\n  ")
+        message = message.replace(r".* \[", r"(?s:.*)\n  ")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         helpers.run(mode, repl, lambda: step)
     after = helpers.run(mode, repl, lambda: next_step)
     assert list(after) == [3.0] * 3

@@ -85,7 +85,7 @@ def _assert_as_at_the_top(
     arrays = {name: CASES[name].inputs(2) for name in names}
 
     def step() -> dict[str, Any]:
-        found = {}
+        results = {}
         for name in names:
             x = helpers.opaque(arrays[name][repl.replica_id])
 
@@ -95,8 +95,8 @@ def _assert_as_at_the_top(
             def inside(x: tf.Tensor, call: Function = call) -> tf.Tensor:
                 return place(call, x)
 
-            found[name] = [_derivatives(f, x, persistent) for f in (call, inside)]
-        return found
+            results[name] = [_derivatives(f, x, persistent) for f in (call, inside)]
+        return results
 
     for name, (want, got) in helpers.run(mode, repl, lambda: step).items():
         for what, one, two in zip(("loss", "d", "dd"), got, want, strict=True):

@@ -125,13 +125,13 @@ def test_what_nobody_uses_is_written_all_the_same(mode: str) -> None:
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_a_variable_created_in_a_loop(mode: str) -> None:
     repl = helpers.make(2)
-    made: list[tf.Variable] = []
+    variables: list[tf.Variable] = []
 
     def step() -> tf.Tensor:
         def turn(n: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            if not made:
-                made.append(tf.Variable(5.0))
-            return n + 1, repl.all_reduce(x * made[0])
+            if not variables:
+                variables.append(tf.Variable(5.0))
+            return n + 1, repl.all_reduce(x * variables[0])
 
         x = helpers.opaque(repl.replica_id + 1.0)
         return tf.while_loop(lambda n, x: n < 2, turn, [tf.constant(0), x])[1]

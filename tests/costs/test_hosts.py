@@ -26,11 +26,11 @@ def test_the_cpu_of_a_device() -> None:
 )
 def test_each_device_is_on_one_host(layout: tuple[int, ...]) -> None:
     devices = paper_hosts.names(layout)
-    found = places.by_host(devices)
-    assert sorted(n for own in found for n in own) == list(range(len(layout)))
-    for own in found:
+    actual = places.by_host(devices)
+    assert sorted(n for own in actual for n in own) == list(range(len(layout)))
+    for own in actual:
         assert own == [n for n, host in enumerate(layout) if host == layout[own[0]]]
-    assert [own[0] for own in found] == sorted(own[0] for own in found)
+    assert [own[0] for own in actual] == sorted(own[0] for own in actual)
     several, counts = len(set(layout)) > 1, map(layout.count, layout)
     assert places.are_several(devices) is several
     assert (rates.kind_of(devices) == "hosts") is several

@@ -140,8 +140,8 @@ def test_two_levels_cost_both(name: str) -> None:
     calibration, nbytes = rates.Calibration(), 1 << 20
     between = calibration.seconds(name, "hosts", 4, nbytes)
     within = calibration.seconds("hub", "cpu", 2, nbytes)
-    found = calibration.seconds_in_levels(name, "cpu", 2, 4, nbytes)
-    assert found == pytest.approx(between + within)
+    actual = calibration.seconds_in_levels(name, "cpu", 2, 4, nbytes)
+    assert actual == pytest.approx(between + within)
     assert calibration.seconds_in_levels(name, "cpu", 1, 4, nbytes) == between
     # One level of 8 replicas sends each tensor once to each of them.
-    assert found < calibration.seconds(name, "hosts", 8, nbytes)
+    assert actual < calibration.seconds(name, "hosts", 8, nbytes)

@@ -49,9 +49,9 @@ def test_a_sound_page_has_no_problem(tmp_path: pathlib.Path) -> None:
 def test_a_fault_is_told_at_both_widths(
     tmp_path: pathlib.Path, body: str, said: str
 ) -> None:
-    found = _problems(tmp_path, body)
+    actual = _problems(tmp_path, body)
     for place in ("page.html on a desk: ", "page.html on a phone: "):
-        assert any(text.startswith(place) and said in text for text in found)
+        assert any(text.startswith(place) and said in text for text in actual)
 
 
 def test_a_page_that_is_too_wide_for_a_phone(tmp_path: pathlib.Path) -> None:

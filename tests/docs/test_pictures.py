@@ -34,13 +34,13 @@ def test_a_maximum_is_of_its_owner() -> None:
 
 
 def test_what_is_left_with_nothing_has_no_cells() -> None:
-    found = _cells(lambda repl, x: repl.reduce(x, root=1))
-    assert found == [(), ((A1, B1, C1), (A2, B2, C2)), ()]
+    actual = _cells(lambda repl, x: repl.reduce(x, root=1))
+    assert actual == [(), ((A1, B1, C1), (A2, B2, C2)), ()]
 
 
 def test_zeros_have_no_source() -> None:
-    found = _cells(lambda repl, x: repl.permute(x, [(0, 2)]))
-    assert found == [((), ()), ((), ()), ((A1,), (A2,))]
+    actual = _cells(lambda repl, x: repl.permute(x, [(0, 2)]))
+    assert actual == [((), ()), ((), ()), ((A1,), (A2,))]
 
 
 def test_rows_are_those_of_the_result() -> None:
@@ -65,6 +65,6 @@ def test_a_picture_has_an_arrow_for_each_source(
     step_fn: Any, arrows: int, told: str
 ) -> None:
     repl = helpers.make(3)
-    made = pictures.picture(repl, lambda x: step_fn(repl, x), size=2).data
-    assert made.count("<path") == 2 * arrows  # a line, and its head
-    assert told in made
+    html = pictures.picture(repl, lambda x: step_fn(repl, x), size=2).data
+    assert html.count("<path") == 2 * arrows  # a line, and its head
+    assert told in html

@@ -7,6 +7,6 @@ from docs.helpers import wide
 
 
 def test_lines_and_signs_stay() -> None:
-    made = wide.wide("a  <b>\n" + "x" * 200).data
-    assert "a  &lt;b&gt;\n" + "x" * 200 + "</pre>" in made
-    assert "white-space: pre;" in made
+    html = wide.wide("a  <b>\n" + "x" * 200).data
+    assert "a  &lt;b&gt;\n" + "x" * 200 + "</pre>" in html
+    assert "white-space: pre;" in html

@@ -122,8 +122,8 @@ def test_in_float64_is_what_tensorflow_differentiates() -> None:
 
 def test_nothing_at_all_makes_no_nan() -> None:
     inputs, weights = batch(0, 0.0)
-    found = on_replicas(inputs, weights, (0, 0), "eager")
-    for name, value in found.items():
+    actual = on_replicas(inputs, weights, (0, 0), "eager")
+    for name, value in actual.items():
         assert np.all(np.isfinite(value)), name
 
 

@@ -35,15 +35,15 @@ _STEPS = 22  # of an epoch: 1437 // 64
 
 def run(*flags: object, launch: tuple[str, ...] = ()) -> str:
     """Runs the example on two servers, which must succeed; returns its output."""
-    done = subprocess.run(
+    result = subprocess.run(
         [*_LAUNCH, *launch, _PROGRAM, *map(str, flags)],
         env=_ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=_LIMIT,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def history(folder):
@@ -102,10 +102,10 @@ def test_losses_are_those_of_one_device(finished, example):
         for number in range(_STEPS):
             batch = order[number * 64 : (number + 1) * 64]
             losses.append(float(step(train.images[batch], train.labels[batch])))
-    found = history(finished[0])["loss"]
-    np.testing.assert_allclose(found[:10], losses[:10], rtol=1e-5)
+    actual = history(finished[0])["loss"]
+    np.testing.assert_allclose(actual[:10], losses[:10], rtol=1e-5)
     # Rounding grows: by 2e-3 so far where one device takes the batch in two parts.
-    np.testing.assert_allclose(found, losses, rtol=1e-2)
+    np.testing.assert_allclose(actual, losses, rtol=1e-2)
 
 
 @pytest.mark.slow
@@ -153,17 +153,17 @@ def test_a_run_may_go_on_with_other_hosts_but_not_with_other_settings(
     printed = run(*flags, launch=("--nnodes=1", "--nproc-per-node=4"))
     assert "4 replicas on localhost-0; step 44" in printed
     assert len(history(folder)["loss"]) == 3 * _STEPS
-    done = subprocess.run(
+    result = subprocess.run(
         [*_LAUNCH, _PROGRAM, *flags, "--seed=2"],
         env=_ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=_LIMIT,
     )
-    assert done.returncode == 2
-    said = "hosts.py: error: --resume: the run began with --seed=1, not 2"
-    assert said in done.stderr.splitlines()
-    assert "Traceback" not in done.stderr
+    assert result.returncode == 2
+    message = "hosts.py: error: --resume: the run began with --seed=1, not 2"
+    assert message in result.stderr.splitlines()
+    assert "Traceback" not in result.stderr
 
 
 # --- Mistakes ------------------------------------------------------------------------
@@ -200,25 +200,25 @@ def test_a_run_may_go_on_with_other_hosts_but_not_with_other_settings(
 )
 def test_a_mistake_is_one_line_and_status_2(flag, said, tmp_path):
     command = [_PROGRAM, f"--output_dir={tmp_path / 'new'}", flag]
-    done = forks.run(command, _ENVIRONMENT)
-    assert done.returncode == 2, done.stderr
-    line = done.stderr.splitlines()[-1]
+    result = forks.run(command, _ENVIRONMENT)
+    assert result.returncode == 2, result.stderr
+    line = result.stderr.splitlines()[-1]
     assert line.startswith("hosts.py: error: ") and said in line
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
 def test_a_batch_that_the_replicas_do_not_divide_is_one_line(tmp_path):
     flags = [f"--output_dir={tmp_path}", "--global_batch_size=63"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*_LAUNCH, _PROGRAM, *flags],
         env=_ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=_LIMIT,
     )
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if "hosts.py" in line]
+    assert result.returncode == 2
+    (line,) = [line for line in result.stderr.splitlines() if "hosts.py" in line]
     assert line.startswith("hosts.py: error: ")
     assert "63 examples cannot be divided evenly among 2" in line
 
@@ -247,9 +247,9 @@ def test_five_commands_between_two_hosts(tmp_path):
         given = {**os.environ, **variables, "HOME": str(tmp_path), MARK: mark}
         for name in [n for n in given if n.startswith(("COVERAGE_", "GIT_"))]:
             del given[name]
-        said = ""
+        message = ""
         for command in (five := commands()):
-            done = subprocess.run(
+            result = subprocess.run(
                 pair.here.command("bash", "-o", "pipefail", "-c", command),
                 cwd=work,
                 env=given,
@@ -257,13 +257,13 @@ def test_five_commands_between_two_hosts(tmp_path):
                 text=True,
                 timeout=2 * _LIMIT,
             )
-            said = done.stdout
-            assert done.returncode == 0, f"{command}: {said}{done.stderr}"
+            message = result.stdout
+            assert result.returncode == 0, f"{command}: {message}{result.stderr}"
     assert len(five) == 5
-    assert "2 replicas on localhost, host-b; step 0" in said
-    assert "epoch 10/10" in said
-    found = history(work / "runs" / "hosts")
-    assert found["accuracy"][-1] > 0.95
+    assert "2 replicas on localhost, host-b; step 0" in message
+    assert "epoch 10/10" in message
+    actual = history(work / "runs" / "hosts")
+    assert actual["accuracy"][-1] > 0.95
     assert (work / "runs" / "hosts" / "model.keras").exists()
     assert (there / ".venv").is_dir()  # and nothing of the run
     assert not (there / "runs").exists()

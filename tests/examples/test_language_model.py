@@ -37,13 +37,13 @@ def few_steps(replicas: int) -> tuple[list[float], float]:
     step = repl.build(train_fn, support.shuffled_input((train,), 8, seed=1))
     losses = [float(step()[0]) for _ in range(3)]
     eval_step = repl.build(eval_fn, support.single_pass_input((held_out[:13],), 8))
-    found = example.perplexity(eval_step, 2)
+    actual = example.perplexity(eval_step, 2)
     logits = model(held_out[:13, :-1].astype(np.int32), training=False)
     each = tf.nn.sparse_softmax_cross_entropy_with_logits(
         held_out[:13, 1:].astype(np.int32), logits
     )
-    assert found == pytest.approx(math.exp(np.mean(each)), rel=1e-5)
-    return losses, found
+    assert actual == pytest.approx(math.exp(np.mean(each)), rel=1e-5)
+    return losses, actual
 
 
 @pytest.mark.slow
@@ -58,8 +58,8 @@ def test_two_replicas_train_as_one_does() -> None:
 
 
 def test_windows_hold_each_byte_but_the_first_once_as_what_is_predicted() -> None:
-    found = example.windows(["abcdef", "ghij"], 3)
-    assert [bytes(window) for window in found] == [b"abcd", b"def\n", b"\nghi"]
+    actual = example.windows(["abcdef", "ghij"], 3)
+    assert [bytes(window) for window in actual] == [b"abcd", b"def\n", b"\nghi"]
     assert example.windows(["abc"], 3).shape == (0, 4)
 
 

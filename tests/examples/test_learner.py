@@ -56,12 +56,12 @@ def test_v_trace_is_that_of_the_definition(spread: float) -> None:
     ratios = np.exp(rng.normal(0, spread, [3, 7]))
     discounts = np.where(rng.random([3, 7]) < 0.2, 0.0, 0.9)
     rewards, values = rng.normal(size=[3, 7]), rng.normal(size=[3, 8])
-    found = learner.vtrace(
+    actual = learner.vtrace(
         *map(tf.constant, (np.log(ratios), discounts, rewards, values))
     )
     rows = zip(ratios, discounts, rewards, values, strict=True)
     expected = zip(*(by_definition(*row) for row in rows), strict=True)
-    for own, right in zip(found, expected, strict=True):
+    for own, right in zip(actual, expected, strict=True):
         np.testing.assert_allclose(own, np.stack(right), rtol=1e-12, atol=1e-12)
 
 
@@ -85,11 +85,11 @@ def batch(size: int) -> dict[str, np.ndarray]:
 
 def trained(replicas: int) -> tuple[Any, dict[str, float]]:
     repl = helpers.make(replicas)
-    made = learner.Learner(repl, 4, 2, 1e-2, seed=1)
+    agent = learner.Learner(repl, 4, 2, 1e-2, seed=1)
     data = tf.data.Dataset.from_tensors(batch(4)).repeat()
     for _ in range(3):
-        logs = repl.run(made.step, data, input_mode="global_batch")
-    return made, {name: float(value[0]) for name, value in logs.items()}
+        logs = repl.run(agent.step, data, input_mode="global_batch")
+    return agent, {name: float(value[0]) for name, value in logs.items()}
 
 
 def test_a_step_is_that_of_one_device() -> None:
@@ -137,11 +137,11 @@ def test_a_player_goes_on_where_it_was_and_marks_the_ends_of_episodes() -> None:
 @contextlib.contextmanager
 def playing(restarts: int, game: Any = GAME) -> Iterator[tuple[Any, list[str]]]:
     """Two running actors, and their warnings."""
-    said: list[str] = []
-    players = actors.Actors(2, game, restarts, 4, said.append)
+    messages: list[str] = []
+    players = actors.Actors(2, game, restarts, 4, messages.append)
     players.start(0, UNTRAINED)
     try:
-        yield players, said
+        yield players, messages
     finally:
         players.close()
 
@@ -306,11 +306,13 @@ def test_actors_that_die_again_and_again_end_the_run_with_one_line(
                 killed.append(pid)
         _, printed = process.communicate(timeout=120)
     assert process.returncode == 1
-    said = [line for line in printed.split("\n") if line.startswith("learner.py: ")]
-    assert len(said) == 2
-    assert f"(process {killed[0]}) was killed by SIGKILL, and is started" in said[0]
-    assert said[1].startswith("learner.py: error: stopped, go on with --resume: actor ")
-    assert said[1].endswith(f"(process {killed[1]}) was killed by SIGKILL")
+    messages = [line for line in printed.split("\n") if line.startswith("learner.py: ")]
+    assert len(messages) == 2
+    assert f"(process {killed[0]}) was killed by SIGKILL, and is started" in messages[0]
+    assert messages[1].startswith(
+        "learner.py: error: stopped, go on with --resume: actor "
+    )
+    assert messages[1].endswith(f"(process {killed[1]}) was killed by SIGKILL")
     assert "Traceback" not in printed
     assert not actors_of(process.pid)
 

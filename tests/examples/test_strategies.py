@@ -43,10 +43,10 @@ def test_five_strategies_reach_one_loss_and_hold_what_they_say():
     assert result.returncode == 0, result.stderr
     for name in ("mirrored", "ps", "partitioned", "parallax", "bf16"):
         assert f"{name}: 100%" in result.stderr
-    found = rows(result.stdout)
-    held = {name: [mebibytes(c) for c in cells[1:3]] for name, cells in found.items()}
-    sent = {name: mebibytes(cells[3]) for name, cells in found.items()}
-    losses = {name: float(cells[4]) for name, cells in found.items()}
+    actual = rows(result.stdout)
+    held = {name: [mebibytes(c) for c in cells[1:3]] for name, cells in actual.items()}
+    sent = {name: mebibytes(cells[3]) for name, cells in actual.items()}
+    losses = {name: float(cells[4]) for name, cells in actual.items()}
 
     whole, _ = held["mirrored"]
     assert held["mirrored"] == held["bf16"] == [whole, whole]

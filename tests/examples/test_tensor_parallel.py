@@ -159,11 +159,11 @@ def test_between_the_matrices_of_a_layer_nothing_travels(
     expected = {"all_reduce": layers}
     if sequence_parallel:
         expected = {"all_gather": layers, "reduce_scatter": layers, "all_reduce": 1}
-    found = {
+    actual = {
         name: sums.per_step.communications
         for name, sums in step.plan.by_primitive.items()
     }
-    assert found == expected
+    assert actual == expected
 
 
 @pytest.mark.slow
@@ -190,8 +190,8 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been(
         assert (whole / picture).read_bytes().startswith(b"\x89PNG")
     one = "--devices=CPU:0"
     ended = programs.call("tensor_parallel", f"--output_dir={whole}", *given, one)
-    said = "the run began with --number_of_devices=2, not 1"
-    programs.assert_refused(ended, "tensor_parallel", said)
+    message = "the run began with --number_of_devices=2, not 1"
+    programs.assert_refused(ended, "tensor_parallel", message)
 
 
 @pytest.mark.parametrize(

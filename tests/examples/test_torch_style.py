@@ -58,8 +58,8 @@ def test_the_sum_is_zero_on_three_ranks(printed: dict[str, str]) -> None:
 
 def test_all_ranks_begin_with_the_weights_of_rank_0(printed: dict[str, str]) -> None:
     for rank in range(3):
-        said = f"checked: rank {rank} has the weights that rank 0 drew"
-        assert said in printed["Initial weights"]
+        message = f"checked: rank {rank} has the weights that rank 0 drew"
+        assert message in printed["Initial weights"]
 
 
 def test_training_is_that_of_one_device(printed: dict[str, str]) -> None:

@@ -156,10 +156,10 @@ def test_elements_of_every_structure_have_empty_ones() -> None:
             repl.weight,
         )
 
-    found = repl.run(step_fn, data, remainder="pad")
-    first = [np.asarray(own[0]).tolist() for own in found]
+    actual = repl.run(step_fn, data, remainder="pad")
+    first = [np.asarray(own[0]).tolist() for own in actual]
     assert first == [[3, 2, 4], [3, 1], 3, 4, [3, 2], 1.0]
-    second = [np.asarray(own[1]).tolist() for own in found]
+    second = [np.asarray(own[1]).tolist() for own in actual]
     assert second == [[0, 2, 4], [0, 1], 0, 0, [0, 2], 0.0]
 
 
@@ -212,14 +212,14 @@ def test_what_is_dropped_is_said_once(
     for _ in range(3):
         assert len(_drain(step)) == 1
         repl.initialize()
-    said = _warnings(caplog)
+    message = _warnings(caplog)
     if size == 4:
-        assert not said
+        assert not message
         return
-    assert len(said) == 1
-    assert f"The last {size % 4} elements of a step's inputs were dropped" in said[0]
-    assert "round of 4" in said[0] and 'remainder="pad"' in said[0]
-    assert "test_ends.py:" in said[0]
+    assert len(message) == 1
+    assert f"The last {size % 4} elements of a step's inputs were dropped" in message[0]
+    assert "round of 4" in message[0] and 'remainder="pad"' in message[0]
+    assert "test_ends.py:" in message[0]
 
 
 def test_the_count_is_that_of_the_last_epoch(caplog: pytest.LogCaptureFixture) -> None:
@@ -230,8 +230,8 @@ def test_the_count_is_that_of_the_last_epoch(caplog: pytest.LogCaptureFixture) -
         step()
         repl.initialize()
     assert len(_drain(step)) == 33
-    (said,) = _warnings(caplog)
-    assert "The last 1 elements" in said
+    (message,) = _warnings(caplog)
+    assert "The last 1 elements" in message
 
 
 def test_of_pipelines_that_differ_the_rest_is_counted(
@@ -241,8 +241,8 @@ def test_of_pipelines_that_differ_the_rest_is_counted(
     _drain(
         repl.build(lambda x: x, lambda ctx: tf.data.Dataset.range(2 + ctx.replica_id))
     )
-    (said,) = _warnings(caplog)
-    assert "The last 3 elements" in said
+    (message,) = _warnings(caplog)
+    assert "The last 3 elements" in message
 
 
 def test_in_a_function_it_is_said_when_it_is_built(
@@ -251,8 +251,8 @@ def test_in_a_function_it_is_said_when_it_is_built(
     repl, data = helpers.make(2), tf.data.Dataset.range(5)
     call = tf.function(lambda: repl.run(lambda x: x, data))
     call()
-    (said,) = _warnings(caplog)
-    assert "The last 1 elements of a step's inputs will be dropped" in said
+    (message,) = _warnings(caplog)
+    assert "The last 1 elements of a step's inputs will be dropped" in message
 
 
 def test_nothing_is_said_of_what_has_no_end_or_no_rest(
@@ -291,9 +291,9 @@ def test_after_a_failed_element_nothing_is_counted(
     with pytest.raises(tf.errors.InvalidArgumentError):
         step()
     _drain(step)
-    (said,) = _warnings(caplog)
-    assert "may have been dropped" in said and "How many is not known" in said
-    assert 'remainder="pad"' in said
+    (message,) = _warnings(caplog)
+    assert "may have been dropped" in message and "How many is not known" in message
+    assert 'remainder="pad"' in message
     caplog.clear()
     step.initialize()
     bad.assign(99)

@@ -79,10 +79,10 @@ def test_args_are_handed_to_every_replica(mode: str, kind: str) -> None:
         return x
 
     made = KINDS[kind]()
-    found = _run(mode, repl, step_fn, args=lambda: (KINDS[kind](),))
+    actual = _run(mode, repl, step_fn, args=lambda: (KINDS[kind](),))
     expected = tf.nest.map_structure(lambda x: np.asarray(tf.constant(x)), made)
     for r in range(2):
-        own = [leaf for k, leaf in enumerate(tf.nest.flatten(found)) if k % 2 == r]
+        own = [leaf for k, leaf in enumerate(tf.nest.flatten(actual)) if k % 2 == r]
         for one, other in zip(own, tf.nest.flatten(expected), strict=True):
             np.testing.assert_array_equal(one, other)
             assert mode == "session" or one.dtype == other.dtype
@@ -97,8 +97,8 @@ def test_of_a_per_replica_each_replica_gets_its_own(mode: str) -> None:
     def args() -> Any:
         return {"x": PerReplica(1.0, 2.0, 3.0), "y": 10.0}, None
 
-    found = _run(mode, repl, lambda d, none: (d["x"] * d["y"], none), args=args)
-    assert [float(x) for x in found[0]] == [10.0, 20.0, 30.0]
+    actual = _run(mode, repl, lambda d, none: (d["x"] * d["y"], none), args=args)
+    assert [float(x) for x in actual[0]] == [10.0, 20.0, 30.0]
 
 
 def test_what_a_step_returned_goes_into_the_next() -> None:
@@ -137,9 +137,9 @@ def test_arrays_are_the_element_of_each_replica(mode: str, replicas: int) -> Non
         images, labels = batch
         return images, labels
 
-    found = _run(mode, repl, step_fn, lambda: (x, y))
+    actual = _run(mode, repl, step_fn, lambda: (x, y))
     again = _run(mode, repl, step_fn, lambda: lambda: (x, y))
-    for own in (found, again):
+    for own in (actual, again):
         assert [v.tolist() for v in own[0]] == [x.tolist()] * replicas
         assert [v.tolist() for v in own[1]] == [y.tolist()] * replicas
 
@@ -184,10 +184,10 @@ def test_values_of_one_kind_are_built_once_and_shared_with_none() -> None:
     kinds += [(np.zeros(2),), (np.zeros(3),), (np.zeros([2, 1]),), ([[1]],)]
     for _ in range(2):
         for args in kinds:
-            (found,) = [
+            (actual,) = [
                 tf.nest.map_structure(lambda x: x, repl.run(step_fn, args=args))
             ]
-            flat = [np.asarray(v[0]) for v in _leaves(found)]
+            flat = [np.asarray(v[0]) for v in _leaves(actual)]
             expected = [np.asarray(v) for v in tf.nest.flatten(args) if v is not None]
             assert all(map(np.array_equal, flat, expected)), args
     assert len(builds) == len(kinds)
@@ -253,8 +253,8 @@ def test_variables_of_a_step_stay_when_its_args_change_their_kind() -> None:
     def step_fn(x: Any) -> Any:
         return tf.Variable(0.0).assign_add(tf.reduce_sum(tf.cast(x, tf.float32)))
 
-    found = [float(repl.run(step_fn, args=(x,))) for x in (1.0, 2, np.ones(3))]
-    assert found == [1.0, 3.0, 6.0]
+    actual = [float(repl.run(step_fn, args=(x,))) for x in (1.0, 2, np.ones(3))]
+    assert actual == [1.0, 3.0, 6.0]
 
 
 def test_many_kinds_of_values_are_warned_of_once(
@@ -267,8 +267,12 @@ def test_many_kinds_of_values_are_warned_of_once(
 
     for size in range(8):
         repl.run(step_fn, args=(np.ones(size),))
-    (said,) = [r.getMessage() for r in caplog.records if "shapes" in r.getMessage()]
-    assert "test_given.py:" in said and "in step_fn" in said and "5 structures" in said
+    (message,) = [r.getMessage() for r in caplog.records if "shapes" in r.getMessage()]
+    assert (
+        "test_given.py:" in message
+        and "in step_fn" in message
+        and "5 structures" in message
+    )
 
 
 def test_arrays_that_all_replicas_get_are_warned_of_once(
@@ -288,9 +292,9 @@ def test_arrays_that_all_replicas_get_are_warned_of_once(
     for _ in range(3):
         repl.run(step_fn, data)
         repl.run(lambda x: x, data)
-    (said,) = [r.getMessage() for r in caplog.records]
-    assert "each of the 2 replicas is given all of them" in said
-    assert "test_given.py:" in said and 'input_mode="global_batch"' in said
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert "each of the 2 replicas is given all of them" in message
+    assert "test_given.py:" in message and 'input_mode="global_batch"' in message
 
 
 # --- Built steps ----------------------------------------------------------------------
@@ -316,7 +320,7 @@ def test_a_built_step_is_called_with_args() -> None:
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_several_steps_per_call_are_handed_the_same_args(mode: str) -> None:
     repl = helpers.make(2)
-    found = _run(
+    actual = _run(
         mode,
         repl,
         lambda x, y: x * y,
@@ -324,7 +328,7 @@ def test_several_steps_per_call_are_handed_the_same_args(mode: str) -> None:
         args=lambda: (tf.constant(10, tf.int64),),
         steps_per_call=lambda: 2,
     )
-    assert [v.tolist() for v in found] == [[10, 30], [20, 40]]
+    assert [v.tolist() for v in actual] == [[10, 30], [20, 40]]
     for k in (1, 2):  # not as it was when the step was built
         own = repl.run(lambda y: y + 1, args=(np.int64(k),), steps_per_call=3)
         assert own[0].numpy().tolist() == [k + 1] * 3
@@ -339,9 +343,9 @@ def test_copies_are_handed_their_own() -> None:
     data = tf.data.Dataset.from_tensor_slices(tf.range(8.0))
     for k in (1.0, 2.0):
         args = (PerReplica(10.0, 20.0, 30.0, 40.0), k)
-        found = repl.run(step_fn, data, args=args)
+        actual = repl.run(step_fn, data, args=args)
         first = 4 * (k - 1)
-        assert [float(v) for v in found] == [
+        assert [float(v) for v in actual] == [
             first + r + 10 * (r + 1) * k for r in range(4)
         ]
 
@@ -461,6 +465,6 @@ def test_a_dataclass_whose_facts_have_no_hash_is_refused() -> None:
     repl = helpers.make(2)
     with pytest.raises(ArgumentError) as caught:
         repl.run(lambda s: s.one, args=(State(1.0, 2.0, ["list"]),))
-    said = str(caught.value)
+    message = str(caught.value)
     for part in ("State with metadata that has no hash", "Fix: ", "test_given.py"):
-        assert part in said
+        assert part in message

@@ -67,8 +67,8 @@ def test_other_inputs_are_split_as_well(source: str) -> None:
     given: dict[str, Any] = {"arrays": batch}
     given["tensors"] = lambda: tf.nest.map_structure(tf.constant, batch)
     given["function"] = lambda: given["tensors"]
-    found = repl.run(lambda x, y: (x, y), given[source], input_mode="global_batch")
-    for own in found:
+    actual = repl.run(lambda x, y: (x, y), given[source], input_mode="global_batch")
+    for own in actual:
         assert [v.numpy().tolist() for v in own] == [[0, 1, 2], [3, 4]]
 
 
@@ -131,20 +131,20 @@ def test_copies_are_given_arrays_that_divide_or_a_dataset() -> None:
 def test_copies_of_replicas_weigh_their_own_shards() -> None:
     repl = helpers.make(4, build="clone")
     data = tf.data.Dataset.range(6).batch(6)
-    found = repl.run(
+    actual = repl.run(
         lambda x: (tf.shape(x)[0], repl.weight), data, input_mode="global_batch"
     )
-    assert [int(v) for v in found[0]] == [2, 2, 1, 1]
-    np.testing.assert_allclose(found[1], np.array([2, 2, 1, 1]) / 6, rtol=1e-6)
+    assert [int(v) for v in actual[0]] == [2, 2, 1, 1]
+    np.testing.assert_allclose(actual[1], np.array([2, 2, 1, 1]) / 6, rtol=1e-6)
 
 
 def test_several_steps_per_call_have_weights_of_their_own() -> None:
     repl = helpers.make(2)
     data = tf.data.Dataset.range(7).batch(4)
-    found = repl.run(
+    actual = repl.run(
         lambda x: repl.weight, data, input_mode="global_batch", steps_per_call=2
     )
-    np.testing.assert_allclose(found, [[1 / 2, 2 / 3], [1 / 2, 1 / 3]], rtol=1e-6)
+    np.testing.assert_allclose(actual, [[1 / 2, 2 / 3], [1 / 2, 1 / 3]], rtol=1e-6)
 
 
 def test_replicas_weigh_alike_elsewhere() -> None:
@@ -211,8 +211,8 @@ def test_a_shard_without_examples_leaves_metrics_as_they_are(
 def test_a_mean_without_weights_over_uneven_shards_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[Any] = []
-    monkeypatch.setattr(logging, "log_first_n", lambda *about: said.append(about))
+    messages: list[Any] = []
+    monkeypatch.setattr(logging, "log_first_n", lambda *about: messages.append(about))
 
     def run(size: int, **weights: Any) -> None:
         repl = helpers.make(2, build="trace")
@@ -224,8 +224,8 @@ def test_a_mean_without_weights_over_uneven_shards_is_warned_of(
 
     run(4)
     run(3, weight=1.0)
-    assert not said
+    assert not messages
     run(3)
-    level, message, count, line = said[0]  # and once more by the other replica
+    level, message, count, line = messages[0]  # and once more by the other replica
     assert level == logging.WARNING and count == 1
     assert "weight=repl.weight" in message and "test_global_batch.py" in line

@@ -32,12 +32,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     for name, folder in zip("abc", folders, strict=True):
         text = "".join(f"{name}{k}\n" for k in range(6))
         (folder / on_hosts.DATA).write_text(text)
-    with servers.serving(2, "--cpus=2", folders=folders[:2]) as told:
-        done = servers.run_module(
-            "tests.inputs.on_hosts", *servers.addresses(told), folder=folders[2]
+    with servers.serving(2, "--cpus=2", folders=folders[:2]) as server_facts:
+        result = servers.run_module(
+            "tests.inputs.on_hosts", *servers.addresses(server_facts), folder=folders[2]
         )
-    results = dict(json.loads(line) for line in done.stdout.splitlines())
-    parts = re.split(r"^--- (\w+)\n", done.stderr, flags=re.MULTILINE)
+    results = dict(json.loads(line) for line in result.stdout.splitlines())
+    parts = re.split(r"^--- (\w+)\n", result.stderr, flags=re.MULTILINE)
     return Ran(results, dict(zip(parts[1::2], parts[2::2], strict=True)))
 
 

@@ -20,8 +20,8 @@ def _context(num_replicas: int) -> InputContext:
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 8])
 def test_the_replicas_batches_are_the_global_batch(num_replicas: int) -> None:
     for size in range(1, 4):
-        found = _context(num_replicas).per_replica_batch_size(size * num_replicas)
-        assert found == size and type(found) is int
+        actual = _context(num_replicas).per_replica_batch_size(size * num_replicas)
+        assert actual == size and type(actual) is int
     assert _context(num_replicas).per_replica_batch_size(np.int64(num_replicas)) == 1
 
 

@@ -31,8 +31,8 @@ def test_the_autotuner_is_off_unless_the_user_has_chosen(chosen: bool | None) ->
         options = tf.data.Options()
         options.autotune.enabled = chosen
         dataset = dataset.with_options(options)
-    found = iterators.without_autotuner(dataset).options().autotune.enabled
-    assert found is bool(chosen)
+    actual = iterators.without_autotuner(dataset).options().autotune.enabled
+    assert actual is bool(chosen)
 
 
 def test_other_options_of_the_user_stay() -> None:

@@ -54,8 +54,8 @@ def test_the_context_knows_the_replica(mode: str, num_replicas: int) -> None:
         assert not tf.distribute.in_cross_replica_context()
         return context.replica_id_in_sync_group
 
-    found = helpers.run(mode, repl, lambda: step_fn)
-    np.testing.assert_array_equal(found, range(num_replicas))
+    actual = helpers.run(mode, repl, lambda: step_fn)
+    np.testing.assert_array_equal(actual, range(num_replicas))
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
@@ -90,8 +90,8 @@ def test_to_keras_and_tensorflow_it_is_one_device(mode: str) -> None:
         loss = metric(tf.zeros([2, 1]), tf.ones([2, 1]))
         return average, loss, tf.nn.scale_regularization_loss(tf.constant(4.0))
 
-    found = helpers.run(mode, repl, lambda: step_fn)
-    assert [[float(v) for v in own] for own in found] == [[2, 2], [1, 1], [4, 4]]
+    actual = helpers.run(mode, repl, lambda: step_fn)
+    assert [[float(v) for v in own] for own in actual] == [[2, 2], [1, 1], [4, 4]]
 
 
 LOOPS = ["fit", "evaluate", "predict"]

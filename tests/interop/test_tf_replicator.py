@@ -262,10 +262,10 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_arguments_are_refused(name: str) -> None:
-    call, said, fix = BAD[name]
+    call, message, fix = BAD[name]
     repl = helpers.make(2)
     with pytest.raises(
-        errors.ArgumentError, match=rf"(?s){said}.*at tests.*Fix: .*{fix}"
+        errors.ArgumentError, match=rf"(?s){message}.*at tests.*Fix: .*{fix}"
     ):
         repl.run(lambda: call(repl))
 

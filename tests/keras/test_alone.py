@@ -174,15 +174,15 @@ def test_run_eagerly_with_what_compile_takes(options: dict[str, Any]) -> None:
 def test_run_eagerly_warns_once_that_it_is_one_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[Any] = []
-    monkeypatch.setattr(logging, "log_first_n", lambda *given: said.append(given))
-    monkeypatch.setattr(logging, "warning", lambda *given: said.append(given))
+    messages: list[Any] = []
+    monkeypatch.setattr(logging, "log_first_n", lambda *given: messages.append(given))
+    monkeypatch.setattr(logging, "warning", lambda *given: messages.append(given))
     for num_replicas in 1, 2:
         world = World(helpers.make(num_replicas))
         model = world.made(lambda: classifier(run_eagerly=True))
         model.train_on_batch(X, Y)
-        assert len(said) == num_replicas - 1
-    assert "for debugging" in said[0][1] and "run_eagerly=False" in said[0][1]
+        assert len(messages) == num_replicas - 1
+    assert "for debugging" in messages[0][1] and "run_eagerly=False" in messages[0][1]
 
 
 class Communicating(keras.Model):

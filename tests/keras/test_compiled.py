@@ -164,11 +164,11 @@ def test_where_keras_may_have_chosen_there_is_a_warning(
         return model
 
     monkeypatch.setattr(compiled, "only_cpus", lambda: False)
-    monkeypatch.setattr(logging, "log_first_n", lambda *given: said.append(given))
-    said: list[Any] = []
+    monkeypatch.setattr(logging, "log_first_n", lambda *given: messages.append(given))
+    messages: list[Any] = []
     model = World(helpers.make(2)).made(make)
     model.fit(X, numbers(1, 17, 3), **FIT)
-    assert said and "runs without XLA" in said[0][1]
+    assert messages and "runs without XLA" in messages[0][1]
 
 
 @pytest.mark.parametrize(

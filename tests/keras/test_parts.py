@@ -169,16 +169,16 @@ def test_a_loss_that_a_train_step_computes_by_itself_is_warned_of(
             self.optimizer.apply_gradients(zip(tape.gradient(loss, v), v, strict=True))
             return {"loss": loss}
 
-    said: list[Any] = []
-    monkeypatch.setattr(logging, "log_first_n", lambda *about: said.append(about))
+    messages: list[Any] = []
+    monkeypatch.setattr(logging, "log_first_n", lambda *about: messages.append(about))
     for kind in (keras.Sequential, Own):
         repl = helpers.make(2)
         with repl.context():
             model = kind([keras.Input([8]), layers.Dense(3)])
             model.compile("sgd", "mse")
         repl.keras_model(model).fit(X, Y, **FIT)
-        assert bool(said) == (kind is Own)
-    assert "compute_loss" in said[0][1] and said[0][3] == "Own"
+        assert bool(messages) == (kind is Own)
+    assert "compute_loss" in messages[0][1] and messages[0][3] == "Own"
 
 
 def test_stateful_layers_are_refused() -> None:
@@ -216,6 +216,6 @@ def test_sequences_of_many_lengths_are_traced_twice() -> None:
 def test_what_is_inside_is_found_once() -> None:
     model = Outer()
     model.more = {"again": [model.inner]}
-    found = list(parts.inside(model))
-    assert model.inner.size in found and model.inner.dense in found
-    assert len({id(one) for one in found}) == len(found)
+    actual = list(parts.inside(model))
+    assert model.inner.size in actual and model.inner.dense in actual
+    assert len({id(one) for one in actual}) == len(actual)

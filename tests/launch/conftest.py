@@ -30,9 +30,9 @@ def _signals() -> Iterator[None]:
 @pytest.fixture
 def place(tmp_path: pathlib.Path) -> Iterator[Place]:
     """A place, none of whose processes may remain afterwards."""
-    made = Place(tmp_path)
-    yield made
-    made.expect_nothing_left()
+    new_place = Place(tmp_path)
+    yield new_place
+    new_place.expect_nothing_left()
 
 
 @pytest.fixture

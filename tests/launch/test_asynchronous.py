@@ -44,10 +44,10 @@ def test_every_program_is_told_of_all_and_of_the_servers(
         "say('told', json.dumps([sys.argv[1:], restarts, cluster]))\n"
     )
     more = ("--nproc-per-node=2", "--heartbeat=4.5", f"--servers={servers}")
-    done = place.launch(*_FLAGS, *more, "train.py", "--servers=7")
-    assert done.returncode == 0, done.stderr
-    assert len(_of(done.stdout, "reached server")) == 3 * servers
-    for task, line in enumerate(_of(done.stdout, "told")):
+    result = place.launch(*_FLAGS, *more, "train.py", "--servers=7")
+    assert result.returncode == 0, result.stderr
+    assert len(_of(result.stdout, "reached server")) == 3 * servers
+    for task, line in enumerate(_of(result.stdout, "told")):
         own, restarts, cluster = json.loads(line.partition("told ")[2])
         assert (own, restarts) == (["--servers=7"], 0)
         assert cluster.pop("task") == task
@@ -70,11 +70,16 @@ def test_others_go_on_when_one_fails_and_its_status_is_the_launchers(
     place.program(
         _BEGIN + "if task == 1:\n    sys.exit(7)\ntime.sleep(1)\nsay('done', task)\n"
     )
-    done = place.launch(*_FLAGS, "train.py")
-    assert done.returncode == 7
-    assert _of(done.stdout, "done") == ["[localhost-0] done 0", "[localhost-2] done 2"]
-    (said,) = [line for line in done.stderr.splitlines() if "replicator.launch" in line]
-    assert said == (
+    result = place.launch(*_FLAGS, "train.py")
+    assert result.returncode == 7
+    assert _of(result.stdout, "done") == [
+        "[localhost-0] done 0",
+        "[localhost-2] done 2",
+    ]
+    (message,) = [
+        line for line in result.stderr.splitlines() if "replicator.launch" in line
+    ]
+    assert message == (
         "replicator.launch: localhost-1: the program has ended: status 7; "
         "2 of 3 programs go on"
     )
@@ -87,12 +92,12 @@ def test_the_one_that_failed_is_started_again_alone(place: Place) -> None:
         "wait('back')\n"
         "say('done', restarts)\n"
     )
-    done = place.launch(*_FLAGS, "--max-restarts=2", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert _of(done.stdout, "done") == [
+    result = place.launch(*_FLAGS, "--max-restarts=2", "train.py")
+    assert result.returncode == 0, result.stderr
+    assert _of(result.stdout, "done") == [
         f"[localhost-{k}] done {int(k == 1)}" for k in range(3)
     ]
-    assert "status 7; starting it again, 1 of 2" in done.stderr
+    assert "status 7; starting it again, 1 of 2" in result.stderr
 
 
 _LEFT = (

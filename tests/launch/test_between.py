@@ -48,13 +48,13 @@ _STUBBORN = _BEGIN + (
 def _ready(started: subprocess.Popen[str], count: int = 2) -> dict[str, int]:
     """Waits until `count` programs run; returns their ids, by host."""
     assert started.stdout
-    found: dict[str, int] = {}
-    while len(found) < count:
+    results: dict[str, int] = {}
+    while len(results) < count:
         line = started.stdout.readline()
         assert line, started.stderr and started.stderr.read()
         if " ready " in line:
-            found[line[1 : line.index("]")]] = int(line.split()[-1])
-    return found
+            results[line[1 : line.index("]")]] = int(line.split()[-1])
+    return results
 
 
 def _of(stdout: str, word: str) -> list[str]:
@@ -75,9 +75,9 @@ def test_every_program_is_told_of_all(place: Place) -> None:
         " sys.stdin.read(), os.environ['STUB'], cluster]))\n"
     )
     flags = (*_FLAGS, "--nproc-per-node=3", "--heartbeat=4.5", "--env=STUB=of the flag")
-    done = place.launch(*flags, "train.py", "--nnodes=7", "-m")
-    assert done.returncode == 0, done.stderr
-    lines = _of(done.stdout, "told")
+    result = place.launch(*flags, "train.py", "--nnodes=7", "-m")
+    assert result.returncode == 0, result.stderr
+    lines = _of(result.stdout, "told")
     told = [json.loads(line.partition("told ")[2]) for line in lines]
     assert [line[:13] for line in lines] == ["[localhost-0]", "[localhost-1]"]
     for task, (*facts, cluster) in enumerate(told):
@@ -132,9 +132,9 @@ os.wait()
 
 def test_the_ports_are_free_and_lead_to_the_programs(place: Place) -> None:
     place.program(MEET)
-    done = place.launch(*_FLAGS, "train.py")
-    assert done.returncode == 0, done.stderr
-    assert _of(done.stdout, "heard") == [
+    result = place.launch(*_FLAGS, "train.py")
+    assert result.returncode == 0, result.stderr
+    assert _of(result.stdout, "heard") == [
         "[localhost-0] heard 1",
         "[localhost-1] heard 0",
     ]
@@ -142,11 +142,11 @@ def test_the_ports_are_free_and_lead_to_the_programs(place: Place) -> None:
 
 def test_lines_have_the_hosts_names_and_files(place: Place) -> None:
     place.program("import sys\nprint('out')\nprint('err', file=sys.stderr)\n", "m.py")
-    done = place.launch(*_FLAGS, "--output-dir=logs", "-m", "m")
-    assert done.returncode == 0
+    result = place.launch(*_FLAGS, "--output-dir=logs", "-m", "m")
+    assert result.returncode == 0
     both = [f"[localhost-{k}]" for k in (0, 1)]
-    assert sorted(done.stdout.splitlines()) == [f"{name} out" for name in both]
-    assert sorted(done.stderr.splitlines()) == [f"{name} err" for name in both]
+    assert sorted(result.stdout.splitlines()) == [f"{name} out" for name in both]
+    assert sorted(result.stderr.splitlines()) == [f"{name} err" for name in both]
     logs = (place.folder / "logs").iterdir()
     assert {path.name: {*path.read_text().split("\n")} for path in logs} == {
         f"localhost-{k}.log": {"out", "err", ""} for k in (0, 1)
@@ -162,10 +162,10 @@ def test_the_first_that_fails_ends_all(place: Place) -> None:
         "open('up', 'w')\n"
         "signal.pause()\n"
     )
-    done = place.launch(*_FLAGS, "train.py")
-    assert done.returncode == 7
-    assert _of(done.stdout, "ended") == ["[localhost-0] ended by SIGTERM"]
-    assert _only(done.stderr) == (
+    result = place.launch(*_FLAGS, "train.py")
+    assert result.returncode == 7
+    assert _of(result.stdout, "ended") == ["[localhost-0] ended by SIGTERM"]
+    assert _only(result.stderr) == (
         "replicator.launch: localhost-1: the program has ended: status 7"
     )
 
@@ -187,8 +187,8 @@ def test_what_failed_is_said_while_others_end(place: Place) -> None:
         assert started.stderr
         ready = _ready(started)
         os.kill(ready["localhost-1"], 9)
-        said = "replicator.launch: localhost-1: the program has ended: killed by SIG"
-        while said not in (line := started.stderr.readline()):
+        message = "replicator.launch: localhost-1: the program has ended: killed by SIG"
+        while message not in (line := started.stderr.readline()):
             assert line
         assert ready["localhost-0"] in place.processes()
         started.terminate()  # while others are being ended, a signal kills them
@@ -205,9 +205,11 @@ def test_who_is_killed_is_why_others_fail(place: Place) -> None:
         "time.sleep(0.2)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = place.launch(*_FLAGS, "train.py")
-    assert done.returncode == 137
-    assert "localhost-1: the program has ended: killed by SIGKILL" in _only(done.stderr)
+    result = place.launch(*_FLAGS, "train.py")
+    assert result.returncode == 137
+    assert "localhost-1: the program has ended: killed by SIGKILL" in _only(
+        result.stderr
+    )
 
 
 def test_a_program_that_ends_well_leaves_others_alone(place: Place) -> None:
@@ -220,9 +222,9 @@ def test_a_program_that_ends_well_leaves_others_alone(place: Place) -> None:
         "time.sleep(0.5)\n"
         "say('went on')\n"
     )
-    done = place.launch(*_FLAGS, "train.py")
-    assert done.returncode == 0, done.stderr
-    assert _of(done.stdout, "went") == ["[localhost-1] went on"]
+    result = place.launch(*_FLAGS, "train.py")
+    assert result.returncode == 0, result.stderr
+    assert _of(result.stdout, "went") == ["[localhost-1] went on"]
 
 
 @pytest.mark.slow
@@ -235,14 +237,14 @@ def test_failures_start_all_anew_on_other_ports(place: Place) -> None:
         "    sys.exit(4)\n"
         "signal.pause()\n"
     )
-    done = place.launch(*_FLAGS, "--max-restarts=2", "train.py")
-    assert done.returncode == 0, done.stderr
-    own = [line for line in _of(done.stdout, "attempt") if "localhost-0" in line]
+    result = place.launch(*_FLAGS, "--max-restarts=2", "train.py")
+    assert result.returncode == 0, result.stderr
+    own = [line for line in _of(result.stdout, "attempt") if "localhost-0" in line]
     assert [line.split()[2] for line in own] == ["0", "1", "2"]
     assert len({line.split()[3] for line in own}) == 3
-    assert "starting anew, 2 of 2" in done.stderr
-    done = place.launch(*_FLAGS, "--max-restarts=1", "train.py")
-    assert done.returncode == 4
+    assert "starting anew, 2 of 2" in result.stderr
+    result = place.launch(*_FLAGS, "--max-restarts=1", "train.py")
+    assert result.returncode == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -297,8 +299,8 @@ def test_a_program_that_is_stopped_is_ended(place: Place) -> None:
         os.kill(_ready(started)["localhost-1"], signal.SIGSTOP)
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 137
-    said = "silent for 0.7 seconds (it was stopped): killed"
-    assert f"[localhost-1] replicator.launch: {said}" in stderr
+    message = "silent for 0.7 seconds (it was stopped): killed"
+    assert f"[localhost-1] replicator.launch: {message}" in stderr
     assert "localhost-1: the program has ended: killed by SIGKILL" in stderr
     place.expect_nothing_left()
 
@@ -330,26 +332,26 @@ def _attempts(place: Place) -> list[list[str]]:
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_other_ports_are_tried_where_one_is_taken(place: Place, count: int) -> None:
     place.program(_TAKEN.replace("FREE", "2").replace("ADDRESS", "own"))
-    done = place.launch("--mode=between", f"--nnodes={count}", "train.py")
-    assert done.returncode == 0, done.stderr
+    result = place.launch("--mode=between", f"--nnodes={count}", "train.py")
+    assert result.returncode == 0, result.stderr
     attempts = _attempts(place)
     assert [restarts for restarts, _ in attempts] == ["0", "0", "0"]
     assert len({address for _, address in attempts}) == 3
-    assert done.stderr.count("a port was taken: starting anew with others") == 2
+    assert result.stderr.count("a port was taken: starting anew with others") == 2
 
 
 @pytest.mark.slow
 def test_no_more_than_three_times(place: Place) -> None:
     place.program(_TAKEN.replace("FREE", "9").replace("ADDRESS", "own"))
-    done = place.launch(*_FLAGS, "train.py")
-    assert done.returncode == 1
+    result = place.launch(*_FLAGS, "train.py")
+    assert result.returncode == 1
     assert [restarts for restarts, _ in _attempts(place)] == ["0", "0", "0"]
 
 
 def test_what_others_say_of_their_ports_is_of_no_matter(place: Place) -> None:
     place.program(_TAKEN.replace("FREE", "9").replace("ADDRESS", "other"))
-    done = place.launch(*_FLAGS, "train.py")
-    assert done.returncode == 1
+    result = place.launch(*_FLAGS, "train.py")
+    assert result.returncode == 1
     assert len(_attempts(place)) == 1
 
 
@@ -364,14 +366,14 @@ def _here_and_there(remote: sshd.Server) -> tuple[str, ...]:
 def test_programs_here_and_there(place: Place, remote: sshd.Server) -> None:
     place.program(MEET)
     flags = _here_and_there(remote)
-    done = place.launch(*flags, "--verbose", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert _of(done.stdout, "heard") == [
+    result = place.launch(*flags, "--verbose", "train.py")
+    assert result.returncode == 0, result.stderr
+    assert _of(result.stdout, "heard") == [
         "[127.0.0.2] heard 1",
         "[localhost] heard 0",
     ]
-    said = "127.0.0.2: the program is started; it listens at 127.0.0.2:"
-    assert said in done.stderr
+    message = "127.0.0.2: the program is started; it listens at 127.0.0.2:"
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -409,8 +411,8 @@ def test_a_host_that_is_lost_is_why_others_fail(
             os.kill(pid, 9)
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 255
-    said = "127.0.0.2: the program has ended: the connection to its host is lost"
-    assert said in _only(stderr)
+    message = "127.0.0.2: the program has ended: the connection to its host is lost"
+    assert message in _only(stderr)
     place.expect_nothing_left()
 
 
@@ -418,7 +420,7 @@ def test_a_program_that_is_not_there_is_one_line(
     place: Place, remote: sshd.Server
 ) -> None:
     (hosts, *flags), folder = remote.flags, place.folder
-    done = place.launch("--mode=between", hosts, *flags, "train.py")
-    assert done.returncode == 2
-    said = f"127.0.0.2: there is no train.py in {folder}; --sync copies the working"
-    assert said in _only(done.stderr)
+    result = place.launch("--mode=between", hosts, *flags, "train.py")
+    assert result.returncode == 2
+    message = f"127.0.0.2: there is no train.py in {folder}; --sync copies the working"
+    assert message in _only(result.stderr)

@@ -49,21 +49,21 @@ def test_servers_and_the_program_reach_one_another_by_the_tunnel(
 ) -> None:
     place.program(_ASK)
     hosts, *flags = _flags(pair, "--tunnel", "train.py")
-    done = place.launch(f"{hosts},localhost" if also_here else hosts, *flags)
-    assert done.returncode == 0, done.stderr
+    result = place.launch(f"{hosts},localhost" if also_here else hosts, *flags)
+    assert result.returncode == 0, result.stderr
     alone = ["said server 0", "said by way of 0: program"]
-    assert _said(done.stdout) == (_ALL if also_here else alone), done.stderr
+    assert _said(result.stdout) == (_ALL if also_here else alone), result.stderr
 
 
 def test_servers_that_others_reach_are_refused_by_their_address(
     place: Place, pair: namespaces.Pair
 ) -> None:
     place.program(_READY)
-    done = place.launch(*_flags(pair, "train.py"))
-    assert done.returncode == 2
-    said = f"whoever reaches {pair.there.address} could run code there"
-    assert said in done.stderr
-    assert "ready" not in done.stdout
+    result = place.launch(*_flags(pair, "train.py"))
+    assert result.returncode == 2
+    message = f"whoever reaches {pair.there.address} could run code there"
+    assert message in result.stderr
+    assert "ready" not in result.stdout
 
 
 @pytest.mark.parametrize("far", [False, True], ids=["here", "there"])

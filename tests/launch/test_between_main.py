@@ -55,18 +55,18 @@ def _expect_equal(found: dict[str, tuple]) -> None:
     (losses, weights), (others, other_weights) = found.values()
     assert losses == others
     assert weights == other_weights
-    wanted, _ = train(helpers.make(programs.REPLICAS, variables="mirrored"))
-    assert [len(step) for step in losses] == [2] * len(wanted)
+    expected, _ = train(helpers.make(programs.REPLICAS, variables="mirrored"))
+    assert [len(step) for step in losses] == [2] * len(expected)
     np.testing.assert_allclose(
-        np.array(losses), np.array(wanted)[:, :2], rtol=0, atol=1e-5
+        np.array(losses), np.array(expected)[:, :2], rtol=0, atol=1e-5
     )
 
 
 def test_hosts_train_alike(place: Place) -> None:
     place.program(_TRAIN)
-    found = _trained(place.launch(*_FLAGS, "train.py", PYTHONPATH=_ROOT))
-    assert {*found} == {"localhost-0", "localhost-1"}
-    _expect_equal(found)
+    actual = _trained(place.launch(*_FLAGS, "train.py", PYTHONPATH=_ROOT))
+    assert {*actual} == {"localhost-0", "localhost-1"}
+    _expect_equal(actual)
 
 
 @pytest.mark.parametrize("tunnel", [False, True])
@@ -76,12 +76,12 @@ def test_hosts_train_alike_over_ssh(
     place.program(_TRAIN)
     hosts, *flags = remote.flags
     more = ("--mode=between", *(["--tunnel"] if tunnel else []))
-    done = place.launch(
+    result = place.launch(
         *more, f"{hosts},localhost:2", *flags, "train.py", PYTHONPATH=_ROOT
     )
-    found = _trained(done)
-    assert {*found} == {"127.0.0.2", "localhost"}
-    _expect_equal(found)
+    actual = _trained(result)
+    assert {*actual} == {"127.0.0.2", "localhost"}
+    _expect_equal(actual)
 
 
 _STEPS = """
@@ -115,8 +115,8 @@ def test_a_program_that_is_killed_in_a_step(place: Place, killed: int) -> None:
         os.kill(pids[f"localhost-{killed}"], 9)
         stdout, stderr = started.communicate(timeout=300)
     assert started.returncode == 0, stderr
-    said = f"localhost-{killed}: the program has ended: killed by SIGKILL"
-    assert said in stderr
+    message = f"localhost-{killed}: the program has ended: killed by SIGKILL"
+    assert message in stderr
     assert "starting anew, 1 of 1" in stderr
     sums = [line for line in stdout.splitlines() if "sum" in line]
     assert sorted(sums) == [f"[localhost-{k}] sum 1111.0" for k in (0, 1)]
@@ -148,15 +148,15 @@ print("result", replicator.resilient(train), flush=True)
 def test_resilient_leaves_restarts_to_the_launcher(place: Place) -> None:
     place.program(_RESILIENT)
     flags = (*_FLAGS, "--grace=120")
-    done = place.launch(*flags, "train.py", PYTHONPATH=_ROOT)
-    assert done.returncode == 137
-    assert done.stdout.count("trains") == 2  # once on each host
-    said = "replicator.errors.HostLostError: 1 of 2 hosts is lost: localhost-1."
-    assert said in done.stderr
-    assert "`python -m replicator.launch --max-restarts=3`" in done.stderr
-    done = place.launch(*flags, "--max-restarts=1", "train.py", PYTHONPATH=_ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("result done") == 2
+    result = place.launch(*flags, "train.py", PYTHONPATH=_ROOT)
+    assert result.returncode == 137
+    assert result.stdout.count("trains") == 2  # once on each host
+    message = "replicator.errors.HostLostError: 1 of 2 hosts is lost: localhost-1."
+    assert message in result.stderr
+    assert "`python -m replicator.launch --max-restarts=3`" in result.stderr
+    result = place.launch(*flags, "--max-restarts=1", "train.py", PYTHONPATH=_ROOT)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("result done") == 2
 
 
 _TAKES = """
@@ -174,10 +174,10 @@ if cluster["task"] == TASK and not first.exists():
 def test_other_ports_where_one_is_taken(place: Place, task: int) -> None:
     program = _TAKES.replace("TASK", str(task)) + _STEPS.partition("if os")[0]
     place.program(program)
-    done = place.launch(*_FLAGS, "train.py", PYTHONPATH=_ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("a port was taken: starting anew with others") == 1
-    sums = [line for line in done.stdout.splitlines() if "sum" in line]
+    result = place.launch(*_FLAGS, "train.py", PYTHONPATH=_ROOT)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("a port was taken: starting anew with others") == 1
+    sums = [line for line in result.stdout.splitlines() if "sum" in line]
     assert sorted(sums) == [f"[localhost-{k}] sum 1111.0" for k in (0, 1)]
 
 

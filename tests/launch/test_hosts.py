@@ -35,9 +35,9 @@ def test_lists_read_back(listed: list[Host]) -> None:
     assert hosts.parse_hosts(text, 1, _OWN) == listed
     bare = ",".join(_text(host, slots=False) for host in listed)
     names = [(host.name, host.user) for host in listed]
-    found = hosts.parse_hosts(bare, 7, _OWN)
-    assert [(host.name, host.user) for host in found] == names
-    assert {host.slots for host in found} == {7}
+    actual = hosts.parse_hosts(bare, 7, _OWN)
+    assert [(host.name, host.user) for host in actual] == names
+    assert {host.slots for host in actual} == {7}
 
 
 @given(_HOSTS, st.sampled_from([" slots={}", " slots={} max_slots=4096", ":{}"]))
@@ -54,11 +54,11 @@ def test_whatever_is_written_is_read_or_refused(text: str) -> None:
         lambda: hosts.parse_hostfile(text, 1, _OWN, "file"),
     ):
         try:
-            found = parse()
+            actual = parse()
         except LaunchError:
             continue
-        assert found
-        for host in found:
+        assert actual
+        for host in actual:
             assert host.name
             assert not {*host.name} & set(" ,@\n[]#")
             assert 1 <= host.slots <= hostfile.MOST_SLOTS

@@ -35,11 +35,11 @@ def _sums(stdout: str) -> list[str]:
 @pytest.mark.slow
 def test_replicas_of_two_servers_add_up(place: Place) -> None:
     place.program(_SUM)
-    done = place.launch(
+    result = place.launch(
         "--nnodes=2", "--nproc-per-node=2", "train.py", PYTHONPATH=_ROOT
     )
-    assert done.returncode == 0, done.stderr
-    assert _sums(done.stdout) == ["sum 1111.0 localhost-0 localhost-1"]
+    assert result.returncode == 0, result.stderr
+    assert _sums(result.stdout) == ["sum 1111.0 localhost-0 localhost-1"]
 
 
 @pytest.mark.slow
@@ -50,11 +50,11 @@ def test_replicas_of_hosts_add_up(
     place.program(_SUM)
     hosts, *flags = remote.flags
     how = ["--tunnel"] if tunnel else []
-    done = place.launch(
+    result = place.launch(
         f"{hosts},localhost", *flags, *how, "train.py", PYTHONPATH=_ROOT
     )
-    assert done.returncode == 0, done.stderr
-    assert _sums(done.stdout) == ["sum 111.0 127.0.0.2 localhost"]
+    assert result.returncode == 0, result.stderr
+    assert _sums(result.stdout) == ["sum 111.0 127.0.0.2 localhost"]
 
 
 @pytest.mark.slow

@@ -23,15 +23,15 @@ def test_lines_do_not_depend_on_the_pieces(data: bytes, cuts: list[int]) -> None
     pieces.append(
         data[max(cuts, default=0) :] if max(cuts, default=0) > len(data) else b""
     )
-    found = [line for piece in pieces for line in lines.feed(piece)] + lines.rest()
+    actual = [line for piece in pieces for line in lines.feed(piece)] + lines.rest()
     expected = data.split(b"\n")
-    assert found == (expected if expected[-1] else expected[:-1])
+    assert actual == (expected if expected[-1] else expected[:-1])
 
 
 def test_long_lines_are_broken() -> None:
     lines = Lines()
-    found = lines.feed(b"x" * 200_000) + lines.feed(b"y\nz\n")
-    assert [len(line) for line in found] == [
+    actual = lines.feed(b"x" * 200_000) + lines.feed(b"y\nz\n")
+    assert [len(line) for line in actual] == [
         65536,
         65536,
         65536,

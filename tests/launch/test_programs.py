@@ -57,8 +57,8 @@ class _Machines:
 
 
 def test_no_port_is_given_to_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([5, 5, 6, 7])
-    monkeypatch.setattr(ports, "free_port", lambda: next(found))
+    actual = iter([5, 5, 6, 7])
+    monkeypatch.setattr(ports, "free_port", lambda: next(actual))
     job = Job((Host("a"), Host("b")), "", ("train.py",))
 
     async def start() -> list[Any]:

@@ -68,8 +68,8 @@ def test_a_server_starts_again_where_it_was(place: Place) -> None:
             assert _line(started, "again") == "again True\n"
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 0, stderr
-    said = "its server has ended: killed by SIGKILL; starting it again, 2 of 2"
-    assert said in stderr
+    message = "its server has ended: killed by SIGKILL; starting it again, 2 of 2"
+    assert message in stderr
     assert stderr.count("its server is up again") == 2
     assert "starting anew" not in stderr  # the program kept running
     place.expect_nothing_left()

@@ -45,9 +45,9 @@ def test_the_program_gets_its_arguments_and_the_cluster(place: Place) -> None:
         "print(json.dumps([sys.argv[1:], os.environ['REPLICATOR_CLUSTER']]))\n"
     )
     flags = ("--nnodes", "2", "--nproc-per-node=3", "--heartbeat=4.5")
-    done = place.launch(*flags, "train.py", "--nnodes=7", "--", "-m")
-    assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if line.startswith("[["))
+    result = place.launch(*flags, "train.py", "--nnodes=7", "--", "-m")
+    assert result.returncode == 0, result.stderr
+    line = next(line for line in result.stdout.splitlines() if line.startswith("[["))
     arguments, text = json.loads(line)
     assert arguments == ["--nnodes=7", "--", "-m"]
     cluster = json.loads(text)
@@ -68,22 +68,22 @@ def test_the_program_gets_its_arguments_and_the_cluster(place: Place) -> None:
 
 def test_a_module_reads_standard_input_and_gets_variables(place: Place) -> None:
     place.program("import sys\nprint(sys.argv[1], repr(sys.stdin.read()))\n", "m.py")
-    done = place.launch("--env=STUB=of the flag", "--insecure", "-m", "m", "--x")
-    assert done.returncode == 0, done.stderr
-    assert "--x ''" in done.stdout.splitlines()
-    assert "[localhost-0] of the flag " in done.stderr
+    result = place.launch("--env=STUB=of the flag", "--insecure", "-m", "m", "--x")
+    assert result.returncode == 0, result.stderr
+    assert "--x ''" in result.stdout.splitlines()
+    assert "[localhost-0] of the flag " in result.stderr
 
 
 def test_lines_of_hosts_have_their_names_and_files(place: Place) -> None:
     place.program("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
-    done = place.launch("--nnodes=2", "--output-dir=logs/a", "train.py", STUB="said")
-    assert done.returncode == 0
-    assert {*done.stdout.splitlines()} == {
+    result = place.launch("--nnodes=2", "--output-dir=logs/a", "train.py", STUB="said")
+    assert result.returncode == 0
+    assert {*result.stdout.splitlines()} == {
         "out",
         "[localhost-0] not yet up",
         "[localhost-1] not yet up",
     }
-    lines = done.stderr.splitlines()
+    lines = result.stderr.splitlines()
     assert {"err", "[localhost-0] said None", "[localhost-1] said None"} == {*lines}
     logs = place.folder / "logs" / "a"
     assert {path.name: {*path.read_text().split("\n")} for path in logs.iterdir()} == {
@@ -106,9 +106,9 @@ def test_lines_of_hosts_have_their_names_and_files(place: Place) -> None:
 def test_status_is_that_of_the_program(
     place: Place, program: str, status: int, said: str
 ) -> None:
-    done = place.launch(place.program(program))
-    assert done.returncode == status
-    assert said in done.stderr
+    result = place.launch(place.program(program))
+    assert result.returncode == status
+    assert said in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_what_a_program_leaves_running_is_ended(place: Place) -> None:
         "import subprocess\n"
         "subprocess.Popen(['sleep', '1000'], start_new_session=True, stdout=-3)\n"
     )
-    done = place.launch("train.py")
-    assert done.returncode == 0
+    result = place.launch("train.py")
+    assert result.returncode == 0
 
 
 def test_failures_start_all_anew(place: Place) -> None:
@@ -257,13 +257,13 @@ def test_failures_start_all_anew(place: Place) -> None:
         "print('attempt', count)\n"
         "sys.exit(4 if count < 2 else 0)\n"
     )
-    done = place.launch("--max-restarts=2", "train.py")
-    assert done.returncode == 0
-    own = [line for line in done.stdout.splitlines() if line.startswith("attempt")]
+    result = place.launch("--max-restarts=2", "train.py")
+    assert result.returncode == 0
+    own = [line for line in result.stdout.splitlines() if line.startswith("attempt")]
     assert own == ["attempt 0", "attempt 1", "attempt 2"]
-    assert "starting anew, 2 of 2" in done.stderr
-    done = place.launch("--max-restarts=1", "train.py")
-    assert done.returncode == 4
+    assert "starting anew, 2 of 2" in result.stderr
+    result = place.launch("--max-restarts=1", "train.py")
+    assert result.returncode == 4
 
 
 def test_servers_that_die_start_anew(place: Place) -> None:
@@ -295,11 +295,11 @@ def test_servers_that_do_not_start_are_one_line(
 ) -> None:
     place.program(_WAIT)
     flags = f"--start-timeout={limit}", "--max-restarts=5"
-    done = place.launch(*flags, "train.py", STUB=stub)
-    assert done.returncode == 1
-    (line,) = [line for line in done.stderr.splitlines() if "launch:" in line]
+    result = place.launch(*flags, "train.py", STUB=stub)
+    assert result.returncode == 1
+    (line,) = [line for line in result.stderr.splitlines() if "launch:" in line]
     assert said in line
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_nobody_reads_what_is_written(place: Place) -> None:

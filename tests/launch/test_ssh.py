@@ -43,9 +43,9 @@ def _only(stderr: str) -> str:
 
 def test_a_server_runs_on_another_host(place: Place, remote: sshd.Server) -> None:
     place.program(_READY)
-    done = place.launch(*remote.flags, "--env=STUB=sent", "--verbose", "train.py")
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ready")]
+    result = place.launch(*remote.flags, "--env=STUB=sent", "--verbose", "train.py")
+    assert result.returncode == 0, result.stderr
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("ready")]
     cluster = json.loads(line.partition(" ")[2])
     (host,) = cluster["hosts"]
     assert host["name"] == "127.0.0.2"
@@ -54,16 +54,16 @@ def test_a_server_runs_on_another_host(place: Place, remote: sshd.Server) -> Non
     # This host's address on the way to the other.
     assert cluster["client"].startswith("127.0.0.")
     assert cluster["client"].endswith(":0")
-    assert "[127.0.0.2] sent None" in done.stderr.splitlines()
-    assert "replicator.launch: 127.0.0.2: connected" in done.stderr
+    assert "[127.0.0.2] sent None" in result.stderr.splitlines()
+    assert "replicator.launch: 127.0.0.2: connected" in result.stderr
 
 
 def test_hosts_here_and_there(place: Place, remote: sshd.Server) -> None:
     place.program(_READY)
     hosts, *flags = remote.flags
-    done = place.launch(f"{hosts},localhost:3", *flags, "train.py")
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ready")]
+    result = place.launch(f"{hosts},localhost:3", *flags, "train.py")
+    assert result.returncode == 0, result.stderr
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("ready")]
     there, here = json.loads(line.partition(" ")[2])["hosts"]
     assert (here["name"], here["cpus"]) == ("localhost", 3)
     # An address of this host that the other can reach.
@@ -143,9 +143,9 @@ def test_a_host_that_comes_back_is_used_again(
 def test_an_unknown_host_key_is_refused(place: Place, remote: sshd.Server) -> None:
     (remote.root / ".ssh" / "known_hosts").write_text("")
     place.program(_READY)
-    done = place.launch(*remote.flags, "train.py")
-    assert done.returncode == 255
-    assert "its host key is unknown or not the one in" in _only(done.stderr)
+    result = place.launch(*remote.flags, "train.py")
+    assert result.returncode == 255
+    assert "its host key is unknown or not the one in" in _only(result.stderr)
 
 
 def test_a_changed_host_key_is_refused(place: Place, remote: sshd.Server) -> None:
@@ -153,18 +153,18 @@ def test_a_changed_host_key_is_refused(place: Place, remote: sshd.Server) -> Non
     other = (remote.root / "authorized_keys").read_text()
     known.write_text(f"{known.read_text().split()[0]} {other}")
     place.program(_READY)
-    done = place.launch(*remote.flags, "train.py")
-    assert done.returncode == 255
-    assert "its host key is unknown or not the one in" in _only(done.stderr)
+    result = place.launch(*remote.flags, "train.py")
+    assert result.returncode == 255
+    assert "its host key is unknown or not the one in" in _only(result.stderr)
 
 
 def test_a_key_that_nobody_knows_is_refused(place: Place, remote: sshd.Server) -> None:
     (remote.root / "authorized_keys").write_text("")
     place.program(_READY)
-    done = place.launch(*remote.flags, "train.py")
-    assert done.returncode == 255
+    result = place.launch(*remote.flags, "train.py")
+    assert result.returncode == 255
     assert "127.0.0.2: authentication failed; --identity names a key" in (
-        _only(done.stderr)
+        _only(result.stderr)
     )
 
 
@@ -186,10 +186,10 @@ def test_what_is_missing_is_one_line(
     flags = [f for f in remote.flags if f.partition("=")[0] != flag.partition("=")[0]]
     if "PYTHONPATH" in flag:  # an unknown interpreter
         flags.append(f"--python={os.path.realpath(sys.executable)}")
-    done = place.launch(*flags, flag, "train.py")
-    line = _only(done.stderr)
+    result = place.launch(*flags, flag, "train.py")
+    line = _only(result.stderr)
     assert said in line
-    assert done.returncode == status
+    assert result.returncode == status
 
 
 def _configure(remote: sshd.Server, jump: bool) -> None:
@@ -215,15 +215,15 @@ def test_the_users_configuration_is_read(
     _configure(remote, jump)
     place.program(_READY)
     flags = ["--hosts=target", "--env=PYTHONPATH"]
-    done = place.launch(*flags, "train.py")
+    result = place.launch(*flags, "train.py")
     if jump:
-        assert done.returncode == 2
+        assert result.returncode == 2
         assert "target is reached by way of another host, which only --tunnel" in (
-            _only(done.stderr)
+            _only(result.stderr)
         )
-        done = place.launch(*flags, "--tunnel", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert '"name": "target"' in done.stdout
+        result = place.launch(*flags, "--tunnel", "train.py")
+    assert result.returncode == 0, result.stderr
+    assert '"name": "target"' in result.stdout
 
 
 def test_unreachable_hosts_are_one_line(place: Place) -> None:
@@ -232,13 +232,15 @@ def test_unreachable_hosts_are_one_line(place: Place) -> None:
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind((sshd.ADDRESS, 0))
         port = taken.getsockname()[1]
-        done = place.launch(f"--hosts={sshd.ADDRESS}", f"--ssh-port={port}", "train.py")
-    assert done.returncode == 255
-    assert "127.0.0.2: unreachable: " in (line := _only(done.stderr))
+        result = place.launch(
+            f"--hosts={sshd.ADDRESS}", f"--ssh-port={port}", "train.py"
+        )
+    assert result.returncode == 255
+    assert "127.0.0.2: unreachable: " in (line := _only(result.stderr))
     assert "refused" in line
-    done = place.launch("--hosts=no-such-host.invalid", "train.py")
-    assert done.returncode == 255
-    assert "no-such-host.invalid: unreachable: " in _only(done.stderr)
+    result = place.launch("--hosts=no-such-host.invalid", "train.py")
+    assert result.returncode == 255
+    assert "no-such-host.invalid: unreachable: " in _only(result.stderr)
 
 
 def test_exposed_servers_are_refused() -> None:
@@ -272,10 +274,10 @@ def test_versions_that_differ_are_refused() -> None:
 def test_files_are_copied(place: Place, remote: sshd.Server) -> None:
     place.program(_READY)
     (place.folder / ".hidden").write_text("not copied")
-    done = place.launch(*remote.flags, "--sync", "train.py")
-    assert done.returncode == 0, done.stderr
-    said = f"1 files below 10 MiB, 0.0 MB packed, copied to {place.folder}"
-    assert said in done.stderr
+    result = place.launch(*remote.flags, "--sync", "train.py")
+    assert result.returncode == 0, result.stderr
+    message = f"1 files below 10 MiB, 0.0 MB packed, copied to {place.folder}"
+    assert message in result.stderr
 
 
 def test_files_arrive_as_they_are(

@@ -62,9 +62,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
     """The losses of a training without a fault."""
     place = Place(tmp_path_factory.mktemp("plain"))
     place.program(_PROGRAM)
-    done = _launch(place, "plain", "never", "plain")
-    assert done.returncode == 0, done.stderr
-    losses = _losses(done.stdout)
+    result = _launch(place, "plain", "never", "plain")
+    assert result.returncode == 0, result.stderr
+    losses = _losses(result.stdout)
     assert [k for k, _ in losses] == list(range(_STEPS))
     return losses
 
@@ -76,15 +76,15 @@ def test_sigterm_saves_and_a_later_launch_goes_on(
     arguments = (*_FLAGS, "train.py", "wait", "never", "saved")
     with place.start(*arguments, PYTHONPATH=_ROOT) as started:
         assert started.stdout
-        said = ""
-        while "loss 10 " not in said:
+        message = ""
+        while "loss 10 " not in message:
             line = started.stdout.readline()
             assert line, started.stderr and started.stderr.read()
-            said += line
+            message += line
         started.terminate()
         stdout, stderr = started.communicate(timeout=300)
     assert started.returncode == 143, stderr
-    first = _losses(said + stdout)
+    first = _losses(message + stdout)
     assert f"SIGTERM: saved after {len(first)} steps" in stderr
     assert "Traceback" not in stderr
     assert "killed" not in stderr  # no grace period expired
@@ -99,10 +99,10 @@ def test_a_program_that_is_killed_starts_anew(
     place: Place, plain: list[tuple[int, str]], moment: str
 ) -> None:
     place.program(_PROGRAM)
-    done = _launch(place, "kill", moment, "saved", flags=("--max-restarts=1",))
-    assert done.returncode == 0, done.stderr
-    assert "the program has ended: killed by SIGKILL" in done.stderr
-    assert "starting anew, 1 of 1" in done.stderr
-    losses = _losses(done.stdout)
+    result = _launch(place, "kill", moment, "saved", flags=("--max-restarts=1",))
+    assert result.returncode == 0, result.stderr
+    assert "the program has ended: killed by SIGKILL" in result.stderr
+    assert "starting anew, 1 of 1" in result.stderr
+    losses = _losses(result.stdout)
     assert set(losses) == set(plain)
     assert len(losses) - len(plain) <= faulty.EVERY  # since the last checkpoint

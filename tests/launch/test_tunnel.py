@@ -82,9 +82,9 @@ _ALL = [
 
 def test_servers_here_reach_one_another(place: Place) -> None:
     place.program(_ASK)
-    done = place.launch("--nnodes=2", "--tunnel", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert _said(done.stdout) == _ALL, done.stderr
+    result = place.launch("--nnodes=2", "--tunnel", "train.py")
+    assert result.returncode == 0, result.stderr
+    assert _said(result.stdout) == _ALL, result.stderr
 
 
 def test_servers_here_and_there_reach_one_another(
@@ -92,9 +92,9 @@ def test_servers_here_and_there_reach_one_another(
 ) -> None:
     place.program(_ASK)
     hosts, *flags = remote.flags
-    done = place.launch(f"{hosts},localhost", *flags, "--tunnel", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert _said(done.stdout) == _ALL, done.stderr
+    result = place.launch(f"{hosts},localhost", *flags, "--tunnel", "train.py")
+    assert result.returncode == 0, result.stderr
+    assert _said(result.stdout) == _ALL, result.stderr
 
 
 def test_nothing_but_the_tunnel_reaches_servers(
@@ -153,7 +153,7 @@ def test_folders_are_removed_on_hosts_that_are_cut_off(
 
 def test_a_system_without_namespaces_is_one_line(place: Place) -> None:
     """Where a process may leave neither its network nor its user's rights."""
-    done = subprocess.run(
+    result = subprocess.run(
         [
             "unshare",
             "--user",
@@ -168,18 +168,18 @@ def test_a_system_without_namespaces_is_one_line(place: Place) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert done.stderr.startswith(
+    assert result.returncode == 1
+    assert result.stderr.startswith(
         "replicator.launch: --tunnel: this system lets no process have a network of its"
     )
-    assert done.stderr.count("\n") == 1
+    assert result.stderr.count("\n") == 1
 
 
 def test_programs_of_all_hosts_meet(place: Place, remote: sshd.Server) -> None:
     place.program(MEET + "say('networks', *dict(socket.if_nameindex()).values())\n")
     hosts, *flags = remote.flags
     more = ("--mode=between", "--tunnel", f"{hosts},localhost", *flags)
-    done = place.launch(*more, "train.py")
-    assert done.returncode == 0, done.stderr
-    said = [line.partition("] ")[2] for line in done.stdout.splitlines()]
+    result = place.launch(*more, "train.py")
+    assert result.returncode == 0, result.stderr
+    said = [line.partition("] ")[2] for line in result.stdout.splitlines()]
     assert {*said} == {"heard 0", "heard 1", "networks lo"}

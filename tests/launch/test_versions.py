@@ -14,21 +14,21 @@ from replicator.launch import versions
 
 
 def test_versions_are_those_of_the_installed_packages() -> None:
-    found = versions.versions()
+    actual = versions.versions()
     names = importlib.metadata.packages_distributions()["tensorflow"]
-    assert found["tensorflow"] in {importlib.metadata.version(name) for name in names}
-    assert found["replicator"]
-    assert found["path"] == str(pathlib.Path(replicator.__file__).parent)
+    assert actual["tensorflow"] in {importlib.metadata.version(name) for name in names}
+    assert actual["replicator"]
+    assert actual["path"] == str(pathlib.Path(replicator.__file__).parent)
 
 
 def test_the_script_imports_nothing_large(tmp_path: pathlib.Path) -> None:
     source = pathlib.Path(versions.__file__).read_text()
     check = "\nimport sys; assert not {'tensorflow', 'replicator'} & {*sys.modules}"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-I", "-c", source + check],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout).keys() == {"replicator", "tensorflow", "path"}
+    assert json.loads(result.stdout).keys() == {"replicator", "tensorflow", "path"}

@@ -238,17 +238,19 @@ def test_keras_warns_of_what_no_replica_uses_and_of_nothing_else(
         own = tf.constant(3.0) if repl.replica_id == who else None
         optimizer.apply_gradients([(tf.constant(2.0), used), (own, other)])
 
-    said: list[str] = []
+    messages: list[str] = []
     for logger in (logging, tf.get_logger()):
-        monkeypatch.setattr(logger, "warning", lambda text, *of: said.append(text % of))
+        monkeypatch.setattr(
+            logger, "warning", lambda text, *of: messages.append(text % of)
+        )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         repl.run(step_fn)
-    said += [str(warning.message) for warning in caught]
-    said = [text for text in said if "Gradients do not exist" in text]
+    messages += [str(warning.message) for warning in caught]
+    messages = [text for text in messages if "Gradients do not exist" in text]
     times = 2 if family == "legacy" else 1  # which asks twice, and warns each time
-    assert len(said) == (times if used_by == "none" else 0)
-    assert all("other" in text and "used" not in text for text in said)
+    assert len(messages) == (times if used_by == "none" else 0)
+    assert all("other" in text and "used" not in text for text in messages)
     steps = {"last": 1.0, "none": 0.0, "all": 3.0}[used_by]
     np.testing.assert_allclose([used.numpy(), other.numpy()], [-1.0, 1.0 - steps])
 

@@ -150,9 +150,9 @@ def check(name: str, make: Callable[[], Any], count: int, axis: int) -> Any:
     expected = state_of(*trained(parted.one_device(), make))
     repl = parted.replicas(count, parted.InParts(count, axis))
     optimizer, variables = trained(repl, make)
-    found = state_of(optimizer, variables)
-    assert len(found) == len(expected)
-    for own, other in zip(found, expected, strict=True):
+    actual = state_of(optimizer, variables)
+    assert len(actual) == len(expected)
+    for own, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-5, err_msg=name)
     return optimizer, variables
 
@@ -197,8 +197,8 @@ def test_gradients_of_several_steps_are_added_up_whole(count: int) -> None:
 
     options: dict[str, Any] = {"steps": 4, "accumulation_steps": 2}
     expected = state_of(*trained(parted.one_device(), make, **options))
-    found = state_of(*trained(parted.replicas(count), make, **options))
-    for own, other in zip(found, expected, strict=True):
+    actual = state_of(*trained(parted.replicas(count), make, **options))
+    for own, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-5)
 
 

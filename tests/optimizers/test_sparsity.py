@@ -57,16 +57,16 @@ def test_what_two_replicas_can_both_make(
 
 @pytest.mark.parametrize("layout", [DENSE, INT32, INT64], ids=str)
 def test_no_gradient_counts_as_zeros(layout: Layout) -> None:
-    made = as_layout(None, VARIABLE, layout)
-    assert Layout.of(made) == layout
-    np.testing.assert_array_equal(tf.convert_to_tensor(made), np.zeros([3, 2]))
+    converted = as_layout(None, VARIABLE, layout)
+    assert Layout.of(converted) == layout
+    np.testing.assert_array_equal(tf.convert_to_tensor(converted), np.zeros([3, 2]))
 
 
 @pytest.mark.parametrize("shape", [True, False])
 def test_rows_that_become_dense_are_added_up(shape: bool) -> None:
-    made = as_layout(_rows(shape=shape), VARIABLE, DENSE)
-    assert Layout.of(made) == DENSE
-    np.testing.assert_array_equal(made, [[3, 4], [0, 0], [6, 8]])
+    converted = as_layout(_rows(shape=shape), VARIABLE, DENSE)
+    assert Layout.of(converted) == DENSE
+    np.testing.assert_array_equal(converted, [[3, 4], [0, 0], [6, 8]])
 
 
 def test_what_has_the_layout_is_left_alone() -> None:
@@ -79,5 +79,5 @@ def test_what_has_the_layout_is_left_alone() -> None:
 def test_of_a_variable_without_a_static_shape() -> None:
     variable = tf.Variable(tf.zeros([0, 2]), shape=[None, 2])
     variable.assign(tf.zeros([4, 2]))
-    made = as_layout(None, variable, INT32)
-    assert tf.convert_to_tensor(made).shape == [4, 2]
+    converted = as_layout(None, variable, INT32)
+    assert tf.convert_to_tensor(converted).shape == [4, 2]

@@ -125,13 +125,13 @@ def test_many_hosts_are_simulated(module: str, capsys: Any) -> None:
 
 
 def test_one_host_is_simulated_as_it_is(module: str, capsys: Any) -> None:
-    found = []
+    results = []
     for arguments in ((), ("--simulate-hosts=1",)):
         assert _status(*arguments, "--json=plan.json", f"{module}:make") == 0
         assert "Slowest link" not in capsys.readouterr().out
         plan = Plan.from_json(pathlib.Path("plan.json").read_text())
-        found.append([(r.primitive, r.links, r.algorithm, r.times) for r in plan])
-    assert found[0] == found[1]
+        results.append([(r.primitive, r.links, r.algorithm, r.times) for r in plan])
+    assert results[0] == results[1]
 
 
 BAD = {
@@ -177,13 +177,13 @@ def test_bad_input_is_one_line_and_status_2(
 def test_as_a_program_it_neither_warns_nor_traces_back(
     name: str, status: int, text: str, module: str
 ) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "replicator.plan", f"{module}:{name}"],
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == status, done.stderr
-    assert text in (done.stdout if status == 0 else done.stderr)
-    assert "Traceback" not in done.stderr and "RuntimeWarning" not in done.stderr
+    assert result.returncode == status, result.stderr
+    assert text in (result.stdout if status == 0 else result.stderr)
+    assert "Traceback" not in result.stderr and "RuntimeWarning" not in result.stderr

@@ -72,12 +72,12 @@ def test_the_rows_of_a_step_that_communicates_everywhere() -> None:
 
 
 def test_the_plan_is_the_same_in_all_modes() -> None:
-    found = []
+    results = []
     for mode in helpers.MODES:
         repl = helpers.make(2)
         helpers.run(mode, repl, lambda repl=repl: examples.everywhere(repl))
-        found.append([(r.primitive, r.place, r.nbytes, r.lines) for r in repl.plan])
-    assert found[0] == found[1] == found[2]
+        results.append([(r.primitive, r.place, r.nbytes, r.lines) for r in repl.plan])
+    assert results[0] == results[1] == results[2]
 
 
 def test_counted_loops_multiply_and_a_turn_is_one_row() -> None:
@@ -147,12 +147,12 @@ def test_a_function_has_rows_for_each_time_that_it_is_called() -> None:
 
 def test_what_is_built_twice_has_one_row() -> None:
     """A function that creates variables is traced twice."""
-    made: list[tf.Variable] = []
+    variables: list[tf.Variable] = []
 
     def step() -> Any:
-        if len(made) <= repl.replica_id:
-            made.append(tf.Variable(1.0))
-        return repl.all_reduce(made[repl.replica_id])
+        if len(variables) <= repl.replica_id:
+            variables.append(tf.Variable(1.0))
+        return repl.all_reduce(variables[repl.replica_id])
 
     repl = helpers.make(2)
     assert len(repl.build(step).plan) == 1

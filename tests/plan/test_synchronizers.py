@@ -16,11 +16,11 @@ from tests import helpers
 def _plan(strategy: Any) -> Plan:
     repl = helpers.make(2, strategy=strategy)
     with repl.context():
-        made = [tf.Variable([1.0] * 4, name=f"v{k}") for k in range(3)]
+        variables = [tf.Variable([1.0] * 4, name=f"v{k}") for k in range(3)]
         optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
 
     def step_fn() -> Any:
-        optimizer.apply([v * 1.0 for v in made], made)
+        optimizer.apply([v * 1.0 for v in variables], variables)
         return repl.all_reduce(1.0)
 
     return repl.build(step_fn).plan

@@ -153,11 +153,11 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_arguments_name_the_replica_the_line_and_the_fix(name: str) -> None:
-    call, said, fix = BAD[name]
+    call, message, fix = BAD[name]
     repl = helpers.make(2)
     with pytest.raises(
         errors.ArgumentError,
-        match=rf"(?s)all_reduce on replica 0 .*{said}"
+        match=rf"(?s)all_reduce on replica 0 .*{message}"
         rf".*at tests.*\.py:\d+.*Fix: .*{fix}",
     ):
         repl.run(lambda: call(repl))
@@ -348,18 +348,18 @@ def test_complex_gradients_are_those_of_tensorflow(op: str, dtype: str) -> None:
 def test_integers_have_no_gradient() -> None:
     """TensorFlow requests none; a dual must not communicate nothing."""
     repl = helpers.make(2)
-    asked = []
+    requests = []
 
     @tf.autograph.experimental.do_not_convert
     def step() -> tf.Tensor:
         y = repl.all_reduce(tf.constant(1))
         op = y.op.inputs[0].op
         placed = placeholder.Placeholder(op, placeholder.read(op))
-        asked.append(base.differentiate(all_reduce.gradient, placed, [y]))
+        requests.append(base.differentiate(all_reduce.gradient, placed, [y]))
         return y
 
     repl.run(step)
-    assert asked == [[None], [None]]
+    assert requests == [[None], [None]]
 
 
 @pytest.mark.battery(3)
@@ -373,8 +373,8 @@ def test_a_reduction_that_waits_until_it_is_due(full: bool, mode: str) -> None:
         x = helpers.opaque(2.0)
         when = helpers.opaque(full)
         total, other = all_reduce.reduce_dense([x, x * 2], "mean", when=when)
-        found = tf.gradients(total, x)[0]
-        return total, other, tf.constant(found is None)
+        actual = tf.gradients(total, x)[0]
+        return total, other, tf.constant(actual is None)
 
     total, other, none = helpers.run(mode, repl, lambda: step)
     assert [float(y) for y in total] == [2.0 * full] * 3

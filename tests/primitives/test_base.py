@@ -147,7 +147,7 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_that_differ_name_both_lines(name: str, mode: str) -> None:
-    one, two, said = PROGRAMS[name]
+    one, two, message = PROGRAMS[name]
     repl = helpers.make(3)
 
     def step() -> Any:
@@ -158,7 +158,7 @@ def test_programs_that_differ_name_both_lines(name: str, mode: str) -> None:
     line = r"at tests.primitives.test_base\.py:\d+ in "
     with pytest.raises(
         replicator.MismatchError,
-        match=rf"(?s)Communication call 0 differs between replicas: {said}.*"
+        match=rf"(?s)Communication call 0 differs between replicas: {message}.*"
         rf"replica 0 \(.*CPU:0\): .*{line}.*replica 2 \(.*CPU:2\): .*{line}.*Fix: ",
     ):
         helpers.run(mode, repl, lambda: step)

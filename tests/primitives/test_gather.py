@@ -123,10 +123,10 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_arguments_are_refused(name: str) -> None:
-    call, said, fix = BAD[name]
+    call, message, fix = BAD[name]
     repl = helpers.make(2)
     with pytest.raises(
         errors.ArgumentError,
-        match=rf"(?s)gather on replica 0 .*{said}.*at tests.*Fix: .*{fix}",
+        match=rf"(?s)gather on replica 0 .*{message}.*at tests.*Fix: .*{fix}",
     ):
         repl.run(lambda: call(repl))

@@ -290,11 +290,11 @@ MADE_BADLY = {
 
 @pytest.mark.parametrize("name", MADE_BADLY)
 def test_groups_without_meaning_are_refused(name: str) -> None:
-    make, said, fix = MADE_BADLY[name]
+    make, message, fix = MADE_BADLY[name]
     with pytest.raises(errors.ArgumentError) as raised:
         make(helpers.make(3))
     problem, site, last = str(raised.value).split("\n")
-    assert said in problem
+    assert message in problem
     assert "at tests" in site and "test_groups.py:" in site
     assert last.startswith("Fix: ") and fix in last
 
@@ -330,7 +330,7 @@ PRIMITIVES = {
 @pytest.mark.parametrize("primitive", PRIMITIVES)
 @pytest.mark.parametrize("name", USED_BADLY)
 def test_calls_in_wrong_groups_are_refused(name: str, primitive: str) -> None:
-    make, said, fix = USED_BADLY[name]
+    make, message, fix = USED_BADLY[name]
     group = make() if callable(make) else make
     repl = helpers.make(3)
 
@@ -342,7 +342,7 @@ def test_calls_in_wrong_groups_are_refused(name: str, primitive: str) -> None:
         repl.run(step)
     text = str(raised.value)
     assert f"{primitive} on replica 0 " in text
-    assert said in text and "test_groups.py:" in text
+    assert message in text and "test_groups.py:" in text
     assert fix in text.partition("Fix: ")[2]
 
 

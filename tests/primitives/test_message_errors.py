@@ -111,7 +111,7 @@ MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = 
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_messages_that_do_not_pair_name_the_lines(name: str, mode: str) -> None:
-    one, two, said = MISMATCHES[name]
+    one, two, message = MISMATCHES[name]
     repl = helpers.make(3)
 
     def step() -> tf.Tensor:
@@ -121,10 +121,10 @@ def test_messages_that_do_not_pair_name_the_lines(name: str, mode: str) -> None:
             two(repl)
         return tf.constant(0.0)
 
-    said = said.replace(
+    message = message.replace(
         "LINE", r"tests.primitives.test_message_errors\.py:\d+ in <lambda>"
     )
-    with pytest.raises(errors.MismatchError, match=rf"(?s){said}"):
+    with pytest.raises(errors.MismatchError, match=rf"(?s){message}"):
         helpers.run(mode, repl, lambda: step)
 
 
@@ -216,7 +216,7 @@ BAD_ARGUMENTS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize("name", BAD_ARGUMENTS)
 def test_arguments_without_a_meaning(name: str) -> None:
-    call, said = BAD_ARGUMENTS[name]
+    call, message = BAD_ARGUMENTS[name]
     repl = helpers.make(2)
 
     def step() -> float:
@@ -229,7 +229,7 @@ def test_arguments_without_a_meaning(name: str) -> None:
         match=r"(?s)at tests.primitives.test_message_errors\.py:\d+ in <.*Fix: ",
     ) as caught:
         repl.run(step)
-    assert re.search(rf"(?s){said}", str(caught.value))
+    assert re.search(rf"(?s){message}", str(caught.value))
 
 
 @pytest.mark.parametrize("name", ["send", "recv"])

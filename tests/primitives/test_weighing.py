@@ -121,9 +121,9 @@ def test_in_a_session() -> None:
     with tf.Graph().as_default(), helpers.session() as session:
         step_fn, w = _make_step(repl, _gathered)
         x = tf.compat.v1.placeholder(tf.float64, [None, 2])
-        done = repl.run(step_fn, x, input_mode="global_batch")
+        result = repl.run(step_fn, x, input_mode="global_batch")
         session.run(tf.compat.v1.global_variables_initializer())
-        session.run(done, {x: X[:5]})
+        session.run(result, {x: X[:5]})
         updated = session.run(w)
     np.testing.assert_allclose(W - updated, _one_device(_gathered, 5), atol=1e-7)
 
@@ -213,10 +213,10 @@ def test_one_gradient_for_a_mean_and_a_sum_is_refused(ops: Any) -> None:
     step_fn, others = _two_steps(repl, ops, own=False)
     with pytest.raises(replicator.ArgumentError) as raised:
         repl.run(step_fn, X[:5], input_mode="global_batch")
-    said = str(raised.value)
-    assert 'SGD (op="sum")' in said and 'SGD (op="mean")' in said
-    assert said.count("test_weighing.py:") == 2, said
-    assert "persistent=True" in said
+    message = str(raised.value)
+    assert 'SGD (op="sum")' in message and 'SGD (op="mean")' in message
+    assert message.count("test_weighing.py:") == 2, message
+    assert "persistent=True" in message
 
 
 @pytest.mark.parametrize("ops", OPS)

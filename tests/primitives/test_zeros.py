@@ -113,14 +113,14 @@ MAKERS: dict[str, tuple[Callable[[], tf.Tensor], bool]] = {
 @pytest.mark.parametrize("name", MAKERS)
 def test_zeros_are_known_by_the_op_that_makes_them(name: str) -> None:
     make, expected = MAKERS[name]
-    found: list[bool] = []
+    results: list[bool] = []
 
     @tf.function(autograph=False)
     def build() -> None:
-        found.append(zeros.is_zeros(make()))
+        results.append(zeros.is_zeros(make()))
 
     build.get_concrete_function()
-    assert found[0] == expected
+    assert results[0] == expected
 
 
 class OnReplica(strategy.Builder):

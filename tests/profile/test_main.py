@@ -142,9 +142,9 @@ def test_communications_of_a_trace_bear_the_users_line(module: str) -> None:
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
     lines = {event["args"]["line"] for event in events if "line" in event["args"]}
-    found = {line.rpartition(":")[2] for line in lines}
+    actual = {line.rpartition(":")[2] for line in lines}
     calls = ("optimizer.apply_gradients", "# the loss")
-    assert found == {f"{mains.line_of(call, _MODULE)} in step_fn" for call in calls}
+    assert actual == {f"{mains.line_of(call, _MODULE)} in step_fn" for call in calls}
     names = {
         event["args"]["name"]
         for event in trace["traceEvents"]

@@ -19,10 +19,10 @@ _OWN = rates.Rates(1e-6, 2e-6, 0.0, 3e-11, 4e-11, False)
 def _program(times: list[float]) -> measure.Program:
     step: Any = lambda: tf.constant(0.0)  # noqa: E731
     plan: Any = ()
-    made = measure.Program(("CPU:0",), step, plan, rehearsal.Rehearsal())
-    made.times.extend(times)
-    made.works.extend(2 * seconds for seconds in times)
-    return made
+    measured_program = measure.Program(("CPU:0",), step, plan, rehearsal.Rehearsal())
+    measured_program.times.extend(times)
+    measured_program.works.extend(2 * seconds for seconds in times)
+    return measured_program
 
 
 def test_neither_a_lucky_step_nor_most_that_were_disturbed_count() -> None:

@@ -22,8 +22,8 @@ _CALIBRATION = rates.Calibration()
 @pytest.mark.parametrize("replicas", [2, 3, 8, 64])
 def test_a_hub_on_a_network_has_the_speed_up_of_the_inequality(replicas):
     ring = made.row(algorithm="ring")
-    found = made.measured((ring,), (0.05,))
-    step = model.apart(found, replicas, _CALIBRATION, _NETWORK)
+    measurement = made.measured((ring,), (0.05,))
+    step = model.apart(measurement, replicas, _CALIBRATION, _NETWORK)
     # The minimum over all algorithms, each in closed form.
     r, steps = replicas, math.ceil(math.log2(replicas))
     expected = min(
@@ -32,8 +32,8 @@ def test_a_hub_on_a_network_has_the_speed_up_of_the_inequality(replicas):
         2 * steps * (_MESSAGE + _BYTES * _LINK),  # tree
     )
     assert step.sync == pytest.approx(expected)
-    assert step.step == pytest.approx(found.alone + expected)
-    ratio = expected / found.alone
+    assert step.step == pytest.approx(measurement.alone + expected)
+    ratio = expected / measurement.alone
     assert step.speed_up == pytest.approx(r / (1 + ratio))
     assert step.pays == (ratio < r - 1) == (step.speed_up > 1)
 
@@ -51,56 +51,58 @@ def test_what_was_measured_is_predicted_of_itself(replicas):
     if replicas == 1:
         rows = ()
     parts = (0.05, 0.02)[: len(rows)]
-    found = made.measured(rows, parts, replicas=replicas)
-    predicted = model.here(found, replicas, _CALIBRATION)
-    step = found.alone if replicas == 1 else found.step
+    measurement = made.measured(rows, parts, replicas=replicas)
+    predicted = model.here(measurement, replicas, _CALIBRATION)
+    step = measurement.alone if replicas == 1 else measurement.step
     assert predicted.step == pytest.approx(step)
-    assert model.here(found, 1, _CALIBRATION).step == found.alone
+    assert model.here(measurement, 1, _CALIBRATION).step == measurement.alone
 
 
 def test_cores_that_are_busy_are_divided_among_all_replicas():
     # Each replica's 0.2 s of work fill both cores for 0.1 s; nothing is lost.
-    found = made.measured(compute=0.2, alone=0.11, work=0.2, fixed=0.01)
+    measurement = made.measured(compute=0.2, alone=0.11, work=0.2, fixed=0.01)
     for replicas in (1, 2, 4, 64):
-        step = model.here(found, replicas, _CALIBRATION)
+        step = model.here(measurement, replicas, _CALIBRATION)
         assert step.step == pytest.approx(0.01 + 0.1 * replicas)
-    assert not any(model.here(found, r, _CALIBRATION).speed_up > 1.1 for r in (2, 64))
+    assert not any(
+        model.here(measurement, r, _CALIBRATION).speed_up > 1.1 for r in (2, 64)
+    )
 
 
 def test_replicas_of_one_thread_each_share_no_core_until_there_are_more_of_them():
-    found = made.measured(
+    measurement = made.measured(
         compute=0.1, alone=0.1, work=0.1, fixed=0.0, cores=4, replicas=2
     )
-    steps = {r: model.here(found, r, _CALIBRATION).step for r in (2, 4, 8)}
+    steps = {r: model.here(measurement, r, _CALIBRATION).step for r in (2, 4, 8)}
     assert steps == pytest.approx({2: 0.1, 4: 0.1, 8: 0.2})
 
 
 def test_what_sharing_was_measured_to_lose_is_lost_with_more_replicas():
-    found = made.measured(compute=0.3, alone=0.11, work=0.2, fixed=0.01)
-    assert model.here(found, 4, _CALIBRATION).step == pytest.approx(0.01 + 0.6)
+    measurement = made.measured(compute=0.3, alone=0.11, work=0.2, fixed=0.01)
+    assert model.here(measurement, 4, _CALIBRATION).step == pytest.approx(0.01 + 0.6)
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 8, 64])
 def test_what_one_does_for_all_does_not_grow(replicas):
-    found = made.measured(compute=0.2, once=0.05)
-    step = model.here(found, replicas, _CALIBRATION)
+    measurement = made.measured(compute=0.2, once=0.05)
+    step = model.here(measurement, replicas, _CALIBRATION)
     assert step.step == pytest.approx(0.01 + 0.05 + 0.1 * replicas)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16])
 def test_fewer_replicas_than_were_measured_are_between_them_and_one(cores):
-    found = made.measured(
+    measurement = made.measured(
         replicas=4, cores=cores, compute=0.5, once=0.05, alone=0.15, work=0.2
     )
-    steps = [model.here(found, r, _CALIBRATION).step for r in range(1, 5)]
-    assert steps[0] == found.alone and steps[3] == pytest.approx(found.step)
+    steps = [model.here(measurement, r, _CALIBRATION).step for r in range(1, 5)]
+    assert steps[0] == measurement.alone and steps[3] == pytest.approx(measurement.step)
     assert steps == sorted(steps)
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 8, 64])
 def test_one_replica_alone_tells_of_more(replicas):
     rows = made.row(algorithm="factors, hub", group=(0,)), made.row(group=(0,))
-    found = made.measured(
+    measurement = made.measured(
         *(rows, (0.02, 0.001)),
         **{"replicas": 1, "cores": 4, "once": 0.04, "compute": 0.03, "fixed": 0.009},
         alone=0.1,
@@ -113,7 +115,7 @@ def test_one_replica_alone_tells_of_more(replicas):
     most = replicas * 0.3 / 4 + 3 / 4 * 0.091
     waits = 0.02 * replicas + 0.001 + sums
     own = [0.009 + 0.04 + 0.03 * each / 0.091 + waits for each in (least, most)]
-    step = model.here(found, replicas, _CALIBRATION)
+    step = model.here(measurement, replicas, _CALIBRATION)
     assert step.low == pytest.approx(own[0])
     assert step.step == pytest.approx((own[0] + own[1]) / 2)
     assert step.high == pytest.approx(max(step.step, 0.1 * replicas + waits))
@@ -139,43 +141,47 @@ def test_steps_of_more_replicas_are_longer_and_between_their_bounds(found, cores
 
 
 def test_bounds_are_cores_that_are_never_idle_and_whole_steps_one_after_another():
-    found = made.measured(compute=0.2, once=0.05, busy=0.8)
-    own = model.here(found, 6, _CALIBRATION)
+    measurement = made.measured(compute=0.2, once=0.05, busy=0.8)
+    own = model.here(measurement, 6, _CALIBRATION)
     assert own.step == pytest.approx(0.01 + 0.05 + 0.6)
     assert own.low == pytest.approx(0.26 + 0.8 * 0.4)
     assert own.high == pytest.approx(3 * 0.26)
-    wider = model.here(dataclasses.replace(found, spread=0.25), 6, _CALIBRATION)
+    wider = model.here(dataclasses.replace(measurement, spread=0.25), 6, _CALIBRATION)
     assert wider.step == own.step
     assert (wider.low, wider.high) == pytest.approx((own.low / 1.25, own.high * 1.25))
 
 
 def test_what_was_measured_is_bounded_by_how_it_varied():
-    found = made.measured(busy=0.3, spread=0.2)
-    two = model.here(found, 2, _CALIBRATION)
-    assert (two.low, two.high) == pytest.approx((found.step / 1.2, found.step * 1.2))
-    one = model.here(found, 1, _CALIBRATION)
-    assert (one.low, one.high) == pytest.approx((found.alone / 1.2, found.alone * 1.2))
+    measurement = made.measured(busy=0.3, spread=0.2)
+    two = model.here(measurement, 2, _CALIBRATION)
+    assert (two.low, two.high) == pytest.approx(
+        (measurement.step / 1.2, measurement.step * 1.2)
+    )
+    one = model.here(measurement, 1, _CALIBRATION)
+    assert (one.low, one.high) == pytest.approx(
+        (measurement.alone / 1.2, measurement.alone * 1.2)
+    )
 
 
 def test_hosts_hide_the_shorter_of_computing_and_communication_at_best():
-    found = made.measured((made.row(algorithm="ring"),), (0.05,))
+    measurement = made.measured((made.row(algorithm="ring"),), (0.05,))
     for link in (1e-10, 1e-7):
         network = dataclasses.replace(_NETWORK, link=link)
-        own = model.apart(found, 8, _CALIBRATION, network)
-        assert own.low == max(found.alone, own.sync)
-        assert own.high == own.step == pytest.approx(found.alone + own.sync)
+        own = model.apart(measurement, 8, _CALIBRATION, network)
+        assert own.low == max(measurement.alone, own.sync)
+        assert own.high == own.step == pytest.approx(measurement.alone + own.sync)
 
 
 def test_devices_of_their_own_compute_at_the_same_time():
-    found = made.measured(cores=None, compute=0.12, replicas=2)
-    assert model.here(found, 8, _CALIBRATION).step == pytest.approx(0.13)
+    measurement = made.measured(cores=None, compute=0.12, replicas=2)
+    assert model.here(measurement, 8, _CALIBRATION).step == pytest.approx(0.13)
 
 
 def test_a_hub_on_shared_cores_grows_as_its_work():
-    found = made.measured((made.row(),), (0.05,))
+    measurement = made.measured((made.row(),), (0.05,))
     without = made.measured()
     steps = [
-        model.here(found, r, _CALIBRATION).step
+        model.here(measurement, r, _CALIBRATION).step
         - model.here(without, r, _CALIBRATION).step
         for r in (2, 4)
     ]
@@ -186,13 +192,16 @@ def test_a_hub_on_shared_cores_grows_as_its_work():
 
 def test_groups_keep_their_sizes():
     pair = made.row(group=(0, 1))
-    found = made.measured((pair,), (0.05,), replicas=4)
+    measurement = made.measured((pair,), (0.05,), replicas=4)
     more = made.measured((), (), replicas=4)
     extra = (
-        model.here(found, 8, _CALIBRATION).step - model.here(more, 8, _CALIBRATION).step
+        model.here(measurement, 8, _CALIBRATION).step
+        - model.here(more, 8, _CALIBRATION).step
     )
     assert extra == pytest.approx(0.1)  # twice as many groups on the same cores
-    network = [model.apart(found, r, _CALIBRATION, _NETWORK).sync for r in (4, 64)]
+    network = [
+        model.apart(measurement, r, _CALIBRATION, _NETWORK).sync for r in (4, 64)
+    ]
     assert network[0] == network[1] > 0
 
 
@@ -209,12 +218,14 @@ def test_each_primitive_costs_more_among_more_replicas(name, kind):
 
 
 def test_a_faster_network_is_never_slower_and_latency_counts():
-    found = made.measured((made.row(), made.row("broadcast", number=1)), (0.1, 0.1))
+    measurement = made.measured(
+        (made.row(), made.row("broadcast", number=1)), (0.1, 0.1)
+    )
     fast = dataclasses.replace(_NETWORK, link=_LINK / 10)
     late = dataclasses.replace(_NETWORK, message=1e-2)
     for replicas in (2, 16):
         steps = [
-            model.apart(found, replicas, _CALIBRATION, network).step
+            model.apart(measurement, replicas, _CALIBRATION, network).step
             for network in (fast, _NETWORK, late)
         ]
         assert steps == sorted(set(steps))

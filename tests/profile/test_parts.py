@@ -73,9 +73,9 @@ def test_of_ops_inside_one_another_the_innermost_runs() -> None:
 
 def test_shares_of_shared_cores_add_up():
     ran = traces.ops_of(_EVENTS, _ROWS)
-    found = parts.split(ran, _ROWS, 16.0, shared=True)
-    assert found.compute == pytest.approx(8.0)
-    assert found.communication == pytest.approx((6.0, 2.0))
+    actual = parts.split(ran, _ROWS, 16.0, shared=True)
+    assert actual.compute == pytest.approx(8.0)
+    assert actual.communication == pytest.approx((6.0, 2.0))
 
 
 def test_what_one_does_for_all_is_told_apart_in_loops_and_sends_too() -> None:
@@ -89,10 +89,10 @@ def test_what_one_does_for_all_is_told_apart_in_loops_and_sends_too() -> None:
     once = {"replica_1/sgd/AssignSub", "replica_0/cond", "communicate/all_reduce/0"}
     ran = traces.ops_of(events, _ROWS, once)
     assert [op.once for op in ran] == [False] * 4 + [True] * 3 + [False]
-    found = parts.split(ran, _ROWS, 32.0, shared=True)
-    assert found.once == pytest.approx(8.0)
-    assert found.compute == pytest.approx(16.0)
-    assert found.communication == pytest.approx((6.0, 2.0))
+    actual = parts.split(ran, _ROWS, 32.0, shared=True)
+    assert actual.once == pytest.approx(8.0)
+    assert actual.compute == pytest.approx(16.0)
+    assert actual.communication == pytest.approx((6.0, 2.0))
     assert parts.split(ran, _ROWS, 32.0, shared=False).once == 0.0
 
 
@@ -106,12 +106,12 @@ def test_kernels_of_gpus_count_and_what_starts_them_does_not():
     ]
     ran = traces.ops_of(events, _ROWS)
     assert {op.plane for op in ran} == {"/device:GPU:0", "/device:GPU:1"}
-    found = parts.split(ran, _ROWS, 5.0, shared=False)
-    assert found.communication == pytest.approx((1.0, 0.0))
-    assert found.compute == pytest.approx(4.0)
+    actual = parts.split(ran, _ROWS, 5.0, shared=False)
+    assert actual.communication == pytest.approx((1.0, 0.0))
+    assert actual.compute == pytest.approx(4.0)
 
 
 def test_a_trace_that_holds_nothing_leaves_all_to_the_replicas():
     for shared in (True, False):
-        found = parts.split([], _ROWS, 3.0, shared)
-        assert found == parts.Parts(3.0, 0.0, (0.0, 0.0))
+        actual = parts.split([], _ROWS, 3.0, shared)
+        assert actual == parts.Parts(3.0, 0.0, (0.0, 0.0))

@@ -47,11 +47,11 @@ def test_each_communication_that_happens_is_found(program, build):
     assert len(set(scopes)) == len(scopes)
     step()
     ran = traces.trace(step, plan, 1)
-    found = {op.row for op in ran}
+    actual = {op.row for op in ran}
     happen = set(range(len(plan)))
     if program is _branch:  # the other branch is not taken
         (other,) = [n for n, row in enumerate(plan) if row.primitive == "broadcast"]
         happen.discard(other)
-    assert found - {None} == happen
+    assert actual - {None} == happen
     assert {0, 1} <= {op.replica_id for op in ran}
     assert all(0 <= op.own <= op.seconds for op in ran)

@@ -107,12 +107,12 @@ def test_it_ends_with_its_parent(parent):
 
 
 def _refused(*flags):
-    done = forks.run(["-m", "replicator.serve", *flags], servers.environment())
-    assert done.returncode == 2, done
-    assert done.stdout == ""
-    said = [line for line in done.stderr.splitlines(True) if not _is_log(line)]
-    assert len(said) == 1, done.stderr
-    return said[0]
+    result = forks.run(["-m", "replicator.serve", *flags], servers.environment())
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    messages = [line for line in result.stderr.splitlines(True) if not _is_log(line)]
+    assert len(messages) == 1, result.stderr
+    return messages[0]
 
 
 def _is_log(line):
@@ -158,9 +158,9 @@ print(json.dumps([tried(arguments) for arguments in json.loads(sys.argv[1])]))
 def refusals():
     """The outcome of each of REFUSED, in one process."""
     command = ["-c", _TRY_EACH, json.dumps([*REFUSED])]
-    done = forks.run(command, servers.environment())
-    assert done.returncode == 0, done.stderr
-    return dict(zip(REFUSED, json.loads(done.stdout), strict=True))
+    result = forks.run(command, servers.environment())
+    assert result.returncode == 0, result.stderr
+    return dict(zip(REFUSED, json.loads(result.stdout), strict=True))
 
 
 @pytest.mark.parametrize("flags", REFUSED, ids=" ".join)

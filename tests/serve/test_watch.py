@@ -22,14 +22,14 @@ from replicator.serve import watch
 
 
 def _run(program, **options):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _ALONE + program, _PACKAGE],
         stdout=subprocess.PIPE,
         text=True,
         timeout=servers.LIMIT,
         **options,
     )
-    return done.returncode, done.stdout.split()
+    return result.returncode, result.stdout.split()
 
 
 def test_a_pipe_has_somebody_at_its_other_end():

@@ -19,15 +19,15 @@ def test_every_op_is_in_one_block() -> None:
         with tf.device("CPU:1"), tf.name_scope("replica_1"):
             w = tf.add(x, z, name="dense/w")
         tf.identity(w, name="last")
-    made = sketch.of(graph.as_graph_def())
-    assert made.blocks == (
+    drawing = sketch.of(graph.as_graph_def())
+    assert drawing.blocks == (
         Block("CPU:0", "dense", 2),
         Block("CPU:0", "z", 1),
         Block("CPU:1", "dense", 1),
         Block(ANYWHERE, "last", 1),
     )
-    assert made.links == ((0, 2, 1), (1, 2, 1))
-    assert made.devices == ("CPU:0", "CPU:1", ANYWHERE)
+    assert drawing.links == ((0, 2, 1), (1, 2, 1))
+    assert drawing.devices == ("CPU:0", "CPU:1", ANYWHERE)
 
 
 def test_devices_of_several_hosts_have_their_tasks() -> None:

@@ -73,7 +73,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_the_user_checks_is_told_with_replica_and_line(name: str) -> None:
-    program, said, op = PROGRAMS[name]
+    program, message, op = PROGRAMS[name]
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:
@@ -86,7 +86,7 @@ def test_what_the_user_checks_is_told_with_replica_and_line(name: str) -> None:
         repl.run(step)
     assert type(caught.value) is tf.errors.InvalidArgumentError
     first, *sites = str(caught.value).splitlines()
-    assert said in first
+    assert message in first
     assert sites and all(op in site for site in sites)
     assert all("tests/step/test_failed.py:" in site for site in sites)
     whose = 0 if name == "ensure_shape" else 1

@@ -103,17 +103,17 @@ def test_groups_talk_among_themselves() -> None:
 
 
 def test_everyone_hears_a_copy() -> None:
-    said = []
+    messages = []
 
     def talk(repl: replicator.Replicator) -> Any:
-        said.append([repl.replica_id])
-        heard = repl.all_gather_object(said[-1])
+        messages.append([repl.replica_id])
+        heard = repl.all_gather_object(messages[-1])
         for one in heard:
             one.append("heard")
         return heard
 
     assert _heard(2, talk) == [[[0, "heard"], [1, "heard"]]] * 2
-    assert all("heard" not in one for one in said)
+    assert all("heard" not in one for one in messages)
 
 
 def test_what_was_said_first_counts() -> None:
@@ -235,7 +235,7 @@ REFUSED = {
 @pytest.mark.parametrize("primitive", ["all_gather_object", "broadcast_object"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_plain_value_is_refused(name: str, primitive: str) -> None:
-    make, said = REFUSED[name]
+    make, message = REFUSED[name]
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:
@@ -244,7 +244,7 @@ def test_what_is_no_plain_value_is_refused(name: str, primitive: str) -> None:
 
     with pytest.raises(
         errors.ArgumentError,
-        match=rf"(?s)^{primitive} on replica 0 .*{said}"
+        match=rf"(?s)^{primitive} on replica 0 .*{message}"
         r".*at tests.*test_objects.py:\d+ in step\n.*Fix: ",
     ):
         repl.run(step)

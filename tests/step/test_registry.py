@@ -104,9 +104,9 @@ def test_a_dataset_that_is_new_each_time_is_warned_of_once(
     repl = helpers.make(2)
     for _ in range(8):
         repl.build(_echo, tf.data.Dataset.range(8))
-    (said,) = [r.getMessage() for r in caplog.records]
-    assert "The Dataset at " in said and "test_registry.py:" in said
-    assert "a new object 5 times" in said and "outside of the loop" in said
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert "The Dataset at " in message and "test_registry.py:" in message
+    assert "a new object 5 times" in message and "outside of the loop" in message
 
 
 def test_a_dataset_of_another_graph_is_refused() -> None:

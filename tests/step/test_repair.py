@@ -38,9 +38,9 @@ def test_components_are_equal_after_an_error_amid_the_writes(error) -> None:
         own.components[1].assign(7.0)
         raise (error or tf.errors.OutOfRangeError)(None, None, "stopped")
 
-    found = repair.mirrored([c.handle for c in both], owners)
+    actual = repair.mirrored([c.handle for c in both], owners)
     with pytest.raises(error or tf.errors.OutOfRangeError, match="stopped"):
-        repair.equal_after_errors(run, found)()
+        repair.equal_after_errors(run, actual)()
     rest = [5, 6] if error else [1, 2]
     values = [list(c) for c in helpers.components(mirrored)]
     assert values == [[5, 6], rest, rest]

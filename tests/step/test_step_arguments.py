@@ -44,8 +44,8 @@ def test_a_tuple_is_unpacked_for_two_parameters(
     mode: str, kind: str, data: str
 ) -> None:
     repl, kept = helpers.make(2), TWO[kind]()
-    found = helpers.run(mode, repl, lambda: kept, lambda: _DATA[data]())
-    assert [float(v) for v in found] == [5.0, 5.0]
+    actual = helpers.run(mode, repl, lambda: kept, lambda: _DATA[data]())
+    assert [float(v) for v in actual] == [5.0, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_a_tuple_is_unpacked_for_two_parameters(
     ids=["one", "one and a default", "any number"],
 )
 def test_one_parameter_gets_the_element_as_a_whole(step_fn: Any) -> None:
-    found = helpers.make(2).run(step_fn, lambda: (tf.constant(1.0), tf.constant(2.0)))
-    assert [float(v) for v in found] == [5.0, 5.0]
+    actual = helpers.make(2).run(step_fn, lambda: (tf.constant(1.0), tf.constant(2.0)))
+    assert [float(v) for v in actual] == [5.0, 5.0]
 
 
 def test_args_follow_the_parts() -> None:
@@ -68,8 +68,8 @@ def test_args_follow_the_parts() -> None:
     assert float(repl.run(lambda x, y, z: x + y * z, data, args=(5.0,))) == 11.0
     assert float(repl.run(lambda e, z: e[0] + e[1] * z, data, args=(5.0,))) == 11.0
     three = (1.0, 2.0, 3.0)
-    found = repl.run(lambda x, y, z, w=0.0: x + y * z + w, lambda: three)
-    assert float(found) == 7.0
+    actual = repl.run(lambda x, y, z, w=0.0: x + y * z + w, lambda: three)
+    assert float(actual) == 7.0
 
 
 WRONG = {

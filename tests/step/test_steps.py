@@ -202,8 +202,8 @@ def test_what_fails_in_a_call_names_the_line_of_the_step() -> None:
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="told") as caught:
         repl.run(step)
-    said = r"replica [01]: CheckNumerics at tests/step/test_steps\.py:\d+ in step"
-    assert re.search(said, str(caught.value))
+    message = r"replica [01]: CheckNumerics at tests/step/test_steps\.py:\d+ in step"
+    assert re.search(message, str(caught.value))
 
 
 def test_no_tape_and_no_accumulator_sees_a_call() -> None:

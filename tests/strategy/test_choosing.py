@@ -56,28 +56,28 @@ def test_keras_paths_are_those_of_keras() -> None:
 def test_paths_are_told_apart() -> None:
     repl = helpers.make(2, strategy=AllReduce())
     with repl.context():
-        made = [tf.Variable(0.0) for _ in range(3)]
+        variables = [tf.Variable(0.0) for _ in range(3)]
         with tf.name_scope("a"):
-            made.append(tf.Variable(0.0, name="w"))
+            variables.append(tf.Variable(0.0, name="w"))
     assert list(repl.strategy.by_name) == [
         "Variable",
         "Variable_1",
         "Variable_2",
         "a/w",
     ]
-    del made[1:3]
+    del variables[1:3]
     with repl.context():
-        made.append(tf.Variable(0.0))
+        variables.append(tf.Variable(0.0))
     assert "Variable_1" in repl.strategy.by_name
 
 
 def test_only_floats_that_are_trained_are_asked_for() -> None:
-    asked = []
+    requests = []
 
     class Note(Builder):
         def nodes(self, variables, resources):  # type: ignore[no-untyped-def]
             for variable in variables:
-                asked.append(variable)
+                requests.append(variable)
                 yield None
 
     repl = helpers.make(2, strategy=Note())
@@ -89,11 +89,11 @@ def test_only_floats_that_are_trained_are_asked_for() -> None:
         w = tf.Variable([1.0, 2.0], name="w", dtype=tf.float64)
         optimizer = tf.keras.optimizers.Adam()
         optimizer.build([v, w])
-    assert [(f.path, f.shape, f.dtype, f.order, f.nbytes) for f in asked] == [
+    assert [(f.path, f.shape, f.dtype, f.order, f.nbytes) for f in requests] == [
         ("v", (1, 2), "float32", 0, 8),
         ("w", (2,), "float64", 1, 16),
     ]
-    assert asked[0].trainable
+    assert requests[0].trainable
 
 
 @pytest.mark.battery(3)
@@ -116,7 +116,7 @@ def test_a_server_need_not_be_a_replica(mode: str, cpus: tuple[int, ...]) -> Non
 
         return step_fn
 
-    found = helpers.run(mode, repl, make_step, steps=3)
+    actual = helpers.run(mode, repl, make_step, steps=3)
     v, optimizer = made
     if mode != "session":
         slots = [one.value for one in optimizer.variables if one.shape == (1, 2)]
@@ -125,7 +125,7 @@ def test_a_server_need_not_be_a_replica(mode: str, cpus: tuple[int, ...]) -> Non
             assert {c.device for c in variable.components} == {CPUS[3]}
         assert repl.strategy.node("v") == Node("v", PSSynchronizer(CPUS[3]))
     mirrored = _replicator(*cpus, variables="mirrored")
-    repl, before = mirrored, found
+    repl, before = mirrored, actual
     expected = helpers.run(mode, repl, make_step, steps=3)
     assert [x.tolist() for x in before] == [x.tolist() for x in expected]
 
@@ -164,8 +164,8 @@ def test_each_graph_is_decided_on_by_itself() -> None:
     owners = []
     for _ in range(2):
         with tf.Graph().as_default(), repl.context():
-            made = [tf.Variable([1.0] * k) for k in (2, 1)]
-            owners.append([v.owner for v in made])
+            variables = [tf.Variable([1.0] * k) for k in (2, 1)]
+            owners.append([v.owner for v in variables])
             assert len(repl.strategy.nodes) == 2
     assert owners == [[0, 1], [0, 1]]
     assert repl.strategy.nodes == ()
@@ -215,8 +215,8 @@ def test_one_process_steps_together(options: Any, said: str) -> None:
 def test_a_device_that_does_not_exist_is_named() -> None:
     for name in ("CPU:99", "GPU:7", "nonsense"):
         repl = helpers.make(2, strategy=On(name))
-        said = f"(?s)puts variable v on '{name}', but .*{name}.*Fix"
-        with pytest.raises(replicator.DeviceError, match=said), repl.context():
+        message = f"(?s)puts variable v on '{name}', but .*{name}.*Fix"
+        with pytest.raises(replicator.DeviceError, match=message), repl.context():
             tf.Variable(1.0, name="v")
 
 

@@ -60,24 +60,24 @@ def _language_model(repl: replicator.Replicator, optimizer: Any) -> Any:
 
 def _trained(mode: str, repl: Any) -> tuple[Any, list[Any]]:
     """Trains a language model; returns the losses and the variables."""
-    made: list[Any] = []
+    variables: list[Any] = []
 
     def make_step() -> Any:
-        step_fn, made[:] = _language_model(repl, tf.keras.optimizers.Adam(0.1))
+        step_fn, variables[:] = _language_model(repl, tf.keras.optimizers.Adam(0.1))
         return step_fn
 
-    return helpers.run(mode, repl, make_step, steps=3), made
+    return helpers.run(mode, repl, make_step, steps=3), variables
 
 
 @pytest.mark.battery(3)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 def test_parallax_moves_what_has_sparse_gradients(mode: str, variables: str) -> None:
-    found = []
+    results = []
     for strategy in (Parallax(), None):
         repl = helpers.make(3, variables=variables, strategy=strategy)
         result, (table, kernel, optimizer) = _trained(mode, repl)
-        found.append(result)
+        results.append(result)
         if strategy is None or mode == "session":
             continue
         assert (table.owner, kernel.owner) == (0, None)
@@ -87,7 +87,7 @@ def test_parallax_moves_what_has_sparse_gradients(mode: str, variables: str) -> 
         node = repl.strategy.node("kernel")
         assert node == Node("kernel", AllReduceSynchronizer())
         helpers.assert_replicas_equal([kernel])
-    for one, two in zip(*map(tf.nest.flatten, found), strict=True):
+    for one, two in zip(*map(tf.nest.flatten, results), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6)
 
 
@@ -253,11 +253,11 @@ def test_a_builder_that_only_reads_facts_does_not_wait() -> None:
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_variables_are_put_in_parts_when_their_gradients_are_known(mode: str) -> None:
-    found = []
+    results = []
     for strategy in (RandomAxisPartitionAR(seed=2), None):
         repl = helpers.make(2, variables="mirrored", strategy=strategy)
         result, (table, kernel, optimizer) = _trained(mode, repl)
-        found.append(result)
+        results.append(result)
         if strategy is None or mode == "session":
             continue
         assert [(v.axis, v.sizes) for v in (table, kernel)] == [
@@ -271,7 +271,7 @@ def test_variables_are_put_in_parts_when_their_gradients_are_known(mode: str) ->
         table.assign(table * 2.0)
         np.testing.assert_allclose(repl.run(lambda table=table: table + 0.0)[1], table)
         helpers.assert_replicas_equal([*table.parts, *kernel.parts])
-    for one, two in zip(*map(tf.nest.flatten, found), strict=True):
+    for one, two in zip(*map(tf.nest.flatten, results), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5)
 
 

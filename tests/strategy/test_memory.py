@@ -30,10 +30,12 @@ def test_parts_are_created_as_parts_and_each_device_holds_half() -> None:
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    found = json.loads(process.stdout.splitlines()[-1])
-    for nbytes in found["held"]:
+    results = json.loads(process.stdout.splitlines()[-1])
+    for nbytes in results["held"]:
         assert TOTAL / 2 <= nbytes <= TOTAL / 2 + SCALARS
-    assert found["peak"] <= 1.15 * TOTAL, found
-    assert found["resident"] >= 0.9 * TOTAL, found  # all of it exists, and was counted
-    first, second = found["losses"]
+    assert results["peak"] <= 1.15 * TOTAL, results
+    assert results["resident"] >= 0.9 * TOTAL, (
+        results
+    )  # all of it exists, and was counted
+    first, second = results["losses"]
     assert 0 < second < first

@@ -31,8 +31,8 @@ def _made() -> strategy.Strategy:
 
 
 def test_blocks_are_where_the_nodes_say_and_as_large() -> None:
-    found = {(b.name, b.device): b.nbytes for b in picture.blocks(_made())}
-    assert found == {
+    actual = {(b.name, b.device): b.nbytes for b in picture.blocks(_made())}
+    assert actual == {
         ("whole", "CPU:0"): 96,
         ("on all", "CPU:0"): 96,
         ("on all", "CPU:1"): 96,

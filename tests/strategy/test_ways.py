@@ -41,7 +41,7 @@ def test_fit_is_that_without_a_strategy(builder: Any) -> None:
     "builder", [lambda: PS(True), lambda: PartitionedPS(True), RandomAxisPartitionAR]
 )
 def test_several_steps_in_a_call(builder: Any) -> None:
-    found = []
+    results = []
     for strategy in (None, builder()):
         repl = helpers.make(2, strategy=strategy)
         with repl.context():
@@ -55,8 +55,8 @@ def test_several_steps_in_a_call(builder: Any) -> None:
             return loss
 
         losses = repl.run(step_fn, steps_per_call=3)
-        found.append([losses[0].numpy(), losses[1].numpy(), v.numpy()])
-    for one, two in zip(*found, strict=True):
+        results.append([losses[0].numpy(), losses[1].numpy(), v.numpy()])
+    for one, two in zip(*results, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5)
 
 

@@ -16,10 +16,10 @@ def test_all_files_have_the_header_or_none_has() -> None:
     # it.
     own = licence.HEADER.rpartition(" ")[2]  # this line is not a header
     assert own == "Apache-2.0"
-    found = {
+    actual = {
         p: licence.has_header(p.read_text()) for p in licence.sources(licence._ROOT)
     }
-    full = {p: has for p, has in found.items() if p.read_text().strip()}
+    full = {p: has for p, has in actual.items() if p.read_text().strip()}
     without = [str(p) for p, has in full.items() if not has]
     assert not without or len(without) == len(full), without
 
@@ -45,7 +45,7 @@ def test_a_file_keeps_its_docstring() -> None:
 
 
 def test_unknown_arguments_are_refused() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, licence.__file__, "--all"], capture_output=True, text=True
     )
-    assert done.returncode == 2 and done.stderr.startswith("usage: ")
+    assert result.returncode == 2 and result.stderr.startswith("usage: ")

@@ -54,7 +54,7 @@ def test_mypy_finds_nothing_unless_something_is_wrong(tmp_path, wrong) -> None:
         text += "\n\nreplicator.Replicator(devices=3, algorithm=4).all_reduse(1.0)\n"
     program = tmp_path / "program.py"
     program.write_text(text)
-    done = subprocess.run(
+    result = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--config-file", _HERE / "mypy.ini"),
             *("--cache-dir", tmp_path / "cache", program),
@@ -65,8 +65,8 @@ def test_mypy_finds_nothing_unless_something_is_wrong(tmp_path, wrong) -> None:
         timeout=800,
         check=False,
     )
-    found = [line for line in done.stdout.splitlines() if "error" in line]
-    assert done.returncode == int(wrong), done.stdout + done.stderr
+    actual = [line for line in result.stdout.splitlines() if "error" in line]
+    assert result.returncode == int(wrong), result.stdout + result.stderr
     if wrong:
-        assert len([line for line in found if "arg-type" in line]) == 2
-        assert any("all_reduse" in line for line in found)
+        assert len([line for line in actual if "arg-type" in line]) == 2
+        assert any("all_reduse" in line for line in actual)

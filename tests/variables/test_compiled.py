@@ -47,8 +47,8 @@ def test_each_replica_reads_its_own_component(mode: str, num_replicas: int) -> N
 
         return step_fn
 
-    found = helpers.run(mode, repl, make_step, steps=2)
-    np.testing.assert_array_equal(found, [4.0 * (r + 1) for r in range(num_replicas)])
+    actual = helpers.run(mode, repl, make_step, steps=2)
+    np.testing.assert_array_equal(actual, [4.0 * (r + 1) for r in range(num_replicas)])
 
 
 def by_tape(loss: Any, variable: Any) -> Any:

@@ -41,13 +41,13 @@ def _optimizers() -> dict[str, Any]:
 def _trained(name: str, count: int, mode: str, optimizer: str, **how: Any) -> Any:
     """Returns the last step's reads, and the final values."""
     repl = _replicator(name, count)
-    made: list[Any] = []
+    variables: list[Any] = []
 
     def make_step() -> Any:
         v = tf.Variable([[1.0, 2.0], [3.0, 4.0]], name="v")
         w = tf.Variable([0.5, 0.25], name="w")
         wrapped = repl.wrap_optimizer(_optimizers()[optimizer](), **how)
-        made[:] = [v, w]
+        variables[:] = [v, w]
 
         def step_fn() -> Any:
             with tf.GradientTape() as tape:
@@ -60,11 +60,11 @@ def _trained(name: str, count: int, mode: str, optimizer: str, **how: Any) -> An
 
         return step_fn
 
-    found = helpers.run(mode, repl, make_step, steps=3)
+    actual = helpers.run(mode, repl, make_step, steps=3)
     if mode != "session":
-        helpers.assert_replicas_equal(made)
-        found = [found, [helpers.components(v)[0] for v in made]]
-    return found, made, repl
+        helpers.assert_replicas_equal(variables)
+        actual = [actual, [helpers.components(v)[0] for v in variables]]
+    return actual, variables, repl
 
 
 @pytest.mark.battery(3)
@@ -199,7 +199,7 @@ def test_a_step_that_fails_leaves_copies_equal() -> None:
 
 @pytest.mark.parametrize("name", ["balanced", "apart"])
 def test_clones_have_copies_of_their_own(name: str) -> None:
-    found = []
+    results = []
     for build in ("trace", "clone"):
         repl = _replicator(name, 4, build=build)
         with repl.context():
@@ -216,8 +216,8 @@ def test_clones_have_copies_of_their_own(name: str) -> None:
         for _ in range(2):
             losses = [x.numpy() for x in repl.run(step_fn, data)]
         helpers.assert_replicas_equal([v])
-        found.append([losses, v.numpy().tolist()])
-    assert found[0] == found[1]
+        results.append([losses, v.numpy().tolist()])
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("owner", [0, 1, 2])

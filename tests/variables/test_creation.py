@@ -40,18 +40,18 @@ def several(made: list[tf.Variable]) -> Callable[[], tf.Tensor]:
 def test_each_place_makes_one_variable_for_all_replicas(
     mode: str, num_replicas: int
 ) -> None:
-    made: list[tf.Variable] = []
-    step_fn = several(made)
+    variables: list[tf.Variable] = []
+    step_fn = several(variables)
     repl = helpers.make(num_replicas)
     results = helpers.run(mode, repl, lambda: step_fn, steps=2)
-    assert distinct(made) == 4
-    assert all(isinstance(v, replicator.ReplicatedVariable) for v in made)
+    assert distinct(variables) == 4
+    assert all(isinstance(v, replicator.ReplicatedVariable) for v in variables)
     assert list(results) == [19.0] * num_replicas  # 2 + 3 + 4 + 10, lasting over steps
 
 
 def test_all_builds_of_a_step_share_its_variables() -> None:
-    made: list[tf.Variable] = []
-    step_fn = several(made)
+    variables: list[tf.Variable] = []
+    step_fn = several(variables)
     repl = helpers.make(2)
     ways = [
         lambda: repl.run(step_fn),
@@ -60,15 +60,15 @@ def test_all_builds_of_a_step_share_its_variables() -> None:
     ]
     assert float(ways[0]()[1]) == 16.0
     assert float(ways[1]()[1]) == 19.0
-    assert distinct(made) == 4
+    assert distinct(variables) == 4
     assert float(ways[2]()[1]) == 16.0  # another Replicator, other variables
-    assert distinct(made) == 8
+    assert distinct(variables) == 8
     assert float(ways[0]()[1]) == 22.0
 
 
 def test_every_graph_has_variables_of_its_own() -> None:
-    made: list[tf.Variable] = []
-    step_fn = several(made)
+    variables: list[tf.Variable] = []
+    step_fn = several(variables)
     repl = helpers.make(2)
     for in_function in (False, True, False):
         with tf.Graph().as_default():
@@ -79,15 +79,15 @@ def test_every_graph_has_variables_of_its_own() -> None:
             fetches = tf.function(build)() if in_function else build()
             with v1.train.MonitoredSession() as session:
                 assert session.run(fetches[1]) == 16.0
-    assert distinct(made) == 12
+    assert distinct(variables) == 12
 
 
 def test_steps_do_not_share_variables() -> None:
     repl = helpers.make(2)
-    made: list[tf.Variable] = []
+    variables: list[tf.Variable] = []
     for _ in range(2):
-        repl.run(several(made))
-    assert distinct(made) == 8
+        repl.run(several(variables))
+    assert distinct(variables) == 8
 
 
 def test_the_usual_idiom_creates_once() -> None:
@@ -225,13 +225,13 @@ def test_a_step_that_fails_can_be_corrected_and_run_again() -> None:
 @pytest.mark.parametrize("where", ["cond", "while", "function"])
 def test_variables_made_inside_control_flow_live_outside_of_it(where: str) -> None:
     repl = helpers.make(2)
-    made: list[tf.Variable] = []
+    variables: list[tf.Variable] = []
 
     @tf.function
     def nested() -> tf.Tensor:
-        if not made:
-            made.append(tf.Variable(3.0))
-        return made[0] * 2.0
+        if not variables:
+            variables.append(tf.Variable(3.0))
+        return variables[0] * 2.0
 
     def step_fn() -> Any:
         chosen = tf.reduce_sum(tf.ones([2])) > 1.0
@@ -266,21 +266,21 @@ def test_the_context_covers_its_block_only() -> None:
 @pytest.mark.mirrored
 def test_components_stand_on_the_devices(in_step: bool) -> None:
     repl = helpers.make(3)
-    made: list[Any] = []
+    variables: list[Any] = []
 
     def create() -> None:
         with tf.device("CPU:5"):
-            made.append(tf.Variable([1.0], name="w"))
+            variables.append(tf.Variable([1.0], name="w"))
 
     if in_step:
         repl.run(create)
     else:
         with repl.context():
             create()
-    devices = [component.device for component in made[0].components]
+    devices = [component.device for component in variables[0].components]
     assert devices == list(repl.devices)
-    names = [component.name for component in made[0].components]
-    assert names[0] == made[0].name == "w:0" and len(set(names)) == 3
+    names = [component.name for component in variables[0].components]
+    assert names[0] == variables[0].name == "w:0" and len(set(names)) == 3
 
 
 # --- tf.Graph and sessions -----------------------------------------------------------
@@ -311,18 +311,18 @@ def test_collections_hold_the_variable_once() -> None:
 
 def test_get_variable_finds_what_was_made_before() -> None:
     repl = helpers.make(2)
-    found: list[tf.Variable] = []
+    results: list[tf.Variable] = []
 
     def step_fn() -> tf.Tensor:
         with v1.variable_scope("model", reuse=v1.AUTO_REUSE):
-            found.append(v1.get_variable("w", [], initializer=v1.ones_initializer()))
-        return found[-1].assign_add(1.0).read_value()
+            results.append(v1.get_variable("w", [], initializer=v1.ones_initializer()))
+        return results[-1].assign_add(1.0).read_value()
 
     with tf.Graph().as_default():
         with repl.context(), v1.variable_scope("model"):
             outside = v1.get_variable("w", [], initializer=v1.ones_initializer())
         fetches = repl.run(step_fn)
-        assert all(variable is outside for variable in found) and len(found) == 2
+        assert all(variable is outside for variable in results) and len(results) == 2
         with v1.train.MonitoredSession() as session:
             assert list(session.run(fetches)) == [2.0, 2.0]
 

@@ -85,8 +85,8 @@ def test_a_generator_in_python_is_asked_once() -> None:
     def values(repl: Any) -> list[np.ndarray]:
         random = np.random.RandomState(0)
         with repl.context():
-            made = [tf.Variable(lambda: random.randn(6, 2)) for _ in range(2)]
-        return [v.numpy() for v in made]
+            variables = [tf.Variable(lambda: random.randn(6, 2)) for _ in range(2)]
+        return [v.numpy() for v in variables]
 
     random = np.random.RandomState(0)
     for value in values(parted.replicas(2)):
@@ -108,8 +108,8 @@ def test_layers_begin_as_without_parts() -> None:
         return [np.array(w) for w in model.get_weights()]
 
     for axis in (0, 1):
-        found = weights(parted.replicas(2, parted.InParts(2, axis)))
-        for own, expected in zip(found, weights(parted.one_device()), strict=True):
+        actual = weights(parted.replicas(2, parted.InParts(2, axis)))
+        for own, expected in zip(actual, weights(parted.one_device()), strict=True):
             np.testing.assert_array_equal(own, expected)
 
 

@@ -47,7 +47,7 @@ def test_on_read_variables_keep_their_own_values(
     mode: str, aggregation: str, expected: float
 ) -> None:
     repl = helpers.make(3)
-    made: list[tf.Variable] = []
+    variables: list[tf.Variable] = []
 
     def make_step() -> Callable[[], Any]:
         variable = make(
@@ -56,7 +56,7 @@ def test_on_read_variables_keep_their_own_values(
             synchronization=ON_READ,
             aggregation=getattr(AGGREGATION, aggregation),
         )
-        made.append(variable)
+        variables.append(variable)
         return lambda: variable.assign_add(own(repl)).read_value()
 
     if mode == "session":
@@ -67,12 +67,14 @@ def test_on_read_variables_keep_their_own_values(
             with tf.compat.v1.Session() as session:
                 session.run(tf.compat.v1.global_variables_initializer())
                 results = session.run(fetches)
-                aggregated = session.run(made[0])
-                np.testing.assert_array_equal(aggregated, made[0].eval(session))
+                aggregated = session.run(variables[0])
+                np.testing.assert_array_equal(aggregated, variables[0].eval(session))
     else:
         results = helpers.run(mode, repl, make_step)
-        aggregated = made[0].numpy()
-        np.testing.assert_array_equal(tf.function(lambda: made[0] * 1.0)(), aggregated)
+        aggregated = variables[0].numpy()
+        np.testing.assert_array_equal(
+            tf.function(lambda: variables[0] * 1.0)(), aggregated
+        )
     np.testing.assert_array_equal(results, [START * (r + 2) for r in range(3)])
     np.testing.assert_array_equal(aggregated, START * expected)
 

@@ -293,18 +293,18 @@ def test_is_written_and_read_in_order_in_a_step() -> None:
 
 def test_is_created_in_a_step_once() -> None:
     repl = parted.replicas(2)
-    found = []
+    results = []
 
     def step_fn() -> tf.Tensor:
         v = tf.Variable(INITIAL, name="inside")
-        found.append(v)
+        results.append(v)
         v.assign_add(tf.ones_like(INITIAL))
         return v.read_value()
 
     for k in (1, 2):
         np.testing.assert_allclose(repl.run(step_fn)[1], INITIAL + k, rtol=1e-5)
-    assert isinstance(found[0], PartitionedVariable)
-    assert all(one is found[0] for one in found)
+    assert isinstance(results[0], PartitionedVariable)
+    assert all(one is results[0] for one in results)
 
 
 def test_a_tf_function_that_runs_steps_reads_what_they_wrote() -> None:
@@ -335,7 +335,7 @@ def test_trains_in_a_session(axis: int) -> None:
             def input_fn(ctx: Any) -> tf.Tensor:
                 return tf.constant(np.split(IDS, ctx.num_replicas)[ctx.replica_id])
 
-            done = repl.run(step_fn, input_fn)
+            result = repl.run(step_fn, input_fn)
             with tf.compat.v1.Session() as session:
                 missing = tf.compat.v1.report_uninitialized_variables()
                 session.run(tf.compat.v1.global_variables_initializer())
@@ -343,7 +343,7 @@ def test_trains_in_a_session(axis: int) -> None:
                 repl.initialize(session)
                 np.testing.assert_array_equal(session.run(v), INITIAL)
                 for _ in range(2):
-                    session.run(done)
+                    session.run(result)
                 value = session.run(v)
                 v.load(INITIAL, session)
                 np.testing.assert_array_equal(session.run(v), INITIAL)

@@ -32,13 +32,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
 @pytest.fixture(scope="module")
 def read(folders: list[pathlib.Path]) -> dict[str, Any]:
     """Runs the program; returns the values that it read."""
-    with servers.serving(2, folders=folders[:2]) as told:
-        done = servers.run_module(
+    with servers.serving(2, folders=folders[:2]) as server_facts:
+        result = servers.run_module(
             "tests.variables.files_on_hosts",
-            *servers.addresses(told),
+            *servers.addresses(server_facts),
             folder=folders[2],
         )
-    return json.loads(done.stdout)
+    return json.loads(result.stdout)
 
 
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])

@@ -86,8 +86,8 @@ def test_slots_are_owned_with_their_variables_and_bytes_are_balanced(name: str) 
     in_order = [v.value.owner for v in model.trainable_variables]
     count = len(in_order)
     kinds = len(slots) // count
-    found = sorted(v.value.owner for v in slots)
-    assert found == sorted(in_order * kinds)
+    actual = sorted(v.value.owner for v in slots)
+    assert actual == sorted(in_order * kinds)
     for slot in slots:
         (path,) = [p for p in owners if slot.name.startswith(p.replace("/", "_") + "_")]
         assert slot.value.owner == owners[path]

@@ -116,9 +116,9 @@ def test_optimizer_that_builds_itself_by_a_step_is_refused_for_good(
         else:
             update(made, variable, repl.all_reduce)
 
-    said = CONTEXT_ERROR.format("momentum", r"\S*test_unbuilt.py:\d+")
+    message = CONTEXT_ERROR.format("momentum", r"\S*test_unbuilt.py:\d+")
     for _ in range(3):
-        with pytest.raises(replicator.errors.ContextError, match=said):
+        with pytest.raises(replicator.errors.ContextError, match=message):
             repl.run(step_fn)
     np.testing.assert_array_equal(variable.numpy(), X)
 
@@ -236,9 +236,9 @@ def test_layer_that_assigns_when_built_is_refused_for_good(way: str, name: str) 
     with repl.context():
         layer, anew = REFUSED[name](), REFUSED[name]()
         expected = anew(tf.constant(X)).numpy()
-    said = CONTEXT_ERROR.format("one", r"\S*test_unbuilt.py:\d+")
+    message = CONTEXT_ERROR.format("one", r"\S*test_unbuilt.py:\d+")
     for _ in range(3):
-        with pytest.raises(replicator.errors.ContextError, match=said):
+        with pytest.raises(replicator.errors.ContextError, match=message):
             repl.run(lambda: layer(tf.constant(X)))
     for value in repl.run(lambda: anew(tf.constant(X))):  # the suggested fix
         np.testing.assert_array_equal(value, expected)

@@ -52,11 +52,11 @@ def check(program: p.Program, outcomes: collections.Counter[str] | None = None) 
 
 def _check_message(error: Exception) -> None:
     """Asserts that an error is one of ours, and names a line of the program."""
-    said = str(error)
+    message = str(error)
     if not isinstance(error, replicator.ReplicatorError):
         assert isinstance(error, tf.errors.OpError), repr(error)
-        assert re.search("ContextError|replicas (dis)?a", said), said
-    assert re.search(rf"{FILE}:\d+|writes/optimizers.py:\d+", said), said
+        assert re.search("ContextError|replicas (dis)?a", message), message
+    assert re.search(rf"{FILE}:\d+|writes/optimizers.py:\d+", message), message
 
 
 def _check_values(program: p.Program, held: Held) -> None:

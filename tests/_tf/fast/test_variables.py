@@ -110,13 +110,13 @@ def test_read_quickly_is_differentiated():
 
 def test_ops_are_added_where_a_function_is_traced_and_nobody_looks():
     variable = tf.Variable(1.0)
-    found = []
+    results = []
 
     def add():
         read = _tf.read_quickly(variable)
         written = _tf.write_quickly(variable, "assign", 2.0, None)
         assert (read is None) == (written is None)
-        found.append(read is not None)
+        results.append(read is not None)
 
     add()
     tf.function(add)()
@@ -127,4 +127,4 @@ def test_ops_are_added_where_a_function_is_traced_and_nobody_looks():
         tf.function(lambda: add())()
     finally:
         tf.debugging.disable_check_numerics()
-    assert found == [False, True, False, False]
+    assert results == [False, True, False, False]

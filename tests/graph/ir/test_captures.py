@@ -9,7 +9,7 @@ from replicator.graph.ir.captures import Captures
 
 
 def test_a_tensor_captured_twice_over_is_the_outermost_one() -> None:
-    found = []
+    results = []
 
     @tf.function
     def outer(x: tf.Tensor) -> tf.Tensor:
@@ -19,10 +19,10 @@ def test_a_tensor_captured_twice_over_is_the_outermost_one() -> None:
         def branch() -> tf.Tensor:
             def inner() -> tf.Tensor:
                 first = tf.identity(y)
-                found.append(captures.outermost(first.op.inputs[0]) is y)
+                results.append(captures.outermost(first.op.inputs[0]) is y)
                 # Captured only after its graph was inspected.
                 second = tf.identity(x)
-                found.append(captures.outermost(second.op.inputs[0]) is x)
+                results.append(captures.outermost(second.op.inputs[0]) is x)
                 return first + second
 
             return tf.cond(x > 1, inner, lambda: y)
@@ -30,7 +30,7 @@ def test_a_tensor_captured_twice_over_is_the_outermost_one() -> None:
         return tf.cond(x > 0, branch, lambda: y)
 
     outer.get_concrete_function(tf.TensorSpec([], tf.float32))
-    assert found and all(found)
+    assert results and all(results)
 
 
 def test_what_is_not_captured_is_itself() -> None:

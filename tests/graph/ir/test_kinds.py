@@ -87,12 +87,12 @@ def test_which_ops_act() -> None:
         total = tf.random.uniform([]) + variable.read_value()
         tf.print(variable.assign_add(total, read_value=False).name)
         ops = graph.get_operations()[len(before) :]
-        (found,) = acting([ops])
+        (actual,) = acting([ops])
     kept = {"ReadVariableOp", "AssignAddVariableOp", "PrintV2"}
-    assert kept <= {op.type for op in found}
-    assert [op for op in ops if op in found] == found
-    assert not {"AddV2", "RandomUniform", "Const"} & {op.type for op in found}
-    left = [op for op in ops if op not in found]
+    assert kept <= {op.type for op in actual}
+    assert [op for op in ops if op in actual] == actual
+    assert not {"AddV2", "RandomUniform", "Const"} & {op.type for op in actual}
+    left = [op for op in ops if op not in actual]
     assert not any(has_effect(op) or resource_inputs(op) for op in left)
 
 

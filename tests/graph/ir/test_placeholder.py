@@ -50,8 +50,8 @@ def test_the_text_holds_all_fields_and_is_read_once() -> None:
     call = _call(policies=(policy, OperandPolicy()), receipt=True, states=1)
     token = placeholder.token_of(call)
     assert token.endswith(json.dumps(dataclasses.asdict(call)))
-    found = placeholder.call_of(token.encode())
-    assert found == call and placeholder.call_of(token.encode()) is found
+    actual = placeholder.call_of(token.encode())
+    assert actual == call and placeholder.call_of(token.encode()) is actual
 
 
 def test_survives_serialisation_of_the_graph() -> None:

@@ -105,10 +105,10 @@ def _makes_shape(node: ast.AST) -> bool:
 
 def test_no_other_file_takes_a_shape_apart() -> None:
     room = pathlib.Path(replicator.__file__).parent
-    found = {
+    actual = {
         f"{path.relative_to(room)}:{line}"
         for path in room.rglob("*.py")
         if path.name not in _TUPLES and _STRATEGY not in path.relative_to(room).parents
         for line in _taken_apart(ast.parse(path.read_text()))
     }
-    assert not found
+    assert not actual

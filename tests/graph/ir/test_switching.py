@@ -132,28 +132,28 @@ def _note(said: list[Any], *what: Any) -> None:
 
 def _said(count: int, taken: bool) -> list[list[Any]]:
     """Runs a step with effects that nothing depends on; returns them by replica."""
-    said: list[Any] = []
+    messages: list[Any] = []
 
     def step(r: tf.Tensor) -> tf.Tensor:
         def yes() -> tf.Tensor:
-            _note(said, r, 1)
-            tf.cond(~chosen, lambda: 0, lambda: [_note(said, r, 2), 1][1])
+            _note(messages, r, 1)
+            tf.cond(~chosen, lambda: 0, lambda: [_note(messages, r, 2), 1][1])
             return 1
 
         def turn(i: tf.Tensor) -> tf.Tensor:
-            _note(said, r, 3, i)
-            tf.cond(i < 1, lambda: [_note(said, r, 4, i), 0][1], lambda: 1)
+            _note(messages, r, 3, i)
+            tf.cond(i < 1, lambda: [_note(messages, r, 4, i), 0][1], lambda: 1)
             return i + 1
 
         def go_on(i: tf.Tensor) -> tf.Tensor:
-            _note(said, r, 5, i)
+            _note(messages, r, 5, i)
             return i < 2
 
-        _note(said, r, 0)
-        tf.cond(chosen, yes, lambda: [_note(said, r, 6), 0][1])
+        _note(messages, r, 0)
+        tf.cond(chosen, yes, lambda: [_note(messages, r, 6), 0][1])
         tf.while_loop(go_on, turn, [0], parallel_iterations=1)
         tf.cond(chosen, lambda: tf.while_loop(go_on, turn, [0]), lambda: [0])
-        _note(said, r, 7)
+        _note(messages, r, 7)
         return r
 
     with tf.Graph().as_default():
@@ -162,8 +162,8 @@ def _said(count: int, taken: bool) -> list[list[Any]]:
         with _session() as session:
             for _ in range(2):
                 session.run(fetches, {chosen: taken})
-                said.append(None)
-    return [[x[1:] for x in said if x and x[0] == r] for r in range(count)]
+                messages.append(None)
+    return [[x[1:] for x in messages if x and x[0] == r] for r in range(count)]
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -330,14 +330,16 @@ def test_communication_around_it(options: str) -> None:
     count, chosen = OPTIONS[options]
     with tf.Graph().as_default():
         repl = helpers.make(count, **chosen)
-        said: list[Any] = []
+        messages: list[Any] = []
 
         def step(r: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             x = repl.all_reduce(tf.cast(r, tf.float32))
-            odd = tf.cond(tf.equal(r, 1), lambda: [_note(said, 0), x][1], lambda: 2 * x)
+            odd = tf.cond(
+                tf.equal(r, 1), lambda: [_note(messages, 0), x][1], lambda: 2 * x
+            )
             all_odd = repl.broadcast(tf.equal(r, 1), root=1)
             repl.barrier()
-            _note(said, 1)
+            _note(messages, 1)
             total = repl.all_reduce(odd)
             return tf.cond(all_odd, lambda: total, lambda: 0.0), repl.all_gather(
                 odd[None]
@@ -350,7 +352,7 @@ def test_communication_around_it(options: str) -> None:
     expected = [x if r == 1 else 2 * x for r in range(count)]
     assert set(totals) == {sum(expected)}
     assert all(list(row) == expected for row in odds)
-    assert said == [[0], *[[1]] * count]
+    assert messages == [[0], *[[1]] * count]
 
 
 # --- What is equal by construction ----------------------------------------------------

@@ -50,8 +50,10 @@ def test_what_cannot_cross_is_refused_by_name(call):
 def test_ways_lead_to_other_processes_only_and_have_numbers_of_their_own():
     world = World.divided((0, 0, 1), 0, ["/device:CPU:0", "/device:CPU:1", "x"])
     call = _call((2,))
-    found = Elsewhere(world, {"0": {0: call, 2: call}}, {"0": 7}, {(0, 1): 5}, [{}] * 3)
-    ways = crossing.Ways(found, 0, (1, 0))
+    elsewhere = Elsewhere(
+        world, {"0": {0: call, 2: call}}, {"0": 7}, {(0, 1): 5}, [{}] * 3
+    )
+    ways = crossing.Ways(elsewhere, 0, (1, 0))
     assert ways.of(Call(**{**call.__dict__, "group": (0, 1)})) is None
     way = ways.of(Call(**{**call.__dict__, "group": (0, 2)}))
     assert (way.processes, way.key, way.group_key) == ((0, 1), 7, 5)

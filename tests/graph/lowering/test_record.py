@@ -65,8 +65,8 @@ def test_a_hub_receives_from_all_and_sends_to_all() -> None:
     with tf.Graph().as_default():
         operands = [[_on(r, lambda: _ones(5, 2))] for r in range(3)]
         total = _on(1, lambda: tf.add_n([own[0] for own in operands]))
-        found = links((0, 1, 2), operands, [[total]] * 3, DEVICES)
-    assert found == (Link(0, 1, 40), Link(1, 0, 40), Link(1, 2, 40), Link(2, 1, 40))
+        actual = links((0, 1, 2), operands, [[total]] * 3, DEVICES)
+    assert actual == (Link(0, 1, 40), Link(1, 0, 40), Link(1, 2, 40), Link(2, 1, 40))
 
 
 def test_what_stays_on_its_device_does_not_travel() -> None:
@@ -80,16 +80,16 @@ def test_a_tensor_travels_once_to_each_device_however_often_it_is_read() -> None
     with tf.Graph().as_default():
         x = _on(0, lambda: _ones(4))
         double = _on(2, lambda: x + x)
-        found = links((0, 2), [[x], []], [[], [double, x, x]], DEVICES)
-    assert found == (Link(0, 2, 16),)
+        actual = links((0, 2), [[x], []], [[], [double, x, x]], DEVICES)
+    assert actual == (Link(0, 2, 16),)
 
 
 def test_what_was_computed_before_a_communication_is_no_part_of_it() -> None:
     with tf.Graph().as_default():
         early = _on(0, lambda: _ones(1000))
         late = _on(1, lambda: tf.reduce_sum(early))
-        found = links((1, 2), [[late], []], [[], [late]], DEVICES)
-    assert found == (Link(1, 2, 4),)
+        actual = links((1, 2), [[late], []], [[], [late]], DEVICES)
+    assert actual == (Link(1, 2, 4),)
 
 
 def test_an_operand_is_its_replicas_wherever_it_lies() -> None:
@@ -104,16 +104,16 @@ def test_what_several_replicas_hand_in_need_not_travel_to_them() -> None:
     with tf.Graph().as_default():
         x = _on(0, lambda: _ones(2))
         assert links((0, 1), [[x], [x]], [[x], [x]], DEVICES) == ()
-        found = links((0, 1, 2), [[x], [x], []], [[x], [x], [x]], DEVICES)
-    assert found == (Link(0, 2, 8),)
+        actual = links((0, 1, 2), [[x], [x], []], [[x], [x], [x]], DEVICES)
+    assert actual == (Link(0, 2, 8),)
 
 
 @pytest.mark.parametrize("shape", [(None, 1), None])
 def test_an_unknown_size_makes_the_sum_unknown(shape: Any) -> None:
     with tf.Graph().as_default():
         x, y = (_on(0, lambda s=s: helpers.opaque([[1.0]], s)) for s in (shape, ()))
-        found = links((0, 1), [[x, y], []], [[], [x, y]], DEVICES)
-    assert found == (Link(0, 1, None),)
+        actual = links((0, 1), [[x, y], []], [[], [x, y]], DEVICES)
+    assert actual == (Link(0, 1, None),)
 
 
 def test_sizes_add_up() -> None:

@@ -160,15 +160,17 @@ def test_a_circle_is_shown_link_by_link(name: str, mode: str) -> None:
     repl = helpers.make(num_replicas)
     with pytest.raises(errors.DeadlockError) as caught:
         helpers.run(mode, repl, lambda: lambda: program(repl))
-    said = str(caught.value)
+    message = str(caught.value)
     at = r"at tests.graph.matching.test_deadlock\.py:\d+ in \S+"
     shown = r"\s+".join(
         rf"replica {r} \(\S*CPU:{r}\): {before}[^\n]* {at}\s+"
         rf"has to happen before {after}[^\n]* {at}"
         for r, before, after in links
     )
-    assert re.search(rf"in a circle:\s+{shown}\s+Fix: .*change the order", said), said
-    assert said.count("has to happen before") == len(links)
+    assert re.search(rf"in a circle:\s+{shown}\s+Fix: .*change the order", message), (
+        message
+    )
+    assert message.count("has to happen before") == len(links)
 
 
 def test_the_lines_are_those_of_the_calls() -> None:

@@ -60,9 +60,9 @@ RECOGNISED = {
 
 @pytest.mark.parametrize("case", RECOGNISED)
 def test_recognised(case: str) -> None:
-    found = _find(RECOGNISED[case])
-    assert [type(own) for own in found] == [factors.Product] * 2
-    for own in found:
+    actual = _find(RECOGNISED[case])
+    assert [type(own) for own in actual] == [factors.Product] * 2
+    for own in actual:
         assert {own.left.width, own.right.width} == {M, N}
 
 
@@ -141,8 +141,8 @@ def test_what_is_handed_in_twice_is_left_alone() -> None:
     ],
 )
 def test_sums_of_rows(make: Any, expected: bool) -> None:
-    found = _find(lambda r: make(_matrix(ROWS, N)))
-    assert isinstance(found and found[0], factors.RowSum) == expected
+    actual = _find(lambda r: make(_matrix(ROWS, N)))
+    assert isinstance(actual and actual[0], factors.RowSum) == expected
 
 
 def test_sums_of_rows_of_higher_rank() -> None:

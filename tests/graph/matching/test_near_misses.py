@@ -58,8 +58,8 @@ def test_of_many_near_misses_those_are_named_that_differ_in_the_least() -> None:
     with pytest.raises(errors.MismatchError) as caught:
         match.check([[_addressed("send", 0, 0, 1, 7)], near, []])
     assert str(caught.value).count("with another") == 3
-    said = str(caught.value)
-    assert said.index("another tag:") < said.index("another source and tag:")
+    message = str(caught.value)
+    assert message.index("another tag:") < message.index("another source and tag:")
 
 
 @pytest.mark.parametrize("paired", [False, True], ids=["alone", "same line"])

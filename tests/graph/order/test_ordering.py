@@ -127,10 +127,17 @@ def test_effects_of_a_replica_keep_their_order_through_merged_ops(mode: str) -> 
         note("after", 0)
         return x
 
-    wanted = [("before", 0), ("in", 0), ("out", 0), ("in", 1), ("out", 1), ("after", 0)]
+    expected = [
+        ("before", 0),
+        ("in", 0),
+        ("out", 0),
+        ("in", 1),
+        ("out", 1),
+        ("after", 0),
+    ]
     assert list(helpers.run(mode, repl, lambda: step, steps=3)) == [4.0, 4.0]
     for r in range(2):
-        assert [entry[1:] for entry in log if entry[0] == r] == 3 * wanted
+        assert [entry[1:] for entry in log if entry[0] == r] == 3 * expected
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)

@@ -52,12 +52,12 @@ def _trains(optimizer: Callable[[], Any]) -> Callable[[replicator.Replicator], A
 @pytest.mark.parametrize("replicas", _REPLICAS)
 def test_an_update_of_what_one_owns_is_done_once(replicas: int) -> None:
     sgd = _trains(lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9))
-    found = _once(replicas, sgd, variables="sharded")
-    writes = [name for name in found if "Assign" in name]
+    actual = _once(replicas, sgd, variables="sharded")
+    writes = [name for name in actual if "Assign" in name]
     assert len(writes) == 2  # the matrix and its momentum
-    assert any("Mul" in name for name in found)
+    assert any("Mul" in name for name in actual)
     each = ("product", "Tanh", "Sum", "communicate", "random_uniform")
-    assert not [name for name in found if any(own in name for own in each)]
+    assert not [name for name in actual if any(own in name for own in each)]
 
 
 def test_as_much_is_done_once_whatever_the_number_of_replicas() -> None:
@@ -94,10 +94,10 @@ def test_what_is_returned_or_printed_is_each_replicas_own(replicas: int) -> None
 
         return step_fn
 
-    found = _once(replicas, make, variables="sharded")
-    assert not {"shown", "returned"} & found
-    assert any("Assign" in name for name in found)
-    assert replicas > 1 or "written" in found
+    actual = _once(replicas, make, variables="sharded")
+    assert not {"shown", "returned"} & actual
+    assert any("Assign" in name for name in actual)
+    assert replicas > 1 or "written" in actual
 
 
 def test_outside_of_a_rehearsal_nothing_is_noted_and_one_replica_owns_nothing() -> None:

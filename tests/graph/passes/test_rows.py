@@ -28,8 +28,8 @@ def test_gathered_rows_are_those_of_the_whole(axis: int, indices: object) -> Non
     sizes = [2, 1, 4]
     parts = np.split(whole, [2, 3], axis)
     readers = [lambda own, part=part: tf.gather(part, own) for part in parts]
-    found = rows.gathered(readers, tf.constant(indices, tf.int32), axis, sizes)
-    np.testing.assert_array_equal(found, whole[np.array(indices, int)])
+    actual = rows.gathered(readers, tf.constant(indices, tf.int32), axis, sizes)
+    np.testing.assert_array_equal(actual, whole[np.array(indices, int)])
 
 
 @pytest.mark.parametrize("shape", [[], [1], [3], [2, 2]])

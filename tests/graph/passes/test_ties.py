@@ -50,11 +50,11 @@ def gathers_of_the_value(v: Any) -> Any:
 
 
 def test_a_join_of_which_rows_are_gathered_is_not_made() -> None:
-    found = ops_of(gathers_of_the_value, parted.replicas(2))
-    assert not any(map(ties.is_tie, found["IdentityN"]))
-    assert not found["ConcatV2"]
-    assert not found["ReadVariableOp"]
-    assert len(found["ResourceGather"]) == 2 * 2 * 3
+    actual = ops_of(gathers_of_the_value, parted.replicas(2))
+    assert not any(map(ties.is_tie, actual["IdentityN"]))
+    assert not actual["ConcatV2"]
+    assert not actual["ReadVariableOp"]
+    assert len(actual["ResourceGather"]) == 2 * 2 * 3
 
 
 def test_a_join_that_is_used_otherwise_too_is_made_and_gathered_from() -> None:
@@ -62,9 +62,9 @@ def test_a_join_that_is_used_otherwise_too_is_made_and_gathered_from() -> None:
         value = tf.convert_to_tensor(v)
         return tf.gather(value, [1, 8]), tf.reduce_sum(value)
 
-    found = ops_of(step, parted.replicas(2))
-    assert not any(map(ties.is_tie, found["IdentityN"]))
-    assert found["ConcatV2"]
+    actual = ops_of(step, parted.replicas(2))
+    assert not any(map(ties.is_tie, actual["IdentityN"]))
+    assert actual["ConcatV2"]
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -84,9 +84,9 @@ def test_layers_of_keras_ask_for_rows_only() -> None:
     with repl.context():
         layer = keras.layers.Embedding(9, 4)
         layer.build(None)
-    found = ops_of(lambda _: layer(tf.constant([[1, 8]])), repl)
-    assert found["ResourceGather"]
-    assert not found["ReadVariableOp"]
+    actual = ops_of(lambda _: layer(tf.constant([[1, 8]])), repl)
+    assert actual["ResourceGather"]
+    assert not actual["ReadVariableOp"]
 
 
 def test_a_loop_is_not_handed_the_whole_for_its_gradient() -> None:
@@ -98,5 +98,5 @@ def test_a_loop_is_not_handed_the_whole_for_its_gradient() -> None:
             loss = tf.while_loop(lambda k, _: k < 3, body, [0, 0.0])[1]
         return tape.gradient(loss, v)
 
-    found = ops_of(step, parted.replicas(2))
-    assert found["PlaceholderWithDefault"]  # one number, in the place of the whole
+    actual = ops_of(step, parted.replicas(2))
+    assert actual["PlaceholderWithDefault"]  # one number, in the place of the whole

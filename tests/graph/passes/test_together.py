@@ -48,9 +48,9 @@ def test_what_needs_nothing_of_another_travels_with_it(gradients, calls):
     autodist = helpers.make(2)
     with autodist.scope():
         v, w = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
-    found = autodist.function(lambda x: gradients(v, w, x))(X)
+    actual = autodist.function(lambda x: gradients(v, w, x))(X)
     expected = gradients(v, w, tf.constant(X))
-    for own, one in zip(found, expected, strict=True):
+    for own, one in zip(actual, expected, strict=True):
         np.testing.assert_allclose(own, one, rtol=1e-5)
     assert len(list(autodist.replicator.plan)) == calls
 
@@ -80,10 +80,10 @@ def test_what_stands_between_keeps_its_place(gradients, calls, build):
     autodist = replicator.AutoDist(["CPU:0", "CPU:1", "CPU:2"], build=build)
     with autodist.scope():
         v, w = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
-    found = autodist.function(lambda x: gradients(v, w, x))(X)
+    actual = autodist.function(lambda x: gradients(v, w, x))(X)
     alone = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
     expected = gradients(*alone, tf.constant(X))
-    for own, one in zip([*found, v, w], [*expected, *alone], strict=True):
+    for own, one in zip([*actual, v, w], [*expected, *alone], strict=True):
         np.testing.assert_allclose(own, one, rtol=1e-5)
     rows = list(autodist.replicator.plan)
     assert len([row for row in rows if TOGETHER in row.options]) == calls

@@ -176,9 +176,11 @@ def test_predictions_grow_with_bytes_and_replicas(
         def seconds(rows: int, count: int, node: Node = node) -> float:
             resources = _resources(kind, count, **rated)
             shape = rows + 1, 8
-            found = predictions.predicted(node, shape, 32 * shape[0], resources, sparse)
-            assert found.seconds is not None
-            return found.seconds * (1 + 1e-12)
+            actual = predictions.predicted(
+                node, shape, 32 * shape[0], resources, sparse
+            )
+            assert actual.seconds is not None
+            return actual.seconds * (1 + 1e-12)
 
         few = seconds(rows, count)
         assert few <= seconds(rows + more, count) * (1 + 1e-9)
@@ -223,7 +225,7 @@ def test_results_are_those_without(
     nothing = {"op": 0.0, "message": 0.0, "link": 0.0, "copy": 0.0}
     path = tmp_path / "rates.json"
     path.write_text(json.dumps({"rates": {"cpu": {**nothing, **_FILES[kind]}}}))
-    found = []
+    results = []
     for options in ({}, {"strategy": Auto(), "calibration": path}):
         repl = helpers.make(count, **options)
         step_fn, variables = _language_model(repl)
@@ -234,7 +236,7 @@ def test_results_are_those_without(
                 {"table", "kernel", "bias"} if waits else set()
             )
         losses = [list(repl.run(step_fn)) for _ in range(3)]
-        found.append([*np.ravel(losses), *(v.numpy() for v in variables)])
+        results.append([*np.ravel(losses), *(v.numpy() for v in variables)])
     assert not repl._settings.chooser.undecided  # type: ignore[union-attr]
     if count > 1:
         node = repl.strategy.node("table")
@@ -244,7 +246,7 @@ def test_results_are_those_without(
             assert node.synchronizer == AllReduceSynchronizer()
             assert node.sent is not None and node.nbytes is not None
             assert node.sent < node.nbytes  # only rows are sent
-    for one, two in zip(*found, strict=True):
+    for one, two in zip(*results, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
 
 
