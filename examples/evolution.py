@@ -167,13 +167,13 @@ class Evolution:
         noise = tf.random.stateless_normal(
             [self._pairs, self._task.size], self._seeds(generation, 0)
         )
-        own = self._noise * self._own(noise)
+        scaled_noise = self._noise * self._own(noise)
         seeds = tf.random.stateless_uniform(
             [self._pairs], self._seeds(generation, 1), 0, 2**31 - 1, tf.int32
         )
         # Both policies of a pair play the same episode.
         returns = [
-            self._play(self.parameters + sign * own, self._own(seeds))
+            self._play(self.parameters + sign * scaled_noise, self._own(seeds))
             for sign in (1.0, -1.0)
         ]
         both = self._repl.all_gather(tf.stack(returns), axis=1)  # all that is sent

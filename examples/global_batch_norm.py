@@ -188,8 +188,8 @@ def on_replicas(
     """
 
     def shard(ctx: replicator.InputContext) -> tf.data.Dataset:
-        own = shards[ctx.pipeline_id], weights[ctx.pipeline_id]
-        return tf.data.Dataset.from_tensors(own)
+        arrays = shards[ctx.pipeline_id], weights[ctx.pipeline_id]
+        return tf.data.Dataset.from_tensors(arrays)
 
     def step(batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         inputs, weight = batch

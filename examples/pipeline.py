@@ -188,8 +188,10 @@ class Devices:
         summed: list[tuple[tf.Tensor, Any]] = []
         for k, stage in enumerate(self._stages):
             with self._repl.logical_device(k):
-                own = zip(*(of_stages[k] for of_stages in gradients), strict=True)
-                sums = map(tf.add_n, own)
+                stage_gradients = zip(
+                    *(of_stages[k] for of_stages in gradients), strict=True
+                )
+                sums = map(tf.add_n, stage_gradients)
                 summed += zip(sums, stage.trainable_variables, strict=True)
         self._optimizer.apply_gradients(summed)
         losses = [tapes[-1][2] for tapes in passes]
@@ -236,8 +238,8 @@ class Devices:
         for k, (tape, hidden, output) in reversed(list(enumerate(tapes))):
             sources = [self._stages[k].trainable_variables, hidden]
             with self._repl.logical_device(k):
-                own, upstream = tape.gradient(output, sources, upstream)
-            gradients.insert(0, own)
+                own_gradients, upstream = tape.gradient(output, sources, upstream)
+            gradients.insert(0, own_gradients)
         return gradients
 
 
@@ -282,12 +284,12 @@ class Training:
         seed: int = 1,
     ) -> None:
         count = len(devices) // pipelines  # of stages
-        own: Sequence[Any] = devices
+        groups: Sequence[Any] = devices
         if mode == "devices":
-            own = [devices[k * count :][:count] for k in range(pipelines)]
+            groups = [devices[k * count :][:count] for k in range(pipelines)]
         first = OnDevices(devices[:count])
-        self.repl = replicator.Replicator(own, strategy=first)
-        self.replicas_per_pipeline = len(own) // pipelines
+        self.repl = replicator.Replicator(groups, strategy=first)
+        self.replicas_per_pipeline = len(groups) // pipelines
         tf.keras.utils.set_random_seed(seed)
         with self.repl.context():
             self.stages = make_stages(count, size=64)

@@ -97,9 +97,11 @@ def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
     words = load_words(FLAGS.vocabulary)
     windows = np.lib.stride_tricks.sliding_window_view(words, WORDS_BEFORE + 1)
     order = np.random.default_rng(FLAGS.seed).permutation(len(windows))
-    own = windows[order[ctx.replica_id :: ctx.num_replicas]]
+    own_windows = windows[order[ctx.replica_id :: ctx.num_replicas]]
     size = ctx.per_replica_batch_size(FLAGS.batch_size)
-    examples = tf.data.Dataset.from_tensor_slices((own[:, :-1], own[:, -1]))
+    examples = tf.data.Dataset.from_tensor_slices(
+        (own_windows[:, :-1], own_windows[:, -1])
+    )
     return examples.repeat().batch(size, drop_remainder=True).prefetch(2)
 
 

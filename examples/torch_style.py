@@ -186,14 +186,16 @@ def initial_weights(repl: replicator.Replicator, model: LeNet, seed: int) -> Non
     kernel = initial[0]
     if any(np.array_equal(kernel[0], other) for other in kernel[1:]):
         raise WrongNumber("the ranks drew the same weights")
-    sent = [own[0] for own in initial]
+    sent = [by_rank[0] for by_rank in initial]
     for rank, received in enumerate(ranks(repl.run(main))):
         check(f"rank {rank} has the weights that rank 0 drew", received, sent)
 
 
 def ranks(columns: Sequence[Sequence[Any]]) -> list[list[np.ndarray]]:
     """Returns each rank's values from several PerReplicas."""
-    return [[value.numpy() for value in own] for own in zip(*columns, strict=True)]
+    return [
+        [value.numpy() for value in values] for values in zip(*columns, strict=True)
+    ]
 
 
 # --- 4. Synchronous SGD --------------------------------------------------------------
@@ -286,8 +288,8 @@ def train(
 
     def train_loader(ctx: replicator.InputContext) -> tf.data.Dataset:
         rank = ctx.pipeline_id
-        own = portions.images[rank], portions.targets[rank]
-        data = tf.data.Dataset.from_tensor_slices(own)
+        arrays = portions.images[rank], portions.targets[rank]
+        data = tf.data.Dataset.from_tensor_slices(arrays)
         return data.batch(batch_size, drop_remainder=True).repeat(epochs)
 
     def main(batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -339,8 +341,8 @@ def train_on_one_device(
     losses = []
     for _ in range(epochs):
         for k in range(portions.images.shape[1] // batch_size):
-            own = slice(k * batch_size, (k + 1) * batch_size)
-            data, target = portions.images[:, own], portions.targets[:, own]
+            rows = slice(k * batch_size, (k + 1) * batch_size)
+            data, target = portions.images[:, rows], portions.targets[:, rows]
             losses.append(float(step(np.concatenate(data), np.concatenate(target))))
     return losses
 

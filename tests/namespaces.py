@@ -76,8 +76,8 @@ def pair(
         config = sshd.configure(root, PORT, mark, there.address, variables)
         serve = [sshd.PATH, "-D", "-e", "-f", config]
         if hidden is not None:
-            own, other = (shlex.quote(str(folder)) for folder in hidden)
-            mounted = f"mount --bind {other} {own} && exec {shlex.join(serve)}"
+            source, other = (shlex.quote(str(folder)) for folder in hidden)
+            mounted = f"mount --bind {other} {source} && exec {shlex.join(serve)}"
             serve = ["unshare", "--mount", "sh", "-c", mounted]
         pid = stack.enter_context(sshd.running(there.command(*serve)))
         yield Pair(here, there, sshd.Server(root, PORT, pid, there.address))

@@ -78,8 +78,8 @@ def _overdue(source: str, version: str) -> list[str]:
 def test_nothing_stays_longer_or_shorter_than_announced() -> None:
     for path in _ROOT.rglob("*.py"):
         assert _overdue(path.read_text(), replicator.__version__) == [], path
-    own = pathlib.Path(__file__).read_text()
-    assert _overdue(own, "0.3.9") == [] and _overdue(own, "0.4.0") == ["0.4"]
+    source = pathlib.Path(__file__).read_text()
+    assert _overdue(source, "0.3.9") == [] and _overdue(source, "0.4.0") == ["0.4"]
     assert _overdue("warn('x', since='0.2', removed_in='0.3', use='y')", "0.2") == [
         "0.3"
     ]

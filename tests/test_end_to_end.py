@@ -111,8 +111,8 @@ def test_a_session_program_in_the_style_of_the_paper(replicas):
                 losses.append(session.run(train_loss))
                 final = session.run(weights.components) if len(losses) == 4 else None
                 if final is not None:
-                    for own in final[1:]:
-                        assert own.tobytes() == final[0].tobytes()
+                    for value in final[1:]:
+                        assert value.tobytes() == final[0].tobytes()
     np.testing.assert_allclose(losses, _plain_losses(), rtol=1e-5)
 
 

@@ -39,14 +39,14 @@ class _Effects:
 
     def step(self, element: tf.Tensor) -> tf.Tensor:
         """Adds to each variable a per-step value that is the same on every replica."""
-        own = self.variables
+        variables = self.variables
         one = tf.ones([])
-        own["from nothing"].assign_add(one)
-        own["from the input"].assign_add(tf.cast(element >= 0, tf.float32))
-        own["an integer"].assign_add(1)
-        own["ON_READ"].assign_add(one / self._repl.num_replicas)
-        own["reduced"].assign_add(self._repl.all_reduce(one, "mean"))
-        own["scattered"].scatter_add(tf.IndexedSlices([1.0, 1.0], [0, 1]))
+        variables["from nothing"].assign_add(one)
+        variables["from the input"].assign_add(tf.cast(element >= 0, tf.float32))
+        variables["an integer"].assign_add(1)
+        variables["ON_READ"].assign_add(one / self._repl.num_replicas)
+        variables["reduced"].assign_add(self._repl.all_reduce(one, "mean"))
+        variables["scattered"].scatter_add(tf.IndexedSlices([1.0, 1.0], [0, 1]))
         tf.py_function(lambda: self.calls.append(0), [], [])
         return element
 

@@ -168,8 +168,8 @@ class _Failing:
             for i, (g, w) in enumerate(zip(gradients, weights, strict=True))
         )
         after = at("after the update")
-        own = tf.identity(weights[0])
-        written = tf.gather(own, tf.where(tf.equal(self.switch.number, -1), 9, 0))
+        weight = tf.identity(weights[0])
+        written = tf.gather(weight, tf.where(tf.equal(self.switch.number, -1), 9, 0))
         return loss + beside + after + tf.reduce_sum(0 * written)
 
 
@@ -235,14 +235,14 @@ def _check(world: _World, seconds: Sequence[float]) -> None:
             with pytest.raises(_ERRORS):
                 world.run(number, delay)
             after = world.state()
-            equal = all((own == own[0]).all() for own in after[:-1])
+            equal = all((stacked == stacked[0]).all() for stacked in after[:-1])
             if not (equal and _same(before, after)):
                 wrong.append((name, delay, "equal" if equal else "different"))
                 before = after
     assert not wrong, wrong
     with pytest.raises(_ERRORS):
         world.run(-1)  # depends on earlier writes
-    assert all((own == own[0]).all() for own in world.state()[:-1])
+    assert all((stacked == stacked[0]).all() for stacked in world.state()[:-1])
     assert np.isfinite(world.run()).all() and np.isfinite(start).all()
 
 
@@ -310,7 +310,9 @@ def test_what_fails_beside_a_step_in_a_function_leaves_replicas_equal(place) -> 
         with pytest.raises(tf.errors.InvalidArgumentError):
             function()
         steps += expected
-        values = {float(c) for v in variables for own in v.components for c in own}
+        values = {
+            float(c) for v in variables for component in v.components for c in component
+        }
         assert values == {float(steps)} == {float(c) for c in count.components}
     number.assign(-1)
     function()
@@ -482,15 +484,17 @@ def test_a_write_that_fails_itself_has_changed_nothing(
 
         def step() -> tf.Tensor:
             # Delays one replica's write; the others' would be done by then.
-            own = tf.identity(bad)
+            delayed = tf.identity(bad)
             if repl.replica_id == 1:
-                own = tf.ensure_shape(tf.numpy_function(slow, [own], tf.bool), [])
+                delayed = tf.ensure_shape(
+                    tf.numpy_function(slow, [delayed], tf.bool), []
+                )
             if place == "top":
-                write(own)
+                write(delayed)
                 return tf.zeros([])
 
             def inside() -> tf.Tensor:
-                write(own)
+                write(delayed)
                 return repl.all_reduce(1.0)
 
             return tf.cond(helpers.opaque(True), inside, lambda: 0.0)

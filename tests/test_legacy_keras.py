@@ -102,8 +102,8 @@ class Trained:
 
         def input_fn(ctx: replicator.InputContext) -> Any:
             size = 12 // ctx.num_replicas
-            own = slice(size * ctx.replica_id, size * (ctx.replica_id + 1))
-            return lambda: (tf.constant(IMAGES[own]), tf.constant(LABELS[own]))
+            rows = slice(size * ctx.replica_id, size * (ctx.replica_id + 1))
+            return lambda: (tf.constant(IMAGES[rows]), tf.constant(LABELS[rows]))
 
         if self.repl:
             self.step = self.repl.build(step_fn, input_fn)

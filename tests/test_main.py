@@ -36,8 +36,8 @@ def test_it_says_versions_devices_and_what_is_installed(capsys) -> None:
 
 def test_a_calibration_is_named(capsys, monkeypatch, tmp_path) -> None:
     path = tmp_path / "rates.json"
-    own = rates.Calibration({"cpu": rates.Rates(0.5, 1, 2, 3, 4, False)})
-    path.write_text(own.to_json())
+    calibration = rates.Calibration({"cpu": rates.Rates(0.5, 1, 2, 3, 4, False)})
+    path.write_text(calibration.to_json())
     monkeypatch.setenv(rates.VARIABLE, str(path))
     output = _printed(capsys)
     assert f"- from {path}" in output and "cpu, measured: op 0.5 s" in output

@@ -43,9 +43,9 @@ def test_every_primitive_is_a_method() -> None:
 def test_a_method_says_what_its_function_does(name: str) -> None:
     method, function = getattr(replicator.Replicator, name), _function(name)
     assert function.__name__ == name and method.__doc__ == function.__doc__
-    own = list(inspect.signature(method).parameters.values())
-    assert own[0].name == "self"
-    assert own[1:] == list(inspect.signature(function).parameters.values())
+    own_parameters = list(inspect.signature(method).parameters.values())
+    assert own_parameters[0].name == "self"
+    assert own_parameters[1:] == list(inspect.signature(function).parameters.values())
 
 
 CALLS: dict[str, Callable[[replicator.Replicator], Any]] = {

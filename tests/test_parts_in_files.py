@@ -88,12 +88,12 @@ def test_keras_fits_and_its_files_load_everywhere(tmp_path: pathlib.Path) -> Non
         repl = WAYS[way]()
         keras.utils.set_random_seed(3)
         with repl.context():
-            own = model()
-            own.compile(repl.wrap_optimizer(keras.optimizers.Adam(0.1)), "mse")
-        repl.keras_model(own)
-        history = own.fit(IDS, y, batch_size=4, epochs=2, verbose=0, shuffle=False)
+            fitted = model()
+            fitted.compile(repl.wrap_optimizer(keras.optimizers.Adam(0.1)), "mse")
+        repl.keras_model(fitted)
+        history = fitted.fit(IDS, y, batch_size=4, epochs=2, verbose=0, shuffle=False)
         histories.append(history.history["loss"])
-        made.append(own)
+        made.append(fitted)
     np.testing.assert_allclose(histories[0], histories[1], rtol=1e-5)
     for one, two in zip(made[0].get_weights(), made[1].get_weights(), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5)

@@ -75,7 +75,7 @@ def test_survives_session_run(make, count):
         alone = session.run(make())
     assert type(fetched) is PerReplica
     assert len(fetched) == count
-    assert all(type(own) is type(alone) for own in fetched)
+    assert all(type(value) is type(alone) for value in fetched)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -101,8 +101,8 @@ def test_input_fns_learn_their_place_in_the_world() -> None:
 
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
         seen.append(ctx)
-        own = tf.data.Dataset.range(8).shard(ctx.num_pipelines, ctx.pipeline_id)
-        return own.batch(ctx.per_replica_batch_size(4))
+        shard = tf.data.Dataset.range(8).shard(ctx.num_pipelines, ctx.pipeline_id)
+        return shard.batch(ctx.per_replica_batch_size(4))
 
     results = Part().run(lambda x: x, input_fn)
     assert seen == [replicator.InputContext(r, 4, r, 4) for r in (2, 3)]
@@ -111,8 +111,11 @@ def test_input_fns_learn_their_place_in_the_world() -> None:
 
 def test_a_per_replica_has_a_value_for_each_local_replica() -> None:
     part = Part()
-    own = replicator.PerReplica(10.0, 20.0)
-    assert [float(x) for x in part.run(lambda x: x + 1, args=[own])] == [11.0, 21.0]
+    argument = replicator.PerReplica(10.0, 20.0)
+    assert [float(x) for x in part.run(lambda x: x + 1, args=[argument])] == [
+        11.0,
+        21.0,
+    ]
     of_all = replicator.PerReplica(1.0, 2.0, 3.0, 4.0)
     with pytest.raises(replicator.ArgumentError, match="PerReplica of 4 values"):
         part.run(lambda x: x, args=[of_all])
@@ -128,8 +131,8 @@ def test_groups_are_of_the_world() -> None:
         halves = groups.make_partition([[0, 1], [2, 3]], replica().num_replicas)
         return all_reduce.all_reduce(x, "mean", group=halves)
 
-    own = replicator.PerReplica(10.0, 20.0)
-    assert [float(x) for x in Part().run(step_fn, args=[own])] == [15.0, 15.0]
+    argument = replicator.PerReplica(10.0, 20.0)
+    assert [float(x) for x in Part().run(step_fn, args=[argument])] == [15.0, 15.0]
 
 
 def test_means_are_those_of_the_world() -> None:

@@ -69,7 +69,7 @@ def start(
 
 def addresses(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the addresses in servers' descriptions."""
-    return [{"address": own["address"], "cpus": 1} for own in told]
+    return [{"address": facts["address"], "cpus": 1} for facts in told]
 
 
 def ended(started: Sequence[subprocess.Popen[str]]) -> list[Any]:
@@ -129,10 +129,10 @@ def counts(cluster: Any, steps: str) -> Any:
         optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.25))
 
     def step_fn() -> tf.Tensor:
-        own = tf.cast(repl.replica_id, tf.float32) + 1.0
-        optimizer.apply_gradients([(own * tf.ones([2]) * scale, v)])
+        share = tf.cast(repl.replica_id, tf.float32) + 1.0
+        optimizer.apply_gradients([(share * tf.ones([2]) * scale, v)])
         n.assign(n + 2)
-        return repl.all_reduce(own, "mean")
+        return repl.all_reduce(share, "mean")
 
     for _ in range(int(steps) * (cluster.host_id + 1)):
         mean = repl.run(step_fn)[0]
@@ -204,12 +204,12 @@ def inputs(cluster: Any) -> Any:
         assert (ctx.host_id, ctx.num_hosts) == (cluster.host_id, cluster.num_hosts)
         return data.shard(ctx.num_pipelines, ctx.pipeline_id)
 
-    own = [repl.run(same, input_fn) for _ in rounds]
+    elements = [repl.run(same, input_fn) for _ in rounds]
     batches = data.batch(2)
     split = [repl.run(same, batches, input_mode="global_batch") for _ in rounds]
     return [
         [int(tf.reshape(x, [])) for row in rows for x in row]
-        for rows in (dealt, own, split)
+        for rows in (dealt, elements, split)
     ]
 
 
@@ -223,8 +223,8 @@ def resumes(cluster: Any, folder: str, until: str) -> Any:
     def step_fn() -> None:
         optimizer.apply_gradients([(tf.ones([1]), v)])
 
-    own = str(pathlib.Path(folder, str(cluster.host_id)))
-    checkpoint = cluster.checkpoint(own, v=v, optimizer=optimizer)
+    host_folder = str(pathlib.Path(folder, str(cluster.host_id)))
+    checkpoint = cluster.checkpoint(host_folder, v=v, optimizer=optimizer)
     begun = checkpoint.step
     _meet()
     for _ in checkpoint.steps(int(until), every=3):

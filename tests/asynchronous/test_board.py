@@ -37,11 +37,11 @@ def test_a_board_is_a_table(names_of_its_own: None) -> None:
     programs[0].create()
     expected = np.zeros([3, count], np.int64)
     for _ in range(50):
-        own, row, column = random.randint([count, 3, count])
+        program, row, column = random.randint([count, 3, count])
         value = random.randint(-9, 9)
         whose = None if random.rand() < 0.5 else column
-        programs[own].write(row, value, whose)
-        expected[row, own if whose is None else whose] = value
+        programs[program].write(row, value, whose)
+        expected[row, program if whose is None else whose] = value
         np.testing.assert_array_equal(programs[column].read(), expected)
 
 

@@ -35,10 +35,10 @@ def test_variables_and_their_slots_are_divided_alike() -> None:
         v1.train.AdamOptimizer(0.1).minimize(tf.nn.l2_loss(w))
         _, decided = _decided(autodist)
     assert set(decided.cuts) == {"w", "w/Adam", "w/Adam_1"}
-    own = decided.cuts["w"]
-    assert (own.axis, own.sizes, own.shape) == (0, (2, 2), (4, 2))
-    assert own.names == ("w/part_0", "w/part_1")
-    assert set(decided.chosen) == set(own.names)
+    cut = decided.cuts["w"]
+    assert (cut.axis, cut.sizes, cut.shape) == (0, (2, 2), (4, 2))
+    assert cut.names == ("w/part_0", "w/part_1")
+    assert set(decided.chosen) == set(cut.names)
     assert decided.slots["w/Adam_1/part_1"] == "w/part_1"
     assert decided.slots.get("beta1_power") is None and "w/Adam" not in decided.slots
 

@@ -63,10 +63,13 @@ def test_each_part_is_a_variable_in_the_place_of_the_whole() -> None:
     for cut, shapes in ((parts.ROWS, [[1, 2], [3, 2]]), (parts.COLUMNS, [[4, 1]] * 2)):
         variables = parts.divide(build, cut).divided.program.variables
         assert list(variables) == ["w/part_0", "w/part_1", "n"]
-        own = [variables[name] for name in cut.names]
-        assert [one.shape.as_list() for one in own] == shapes
-        assert all(one.trainable for one in own) and not variables["n"].trainable
-        assert own[0].initializer is not own[1].initializer
+        part_variables = [variables[name] for name in cut.names]
+        assert [one.shape.as_list() for one in part_variables] == shapes
+        assert (
+            all(one.trainable for one in part_variables)
+            and not variables["n"].trainable
+        )
+        assert part_variables[0].initializer is not part_variables[1].initializer
 
 
 def test_what_is_added_is_divided_too() -> None:

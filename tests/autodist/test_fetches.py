@@ -41,12 +41,14 @@ def _dealt(counts: tuple[int, ...]) -> list[np.ndarray]:
 def test_what_is_joined_is_that_of_one_device(
     value: Value, counts: tuple[int, ...]
 ) -> None:
-    own = _dealt(counts)
+    parts = _dealt(counts)
     # Replicas without examples get a dummy to build with.
-    lent = [rows if len(rows) else own[0][:1] for rows in own]
+    lent = [rows if len(rows) else parts[0][:1] for rows in parts]
     values = [OF_KIND[value](rows) for rows in lent]
     joined = fetches.join(_fetch(value), values, counts)
-    np.testing.assert_allclose(joined, OF_KIND[value](np.concatenate(own)), rtol=1e-12)
+    np.testing.assert_allclose(
+        joined, OF_KIND[value](np.concatenate(parts)), rtol=1e-12
+    )
     assert np.asarray(joined).dtype == np.asarray(values[0]).dtype
 
 

@@ -47,8 +47,8 @@ def test_values_of_parts_are_joined_to_that_of_all(value: Value, dtype: str) -> 
         return  # there are none
     rows, parts, shares = _dealt()
     of = OF_KIND[value]
-    own = [tf.constant(of(part), dtype) for part in parts]
-    actual = joining.of_parts(value, own, shares)
+    values = [tf.constant(of(part), dtype) for part in parts]
+    actual = joining.of_parts(value, values, shares)
     np.testing.assert_allclose(actual, of(rows), rtol=1e-5, atol=1e-6)
     assert actual.dtype == dtype
 
@@ -56,20 +56,22 @@ def test_values_of_parts_are_joined_to_that_of_all(value: Value, dtype: str) -> 
 def test_whole_numbers_truths_and_short_floats_are_joined_exactly() -> None:
     rows, parts, shares = _dealt()
     mean = Value(Kind.MEAN, 1)
-    own = [tf.constant(part.sum(0), tf.int64) for part in parts]
-    assert joining.of_parts(mean, own, shares).numpy().tolist() == rows.sum(0).tolist()
-    own = [tf.constant(1000 + n, tf.float16) for n in (0, 5, 1, 2)]
-    assert joining.of_parts(mean, own, shares) == tf.constant(3003, tf.float16)
-    own = [tf.constant(truth) for truth in (False, False, True, False)]
-    assert joining.of_parts(Value(Kind.MAX), own, shares)
-    assert not joining.of_parts(Value(Kind.MIN), own, shares)
-    assert joining.of_parts(SAME, own, shares) is own[0]
+    values = [tf.constant(part.sum(0), tf.int64) for part in parts]
+    assert (
+        joining.of_parts(mean, values, shares).numpy().tolist() == rows.sum(0).tolist()
+    )
+    values = [tf.constant(1000 + n, tf.float16) for n in (0, 5, 1, 2)]
+    assert joining.of_parts(mean, values, shares) == tf.constant(3003, tf.float16)
+    values = [tf.constant(truth) for truth in (False, False, True, False)]
+    assert joining.of_parts(Value(Kind.MAX), values, shares)
+    assert not joining.of_parts(Value(Kind.MIN), values, shares)
+    assert joining.of_parts(SAME, values, shares) is values[0]
 
 
 def test_what_has_no_examples_is_left_out_though_it_is_no_number() -> None:
-    own = [tf.constant(x) for x in (1.0, np.nan, 4.0)]
+    values = [tf.constant(x) for x in (1.0, np.nan, 4.0)]
     shares = [tf.constant(x) for x in (0.75, 0.0, 0.25)]
-    assert joining.of_parts(Value(Kind.MEAN), own, shares) == 1.75
+    assert joining.of_parts(Value(Kind.MEAN), values, shares) == 1.75
 
 
 def test_parts_of_a_divisor_add_up_to_one_or_are_those_of_the_examples() -> None:

@@ -50,8 +50,10 @@ def test_variables_are_noted_in_order_and_compute_what_others_do(made: Any) -> N
     w = tf.Variable(examples(4, 2), name="w")
     n = tf.Variable(3, trainable=False, name="n")
     found = _run(w + 1, tf.gather(w, [2]), tf.gather_nd(w, [[1, 0]]), n + 1)
-    own = examples(4, 2)
-    for one, two in zip(found, (own + 1, own[[2]], own[1, :1], 4), strict=True):
+    initial = examples(4, 2)
+    for one, two in zip(
+        found, (initial + 1, initial[[2]], initial[1, :1], 4), strict=True
+    ):
         np.testing.assert_allclose(one, two)
     assert [one.op.name for one in made] == ["w", "n"]
     assert w.trainable and not n.trainable

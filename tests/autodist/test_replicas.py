@@ -25,15 +25,15 @@ def test_each_replica_has_its_ops_where_it_is_and_shared_ones_are_there_once() -
         w = tf.Variable([3.0, 4.0], name="w")
         made = tf.multiply(x[:, None] * w, rate, name="made")
         replicas = autodist.create_distributed_session()._replicas
-    places = [own[made.op] for own in replicas.places]
+    places = [place[made.op] for place in replicas.places]
     assert [op.name for op in places] == [
         *("made", f"{PREFIX}1/made", f"{PREFIX}2/made")
     ]
     for r, op in enumerate(places):
         assert tf.DeviceSpec.from_string(op.device).device_index == r
     for shared in (rate.op, w.initializer.inputs[1].op):
-        assert len({own[shared] for own in replicas.places}) == 1
-    assert len({own[x.op] for own in replicas.places}) == 3
+        assert len({place[shared] for place in replicas.places}) == 1
+    assert len({place[x.op] for place in replicas.places}) == 3
 
 
 def test_replicas_take_elements_in_their_order() -> None:
@@ -41,7 +41,7 @@ def test_replicas_take_elements_in_their_order() -> None:
         data = tf.data.Dataset.range(9)
         x = v1.data.make_one_shot_iterator(data).get_next()
         replicas = autodist.create_distributed_session()._replicas
-    taken = [own[x.op] for own in replicas.places]
+    taken = [place[x.op] for place in replicas.places]
     for before, after in zip(taken, taken[1:], strict=False):
         assert before in after.control_inputs
 
@@ -53,7 +53,7 @@ def test_reductions_are_what_the_gradients_of_all_are_fetched_as() -> None:
         (gradient,) = tf.gradients(tf.reduce_mean(w * x), [w])
         session = autodist.create_distributed_session()
         assert session.run(gradient, {x: [1.0, 2.0, 6.0]}) == 3
-        actual = [own[gradient.op] for own in session._replicas.places]
+        actual = [place[gradient.op] for place in session._replicas.places]
         assert all(op.type != "PlaceholderWithDefault" for op in actual)
         assert set(session._replicas.trained()) == {"w"}
 

@@ -60,12 +60,12 @@ class _Copies:
     def weighed(self, tensor: tf.Tensor, value: Value) -> float:
         """Returns the weighted sum of a tensor over all replicas."""
         with self.graph.as_default():
-            own = [
+            values = [
                 stamping.of(places, tensor)
                 * self.shares.weight(None, value, self.places, n)
                 for n, places in enumerate(self.places)
             ]
-        return float(sum(self.run(own)))
+        return float(sum(self.run(values)))
 
 
 POWERS: dict[float, Callable[[Any], Any]] = {

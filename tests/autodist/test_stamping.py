@@ -27,12 +27,12 @@ def test_copies_compute_the_same_of_what_is_in_the_places_of_others() -> None:
     with tf.Graph().as_default() as graph:
         x = tf.constant([1.0, 2.0], name="x")
         top, places = tf.math.top_k(tf.sqrt(x) + x, name="top")
-        own = [op for op in graph.get_operations() if op is not x.op]
+        ops = [op for op in graph.get_operations() if op is not x.op]
     with tf.Graph().as_default() as target, v1.Session() as session:
-        new = _press(graph, own, target, {x.op: tf.constant([9.0, 4.0])})
+        new = _press(graph, ops, target, {x.op: tf.constant([9.0, 4.0])})
         assert session.run(stamping.of(new, top)).tolist() == [12.0]
         assert session.run(stamping.of(new, places)).tolist() == [0]
-    assert set(new) == set(own)
+    assert set(new) == set(ops)
     for op, copy in new.items():
         assert copy.name == f"copy/{op.name}" and copy.type == op.type
         assert copy.device == "/device:CPU:1"

@@ -41,8 +41,8 @@ def _function(autodist: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)
             loss = _loss(x, w)
-        own, by_x = tape.gradient(loss, [w, x])
-        optimizer.apply_gradients([(own, w)])
+        by_w, by_x = tape.gradient(loss, [w, x])
+        optimizer.apply_gradients([(by_w, w)])
         return loss, by_x, tf.sort(x[:, 0])[1]
 
     run = autodist.function(step) if autodist else tf.function(step)
@@ -113,12 +113,12 @@ def test_gradients_by_what_is_no_variable_are_whole_where_nothing_is_split() -> 
             with tf.GradientTape() as tape:
                 tape.watch(one)
                 loss = tf.reduce_sum((one * w) ** 3)
-            own, by_one = tape.gradient(loss, [w, one])
-            squares = tf.reduce_sum(own**2)
-        return own, by_one, outer.gradient(squares, w)
+            by_w, by_one = tape.gradient(loss, [w, one])
+            squares = tf.reduce_sum(by_w**2)
+        return by_w, by_one, outer.gradient(squares, w)
 
-    own, by_one, second = step()
-    np.testing.assert_allclose(own, [3, 12])
+    by_w, by_one, second = step()
+    np.testing.assert_allclose(by_w, [3, 12])
     np.testing.assert_allclose(by_one, 27)
     np.testing.assert_allclose(second, [36, 288])  # of 9 w^4
 

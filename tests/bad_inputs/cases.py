@@ -216,13 +216,13 @@ def sample(count: int, seed: int) -> list[Case]:
     rng = random.Random(seed)
     columns = []
     for program in programs.PROGRAMS:
-        own = [(m, v) for m in program.modes for v in POOLS[program.pool]]
-        rng.shuffle(own)
-        columns.append([Case(program, mode, value) for mode, value in own])
+        pairs = [(m, v) for m in program.modes for v in POOLS[program.pool]]
+        rng.shuffle(pairs)
+        columns.append([Case(program, mode, value) for mode, value in pairs])
     # Rare ones cost a process each.
     rng.shuffle(columns)
     rounds = itertools.zip_longest(*columns)
-    cases = (case for own in rounds for case in own if case is not None)
+    cases = (case for round_ in rounds for case in round_ if case is not None)
     return list(itertools.islice(cases, count))
 
 

@@ -227,7 +227,7 @@ def _leaves(value: Any) -> list[Any]:
     if hasattr(value, "dense_shape"):
         return [value]
     if isinstance(value, list | tuple):
-        return [leaf for own in value for leaf in _leaves(own)]
+        return [leaf for entry in value for leaf in _leaves(entry)]
     return tf.nest.flatten(value)
 
 

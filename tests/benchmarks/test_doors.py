@@ -16,8 +16,10 @@ def test_all_doors_are_measured_and_compute_the_same(tmp_path):
 
 
 def test_the_table_says_how_each_door_compares_with_cloning():
-    own = {doors.CLONED: 2.0, doors.SESSION: 3.0, doors.FUNCTION: 1.0}
-    (table,) = doors.tables({"8": own, "32": {name: 2 * s for name, s in own.items()}})
+    seconds = {doors.CLONED: 2.0, doors.SESSION: 3.0, doors.FUNCTION: 1.0}
+    (table,) = doors.tables(
+        {"8": seconds, "32": {name: 2 * s for name, s in seconds.items()}}
+    )
     assert table.rows == [
         [doors.CLONED, "2.0", "4.0", "1.00", "1.00"],
         [doors.SESSION, "3.0", "6.0", "1.50", "1.50"],

@@ -80,13 +80,13 @@ def test_namespaces_are_removed_when_it_is_ended():
     command = [sys.executable, "-m", "benchmarks.hosts", *flags]
     folder = pathlib.Path("/run/netns")
     with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE) as started:
-        own = f"replicator-{started.pid}-*"
-        while not list(folder.glob(own)):
+        pattern = f"replicator-{started.pid}-*"
+        while not list(folder.glob(pattern)):
             assert started.poll() is None
             time.sleep(0.05)
         started.send_signal(signal.SIGTERM)
         assert started.wait(300) == 128 + signal.SIGTERM
-    assert not list(folder.glob(own))
+    assert not list(folder.glob(pattern))
 
 
 def test_what_is_missing_is_one_line(monkeypatch):

@@ -13,10 +13,15 @@ def test_a_network_is_measured_on_each_number_of_replicas(tmp_path):
     assert "100-layer MLP, 4" in printed
     measurements = facts["results"]["deep"]
     assert list(measurements) == ["1", "2", "4"]
-    for own in measurements.values():
-        assert own["measured"] > 0
+    for measurement in measurements.values():
+        assert measurement["measured"] > 0
         for name in (profile.PREDICTED, profile.BY_ONE):
-            assert 0 < own[name]["low"] <= own[name]["step"] <= own[name]["high"]
+            assert (
+                0
+                < measurement[name]["low"]
+                <= measurement[name]["step"]
+                <= measurement[name]["high"]
+            )
 
 
 def _found(step: float, low: float, high: float) -> dict[str, float]:

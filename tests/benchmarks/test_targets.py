@@ -39,8 +39,8 @@ def test_without_results_no_target_is_reached():
     ("ours", "mirrored", "reached"), [(1.0, 1.3, True), (1.3, 1.0, False)]
 )
 def test_a_step_is_judged_with_the_default_options(ours, mirrored, reached):
-    own = {OURS: ours, MIRRORED: mirrored}
-    times = {BASELINE: 1.0, ONE_REPLICA: 1.0, RIVAL: 2.0, **own}
+    names = {OURS: ours, MIRRORED: mirrored}
+    times = {BASELINE: 1.0, ONE_REPLICA: 1.0, RIVAL: 2.0, **names}
     measurements = {"deep": {name: as_dict(time) for name, time in times.items()}}
     lines = judged({steps.NAME: {"off": measurements}})
     of_one = lines["100-layer MLP, oneDNN off: of one device"]

@@ -91,11 +91,11 @@ def all_steps(cluster: Any, folder: str) -> None:
 def _plain(value: Any) -> Any:
     """Returns a nest with arrays in place of tensors; PerReplicas stay."""
     if isinstance(value, replicator.PerReplica):
-        return replicator.PerReplica(*[_plain(own) for own in value])
+        return replicator.PerReplica(*[_plain(entry) for entry in value])
     if isinstance(value, dict):
         return {key: _plain(own) for key, own in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(own) for own in value]
+        return [_plain(entry) for entry in value]
     return value.numpy() if tf.is_tensor(value) else np.asarray(value)
 
 
@@ -128,8 +128,10 @@ def resumed(cluster: Any, folder: str, until: str, with_inputs: str) -> Any:
         )
 
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
-        own = tf.data.Dataset.range(100).shard(ctx.num_pipelines, ctx.pipeline_id)
-        return own.shuffle(100, seed=ctx.pipeline_id).map(
+        host_folder = tf.data.Dataset.range(100).shard(
+            ctx.num_pipelines, ctx.pipeline_id
+        )
+        return host_folder.shuffle(100, seed=ctx.pipeline_id).map(
             lambda n: tf.cast(n, tf.float32) / 50.0
         )
 
@@ -140,17 +142,17 @@ def resumed(cluster: Any, folder: str, until: str, with_inputs: str) -> Any:
         seen.assign_add(1.0)
         return repl.all_reduce(loss, "mean")
 
-    own = pathlib.Path(folder, f"host-{cluster.host_id}")
+    host_folder = pathlib.Path(folder, f"host-{cluster.host_id}")
     objects: dict[str, Any] = {"v": v, "optimizer": optimizer, "seen": seen}
     if with_inputs == "inputs":
         objects["inputs"] = repl.inputs
-    checkpoint = cluster.checkpoint(own, **objects)
+    checkpoint = cluster.checkpoint(host_folder, **objects)
     begun = checkpoint.step
     losses = [
         float(repl.run(step_fn, input_fn))
         for _ in checkpoint.steps(int(until), every=2)
     ]
-    there = sorted(path.name for path in own.glob("*.index"))
+    there = sorted(path.name for path in host_folder.glob("*.index"))
     return [begun, losses, v.numpy().tolist(), float(seen), there]
 
 

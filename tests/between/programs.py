@@ -313,8 +313,8 @@ def random_numbers(repl: Replicator) -> Any:
 
 def inputs(repl: Replicator) -> Any:
     def of_replica(ctx: replicator.InputContext) -> tf.data.Dataset:
-        own = tf.data.Dataset.range(24).shard(ctx.num_pipelines, ctx.pipeline_id)
-        return own.batch(ctx.per_replica_batch_size(8))
+        shard = tf.data.Dataset.range(24).shard(ctx.num_pipelines, ctx.pipeline_id)
+        return shard.batch(ctx.per_replica_batch_size(8))
 
     whole = tf.data.Dataset.range(24).shuffle(24, seed=7).batch(2)
     step_fn = lambda x: tf.cast(x, tf.int32)  # noqa: E731

@@ -36,10 +36,10 @@ def proofs(cluster: Any) -> dict[str, list[str]]:
     def wrapped_update() -> None:
         wrapped.apply_gradients([(tf.constant([1.0, 2.0]) * repl.replica_id, v)])
 
-    own = tf.data.Dataset.from_tensors([1.0, 2.0]).repeat()
+    dataset = tf.data.Dataset.from_tensors([1.0, 2.0]).repeat()
     mine = replicator.PerReplica(tf.constant([1.0, float(host)]))
     tried("wrapped", lambda: repl.run(wrapped_update))
-    tried("own data", lambda: repl.run(update, lambda ctx: own))
+    tried("own data", lambda: repl.run(update, lambda ctx: dataset))
     tried("own argument", lambda: repl.run(update, args=(mine,)))
     tried("argument", lambda: repl.run(update, args=(tf.constant([1.0, 2.0]),)))
     tried("constant", lambda: repl.run(lambda: update(tf.fill([2], host + 1.0))))

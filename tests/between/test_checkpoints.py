@@ -18,7 +18,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: pathlib.Path) -> No
     folder = str(tmp_path / "cut")
     first = processes.run("resumed", [1, 1], folder, "5", "inputs")
     second = processes.run("resumed", [1, 1], folder, "8", "inputs")
-    assert [own[0] for own in first + second] == [0, 0, 5, 5]
+    assert [result[0] for result in first + second] == [0, 0, 5, 5]
     for cut, rest, uninterrupted in zip(first, second, whole, strict=True):
         assert cut[1] + rest[1] == uninterrupted[1]
         assert rest[2:4] == uninterrupted[2:4]

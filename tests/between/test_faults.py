@@ -116,11 +116,15 @@ def test_programs_end_at_different_times() -> None:
 def test_a_step_that_fails() -> None:
     """On all hosts: they continue. On one: the others get an error, and all stop."""
     first, second = processes.run("a_step_fails", [1, 1])
-    for own in (first, second):
+    for results in (first, second):
         # v is 1, then 1 + (2 + 2), and so on; the step that failed changed nothing.
-        assert (own["right"], own["both"], own["again"]) == (5.0, True, 17.0)
-        assert own["v"] == 17.0
-        assert own["seconds"] < 10.0
+        assert (results["right"], results["both"], results["again"]) == (
+            5.0,
+            True,
+            17.0,
+        )
+        assert results["v"] == 17.0
+        assert results["seconds"] < 10.0
     assert second["alone"][0] == "InvalidArgumentError"
     assert "above two" in second["alone"][1]
     kind, text = first["alone"]

@@ -26,10 +26,10 @@ def test_programs_of_keras(tmp_path: pathlib.Path, names: tuple[str, ...]) -> No
     actual = [pickle.loads((tmp_path / str(host)).read_bytes()) for host in (0, 1)]
     for name in names:
         expected = worlds.outcome(getattr(test_programs, name), 0)
-        for own in actual:
+        for results in actual:
             tf.nest.map_structure(
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-                tuple(own[name]),
+                tuple(results[name]),
                 expected,
             )
 

@@ -24,7 +24,7 @@ _STEPS: dict[str, list[Any]] = {
 @pytest.fixture(scope="module")
 def found(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each host's results, by the kind of input."""
-    return [own["input_ends"] for own in told]
+    return [results["input_ends"] for results in told]
 
 
 @pytest.mark.parametrize("name", _STEPS)

@@ -68,7 +68,7 @@ _FAILED: dict[str, tuple[str, list[str]]] = {
 @pytest.fixture(scope="module")
 def found(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each host's errors, by the names of the cases."""
-    return [own["mismatches"] for own in told]
+    return [results["mismatches"] for results in told]
 
 
 def test_there_is_an_expectation_for_each() -> None:

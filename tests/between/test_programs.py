@@ -59,7 +59,7 @@ def _joined(parts: list[Any]) -> Any:
 def test_as_one_process(found: list[dict[str, Any]], name: str) -> None:
     repl = helpers.make(programs.REPLICAS, variables="mirrored")
     expected = [*_leaves(programs.STEPS[name](repl))]
-    computed = [*_leaves(_joined([own[name] for own in found]))]
+    computed = [*_leaves(_joined([results[name] for results in found]))]
     assert len(expected) == len(computed) > 0
     for one, other in zip(expected, computed, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
@@ -70,7 +70,7 @@ def test_as_one_process(found: list[dict[str, Any]], name: str) -> None:
 
 
 def test_processes_hold_the_same_bits(found: list[dict[str, Any]]) -> None:
-    losses, weights = zip(*(own["training"] for own in found), strict=True)
+    losses, weights = zip(*(results["training"] for results in found), strict=True)
     for one, other in zip(_leaves(losses[0]), _leaves(losses[1]), strict=True):
         assert one.tobytes() == other.tobytes()
     for one, other in zip(*weights, strict=True):

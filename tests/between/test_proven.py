@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def found(told: list[dict[str, Any]]) -> list[dict[str, list[str]]]:
-    return [own["proofs"] for own in told]
+    return [results["proofs"] for results in told]
 
 
 @pytest.mark.parametrize(

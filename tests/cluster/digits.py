@@ -87,8 +87,8 @@ def replicated(cluster: Any) -> dict[str, Any]:
         optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.05, 0.9))
 
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
-        own = _data().shard(ctx.num_pipelines, ctx.pipeline_id)
-        return own.batch(ctx.per_replica_batch_size(_BATCH))
+        shard = _data().shard(ctx.num_pipelines, ctx.pipeline_id)
+        return shard.batch(ctx.per_replica_batch_size(_BATCH))
 
     def step_fn(batch: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -106,8 +106,8 @@ def replicated(cluster: Any) -> dict[str, Any]:
         "losses": losses,
         "weights": [weight.numpy().tolist() for weight in model.weights],
         "bits": [
-            hashlib.sha256(b"".join(part.tobytes() for part in own)).hexdigest()
-            for own in by_replica
+            hashlib.sha256(b"".join(part.tobytes() for part in shard)).hexdigest()
+            for shard in by_replica
         ],
     }
 

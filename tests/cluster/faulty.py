@@ -222,7 +222,7 @@ class Training:
                 self._now("checkpoint", k - 1)
 
     def _begin(self, repl: replicator.Replicator, step: int) -> None:
-        """Called before the first step of a block of steps."""
+        """Called before a step, with the number of completed ones."""
 
     def _now(self, moment: str, k: int) -> None:
         if moment == self._moment and k == self._fault_at:

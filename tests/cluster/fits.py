@@ -66,10 +66,11 @@ class _World(worlds.World):
 def _compared(program: worlds.Program, plain: Any, repl: Any) -> dict[str, Any]:
     world = _World(repl)
     keras.backend.clear_session()
-    own = [np.asarray(leaf) for leaf in tf.nest.flatten(program(world))]
-    assert len(own) == len(plain)
+    leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(program(world))]
+    assert len(leaves) == len(plain)
     errors = [
-        np.max(np.abs(a - b) / (1 + np.abs(b))) for a, b in zip(own, plain, strict=True)
+        np.max(np.abs(a - b) / (1 + np.abs(b)))
+        for a, b in zip(leaves, plain, strict=True)
     ]
     model = world.model  # whose metrics count what each replica sees
     kept = [*model.weights, *model.optimizer.variables]

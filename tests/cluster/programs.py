@@ -182,8 +182,8 @@ def unordered(addresses: Sequence[str]) -> dict[str, Any]:
 def task(addresses: Sequence[str]) -> dict[str, Any]:
     """A process that is itself a task of a cluster."""
     del addresses
-    own = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=own)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     repl = replicator.Replicator(["CPU:0"])
     values = repl.run(lambda: repl.all_reduce(3.0))
     del strategy
@@ -292,10 +292,10 @@ def sessions(addresses: Sequence[str]) -> dict[str, Any]:
     cluster = replicator.connect(both, heartbeat=3.0)
     config = v1.ConfigProto(log_device_placement=False, operation_timeout_in_ms=60000)
     given = cluster.session_arguments(config)
-    own = cluster.session_arguments()
+    arguments = cluster.session_arguments()
     found: dict[str, Any] = {
         "kept": given["config"].operation_timeout_in_ms,
-        "untouched": [len(config.cluster_def.job), sorted(given) == sorted(own)],
+        "untouched": [len(config.cluster_def.job), sorted(given) == sorted(arguments)],
         "not one": message(lambda: cluster.session_arguments("grpc://mine")),
         "two": message(lambda: cluster.session_arguments(given["config"])),
     }

@@ -28,7 +28,7 @@ def plain() -> tuple[list[float], list[np.ndarray]]:
 def _check(found: Sequence[dict[str, Any]], plain: Any) -> None:
     """Fails unless all processes have the results of one device, and the same bits."""
     losses, weights = plain
-    bits = [own for part in found for own in part["bits"]]
+    bits = [fingerprint for part in found for fingerprint in part["bits"]]
     assert len(bits) == 8
     assert len({*bits}) == 1
     for part in found:

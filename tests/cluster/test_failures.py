@@ -43,7 +43,8 @@ def test_one_ends_the_others(ended: list[tuple[int, str]]) -> None:
 
 def test_all_go_on(ended: list[tuple[int, str]]) -> None:
     threads = [
-        threading.Thread(target=failures.agree, args=(own, _ERROR)) for own in _peers()
+        threading.Thread(target=failures.agree, args=(peer, _ERROR))
+        for peer in _peers()
     ]
     for thread in threads:
         thread.start()

@@ -227,9 +227,9 @@ def test_any_structure(facts):
         assert chiefs == [read.chief]
         expected = []
         for node in nodes:
-            own = [f"GPU:{k}" for k in node.get("gpus") or []]
-            own = own or [f"CPU:{k}" for k in node.get("cpus") or [0]]
-            expected += [f"{node['address']}:{name}" for name in own]
+            names = [f"GPU:{k}" for k in node.get("gpus") or []]
+            names = names or [f"CPU:{k}" for k in node.get("cpus") or [0]]
+            expected += [f"{node['address']}:{name}" for name in names]
         assert list(read.devices) == expected
 
 

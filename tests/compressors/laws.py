@@ -58,24 +58,26 @@ class Given:
     def sums(self) -> list[np.ndarray]:
         """Returns, by NumPy, the sum over all updates of the means, uncompressed."""
         results = []
-        for own in self.gradients:
-            total = np.zeros(own.shape[2:])
-            for begin in range(0, len(own), self.steps_per_update):
+        for gradient in self.gradients:
+            total = np.zeros(gradient.shape[2:])
+            for begin in range(0, len(gradient), self.steps_per_update):
                 part = slice(begin, begin + self.steps_per_update)
-                weights = np.ones(own[part].shape[:2])
+                weights = np.ones(gradient[part].shape[:2])
                 if self.weights is not None:
                     weights = self.weights[part].astype("d")
-                total += np.tensordot(weights, own[part], 2) / weights.sum()
+                total += np.tensordot(weights, gradient[part], 2) / weights.sum()
             results.append(total)
         return results
 
     def elements(self, replica_id: int) -> tf.data.Dataset:
         """Returns a replica's gradients, and weights, of all steps."""
-        own = tuple(gradients[:, replica_id] for gradients in self.gradients)
-        weights = np.ones(own[0].shape[:1], "f")
+        own_gradients = tuple(gradients[:, replica_id] for gradients in self.gradients)
+        weights = np.ones(own_gradients[0].shape[:1], "f")
         if self.weights is not None:
             weights = self.weights[:, replica_id]
-        return helpers.untuned(tf.data.Dataset.from_tensor_slices((own, weights)))
+        return helpers.untuned(
+            tf.data.Dataset.from_tensor_slices((own_gradients, weights))
+        )
 
 
 @dataclasses.dataclass
@@ -90,7 +92,8 @@ class Training:
     def __post_init__(self) -> None:
         with self.repl.context():
             self.variables = [
-                tf.Variable(tf.zeros(own.shape[2:])) for own in self.given.gradients
+                tf.Variable(tf.zeros(gradient.shape[2:]))
+                for gradient in self.given.gradients
             ]
             self.optimizer = self.repl.wrap_optimizer(
                 self.make(),
@@ -113,7 +116,10 @@ class Training:
         for number in range(len(self.given.gradients[0])):
             elements = [
                 (
-                    tuple(tf.constant(own[number, r]) for own in self.given.gradients),
+                    tuple(
+                        tf.constant(gradient[number, r])
+                        for gradient in self.given.gradients
+                    ),
                     tf.constant(
                         1.0
                         if self.given.weights is None

@@ -182,7 +182,7 @@ def test_feedback_in_a_loop_adds_up() -> None:
         loop = in_a_loop(lambda: repl.all_reduce(x, compressor="ef(bf16)"))
         return loop, in_a_loop(lambda: repl.all_reduce(x, compressor="bf16"))
 
-    with_it, without = (own[0] for own in repl.run(step_fn, args=[per_replica(*X)]))
+    with_it, without = (leaf[0] for leaf in repl.run(step_fn, args=[per_replica(*X)]))
     exact = 3 * X.sum(0)
     assert np.abs(with_it - exact).mean() < np.abs(without - exact).mean() / 2
 

@@ -109,9 +109,9 @@ def test_int8_is_for_64_replicas_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_topk(ratio: float) -> None:
     values = random(3, 6, 10)
     expected = np.zeros([60], "f")
-    for own in values.reshape(3, 60):
-        places = np.argsort(-np.abs(own))[: int(np.ceil(ratio * 60))]
-        expected[places] += own[places]
+    for row in values.reshape(3, 60):
+        places = np.argsort(-np.abs(row))[: int(np.ceil(ratio * 60))]
+        expected[places] += row[places]
     result = reduced(values, compressors.TopK(ratio))
     np.testing.assert_array_equal(result, expected.reshape(6, 10))
 
@@ -124,8 +124,8 @@ def power_iteration(
     values: np.ndarray, rank: int, q: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns P Q^T and Q of algorithm 1 in Vogels et al. 2019, by NumPy."""
-    p, _ = np.linalg.qr(sum(own @ q for own in values))
-    q = sum(own.T @ p for own in values)
+    p, _ = np.linalg.qr(sum(matrix @ q for matrix in values))
+    q = sum(matrix.T @ p for matrix in values)
     return p @ q.T, q
 
 
@@ -193,7 +193,10 @@ def test_powersgd_starts_later() -> None:
 def all_reduced(values: Any, name: str) -> Any:
     """Returns what both replicas receive for a list of theirs, the same bits."""
     repl = helpers.make(2)
-    given_ = [replicator.PerReplica(*map(tf.constant, own)) for own in values]
+    given_ = [
+        replicator.PerReplica(*map(tf.constant, replica_values))
+        for replica_values in values
+    ]
     results = repl.run(
         lambda *own: repl.all_reduce(list(own), compressor=name), args=given_
     )

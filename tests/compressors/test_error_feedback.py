@@ -148,7 +148,9 @@ def test_what_is_no_number_is_not_owed(inner: str) -> None:
     for variable, value in zip(training.variables, received, strict=True):
         variable.assign(-value)
     step()
-    skipped = laws.Given(tuple(np.delete(own, 2, 0) for own in values.gradients))
+    skipped = laws.Given(
+        tuple(np.delete(gradient, 2, 0) for gradient in values.gradients)
+    )
     training.given = skipped
     training.assert_nothing_lost()
 
@@ -172,9 +174,9 @@ def test_a_step_with_the_largest_numbers_spoils_no_other(inner: str) -> None:
 def test_what_a_replica_of_no_weight_has_does_not_count() -> None:
     values = laws.Given.random(STEPS, 2, weighted=True)
     values.weights[1:, 1] = 0
-    spoilt = tuple(own.copy() for own in values.gradients)
-    for own in spoilt:
-        own[1:, 1] = np.nan
+    spoilt = tuple(gradient.copy() for gradient in values.gradients)
+    for gradient in spoilt:
+        gradient[1:, 1] = np.nan
     training = laws.Training(
         helpers.make(2), laws.Given(spoilt, values.weights), "ef(bf16)"
     )

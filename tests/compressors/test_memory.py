@@ -30,7 +30,7 @@ EVERY = (
 
 def after(given: laws.Given, begin: int, end: int | None = None) -> laws.Given:
     """Returns the gradients of some of the steps."""
-    return laws.Given(tuple(own[begin:end] for own in given.gradients))
+    return laws.Given(tuple(gradient[begin:end] for gradient in given.gradients))
 
 
 def checkpoint(training: laws.Training) -> tf.train.Checkpoint:
@@ -39,10 +39,10 @@ def checkpoint(training: laws.Training) -> tf.train.Checkpoint:
 
 def bits(training: laws.Training) -> dict[str, list[bytes]]:
     """Returns all state of a training, on each replica."""
-    own = {f"variable {k}": v for k, v in enumerate(training.variables)}
+    state = {f"variable {k}": v for k, v in enumerate(training.variables)}
     return {
         name: [value.tobytes() for value in helpers.components(variable)]
-        for name, variable in (own | training.memory).items()
+        for name, variable in (state | training.memory).items()
     }
 
 
@@ -204,9 +204,9 @@ def test_plain_checkpoints_are_read_where_nothing_is_compressed(
 ) -> None:
     """An optimizer without compressors needs no state from them."""
     plain = tf.keras.optimizers.SGD(1.0, momentum=0.5)
-    own = tf.Variable([1.0, 2.0])
-    plain.apply([tf.ones([2])], [own])
-    saved = tf.train.Checkpoint(v=own, optimizer=plain).write(str(tmp_path / "x"))
+    variable = tf.Variable([1.0, 2.0])
+    plain.apply([tf.ones([2])], [variable])
+    saved = tf.train.Checkpoint(v=variable, optimizer=plain).write(str(tmp_path / "x"))
     repl = helpers.make(2)
     with repl.context():
         w = tf.Variable([0.0, 0.0])

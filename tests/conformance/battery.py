@@ -131,7 +131,7 @@ def _scaled(x: tf.Tensor, count: int) -> list[tf.Tensor]:
 def _shares(x: tf.Tensor, axis: int, count: int) -> list[tf.Tensor]:
     # As in NumPy's array_split, the first shares get the extra row.
     rows = np.array_split(np.arange(int(x.shape[axis])), count)
-    return tf.split(x, [len(own) for own in rows], axis)
+    return tf.split(x, [len(share) for share in rows], axis)
 
 
 # --- Parts of the replicas ------------------------------------------------------------
@@ -140,7 +140,9 @@ def _shares(x: tf.Tensor, axis: int, count: int) -> list[tf.Tensor]:
 def _parity(repl: replicator.Replicator) -> Any:
     """The even and the odd replicas."""
     everyone = range(repl.num_replicas)
-    return repl.groups([own for own in (everyone[::2], everyone[1::2]) if own])
+    return repl.groups(
+        [members for members in (everyone[::2], everyone[1::2]) if members]
+    )
 
 
 def _by_parity(plain: Callable[[Tensors], Tensors]) -> Callable[[Tensors], Tensors]:
@@ -170,7 +172,7 @@ def _exchanged(
     xs: Tensors, split_axis: int, concat_axis: int, splits: Sequence[Sequence[int]]
 ) -> Tensors:
     pieces = [tf.split(x, own, split_axis) for x, own in zip(xs, splits, strict=True)]
-    return [tf.concat(own, concat_axis) for own in zip(*pieces, strict=True)]
+    return [tf.concat(received, concat_axis) for received in zip(*pieces, strict=True)]
 
 
 def _columns(count: int) -> list[int]:

@@ -68,8 +68,8 @@ def test_a_recurrent_network_whose_cell_communicates(mode: str, unroll: bool) ->
     close = {"rtol": 1e-4, "atol": 1e-5}
     np.testing.assert_allclose(np.concatenate(list(y)), want, **close)
     for got, d in zip(gradients, tape.gradient(loss, weights), strict=True):
-        for own in got:
-            np.testing.assert_allclose(own, d, **close)
+        for replica_values in got:
+            np.testing.assert_allclose(replica_values, d, **close)
 
 
 class _Centred(tf.keras.layers.Layer):

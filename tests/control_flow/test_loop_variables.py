@@ -73,8 +73,8 @@ def test_a_tensor_array_that_grows(mode: str) -> None:
             1
         ].stack()
 
-    for own in helpers.run(mode, repl, lambda: step):
-        assert own.tolist() == [1, 3, 5]
+    for replica_values in helpers.run(mode, repl, lambda: step):
+        assert replica_values.tolist() == [1, 3, 5]
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
@@ -130,8 +130,8 @@ def test_ragged_tensors(mode: str) -> None:
         turned = tf.while_loop(lambda n, _: n < 2, turn, [tf.constant(0), ragged])[1]
         return turned.to_tensor()
 
-    for own in helpers.run(mode, repl, lambda: step):
-        assert own.tolist() == [[6.0, 0.0], [12.0, 18.0]]
+    for replica_values in helpers.run(mode, repl, lambda: step):
+        assert replica_values.tolist() == [[6.0, 0.0], [12.0, 18.0]]
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)

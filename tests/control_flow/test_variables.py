@@ -237,5 +237,5 @@ def test_indexed_slices_all_reduced_in_a_loop(mode: str) -> None:
 
         return step
 
-    for own in helpers.run(mode, repl, make_step):
-        assert own[:, 0].tolist() == [-2.0, -5.0, -2.0, 1.0]
+    for replica_values in helpers.run(mode, repl, make_step):
+        assert replica_values[:, 0].tolist() == [-2.0, -5.0, -2.0, 1.0]

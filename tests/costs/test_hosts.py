@@ -27,10 +27,16 @@ def test_the_cpu_of_a_device() -> None:
 def test_each_device_is_on_one_host(layout: tuple[int, ...]) -> None:
     devices = paper_hosts.names(layout)
     actual = places.by_host(devices)
-    assert sorted(n for own in actual for n in own) == list(range(len(layout)))
-    for own in actual:
-        assert own == [n for n, host in enumerate(layout) if host == layout[own[0]]]
-    assert [own[0] for own in actual] == sorted(own[0] for own in actual)
+    assert sorted(n for replica_ids in actual for n in replica_ids) == list(
+        range(len(layout))
+    )
+    for replica_ids in actual:
+        assert replica_ids == [
+            n for n, host in enumerate(layout) if host == layout[replica_ids[0]]
+        ]
+    assert [replica_ids[0] for replica_ids in actual] == sorted(
+        replica_ids[0] for replica_ids in actual
+    )
     several, counts = len(set(layout)) > 1, map(layout.count, layout)
     assert places.are_several(devices) is several
     assert (rates.kind_of(devices) == "hosts") is several

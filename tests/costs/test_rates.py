@@ -76,9 +76,9 @@ def test_the_variable_is_named_where_its_file_is_missing(
 
 def test_what_is_read_is_what_was_written(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "rates.json"
-    own = rates.Rates(1e-6, 2e-6, 3e-9, 4e-9, 5e-9, True)
-    path.write_text(rates.Calibration({"gpu": own}).to_json())
-    assert rates.load(path).rates == {"gpu": own}
+    measured = rates.Rates(1e-6, 2e-6, 3e-9, 4e-9, 5e-9, True)
+    path.write_text(rates.Calibration({"gpu": measured}).to_json())
+    assert rates.load(path).rates == {"gpu": measured}
 
 
 def test_every_algorithm_has_a_cost() -> None:

@@ -60,22 +60,22 @@ def _importable() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_flags_of_others() -> Iterator[None]:
     """Limits flags in this block to absl's own, and those that the block defines."""
-    own = flags.FLAGS
+    values = flags.FLAGS
 
     def defined() -> list[str]:
-        return [n for n in own if not is_absls(own.find_module_defining_flag(n))]
+        return [n for n in values if not is_absls(values.find_module_defining_flag(n))]
 
-    others = {n: (own[n], own.find_module_defining_flag(n)) for n in defined()}
+    others = {n: (values[n], values.find_module_defining_flag(n)) for n in defined()}
     for name in others:
-        delattr(own, name)
+        delattr(values, name)
     try:
         yield
     finally:
         for name in defined():
-            delattr(own, name)
+            delattr(values, name)
         for name, (flag, module) in others.items():
-            own[name] = flag
-            own.register_flag_by_module(module, flag)
+            values[name] = flag
+            values.register_flag_by_module(module, flag)
 
 
 def is_absls(module: Any) -> bool:

@@ -279,15 +279,15 @@ def _copy(work: pathlib.Path) -> None:
         if (_ROOT / name).is_file():
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(_ROOT / name, work / name)
-    own = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    for words in (["init", "-q"], ["add", "-A"], [*own, "commit", "-qm", "all"]):
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "all"]):
         subprocess.run(["git", *words], cwd=work, check=True)
 
 
 def _offline(folder: pathlib.Path) -> dict[str, str]:
     """Returns variables that keep pip offline, and make `python3` this one."""
     packages = importlib.util.find_spec("tensorflow").submodule_search_locations[0]
-    own = os.path.dirname(os.path.realpath(sys.executable))
+    bin_dir = os.path.dirname(os.path.realpath(sys.executable))
     tools = folder / "tools"
     tools.mkdir()
     ssh = shutil.which("ssh")
@@ -295,7 +295,7 @@ def _offline(folder: pathlib.Path) -> dict[str, str]:
     (tools / "ssh").write_text(f'#!/bin/sh\nexec {ssh} -F "$HOME/.ssh/config" "$@"\n')
     (tools / "ssh").chmod(0o755)
     return {
-        "PATH": f"{tools}:{own}:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": f"{tools}:{bin_dir}:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONPATH": os.path.dirname(packages),
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",

@@ -104,8 +104,8 @@ def test_a_step_is_that_of_one_device() -> None:
 def test_actors_have_the_policy_of_the_network() -> None:
     made, _ = trained(1)
     seen = np.random.default_rng(0).normal(size=[3, 4]).astype(np.float32)
-    own = [actors.forward(made.policy(), row) for row in seen]
-    np.testing.assert_allclose(own, made.network(seen)[0], rtol=0, atol=1e-5)
+    logits = [actors.forward(made.policy(), row) for row in seen]
+    np.testing.assert_allclose(logits, made.network(seen)[0], rtol=0, atol=1e-5)
 
 
 # --- Actors ---------------------------------------------------------------------------

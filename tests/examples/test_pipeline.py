@@ -85,13 +85,13 @@ def test_each_device_holds_its_stage_and_what_the_optimizer_keeps_of_it(
 ) -> None:
     training = pipeline.Training(CPUS[:2], mode)
     for k, stage in enumerate(training.stages):
-        own = [v.path.replace("/", "_") for v in stage.trainable_variables]
+        names = [v.path.replace("/", "_") for v in stage.trainable_variables]
         kept = [
             v
             for v in training.optimizer.variables
-            if any(name in v.path for name in own)
+            if any(name in v.path for name in names)
         ]
-        assert len(kept) == 2 * len(own)  # Adam's two moments
+        assert len(kept) == 2 * len(names)  # Adam's two moments
         for variable in (*stage.trainable_variables, *kept):
             devices = {c.device for c in variable.value.components}
             assert [name[-5:] for name in devices] == [CPUS[k]]

@@ -39,7 +39,7 @@ def _rounds(
     call: Any = lambda: repl.run(step_fn, data, **options)  # noqa: E731
     if mode == "function":
         call = tf.function(call)
-    return [tf.nest.map_structure(np.asarray, own) for own in _drain(call)]
+    return [tf.nest.map_structure(np.asarray, results) for results in _drain(call)]
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -74,7 +74,7 @@ def test_each_element_arrives_once(mode: str, replicas: int, dealt: bool) -> Non
             lambda size=size: _batches(size, 2, dealt),
             remainder="pad",
         )
-        seen = [int(x) for own in rounds for batch in own for x in batch]
+        seen = [int(x) for batches in rounds for batch in batches for x in batch]
         assert sorted(seen) == list(range(size)), size
         each = size if dealt else math.ceil(size / replicas)  # of the longest pipeline
         batches = math.ceil(each / 2)
@@ -157,9 +157,9 @@ def test_elements_of_every_structure_have_empty_ones() -> None:
         )
 
     actual = repl.run(step_fn, data, remainder="pad")
-    first = [np.asarray(own[0]).tolist() for own in actual]
+    first = [np.asarray(leaves[0]).tolist() for leaves in actual]
     assert first == [[3, 2, 4], [3, 1], 3, 4, [3, 2], 1.0]
-    second = [np.asarray(own[1]).tolist() for own in actual]
+    second = [np.asarray(leaves[1]).tolist() for leaves in actual]
     assert second == [[0, 2, 4], [0, 1], 0, 0, [0, 2], 0.0]
 
 
@@ -168,7 +168,7 @@ def test_initialize_starts_a_padded_input_over() -> None:
     data = tf.data.Dataset.range(3).batch(1)
     step = repl.build(lambda x: tf.reduce_sum(x), data, remainder="pad")
     for _ in range(2):
-        assert [[int(v) for v in own] for own in _drain(step)] == [[0, 1], [2, 0]]
+        assert [[int(v) for v in values] for values in _drain(step)] == [[0, 1], [2, 0]]
         repl.initialize()
 
 
@@ -177,7 +177,7 @@ def test_copies_are_padded() -> None:
     data = tf.data.Dataset.range(10).batch(2)
     step = repl.build(lambda x: (tf.shape(x)[0], repl.weight), data, remainder="pad")
     rounds = _drain(step)
-    assert [[int(v) for v in own[0]] for own in rounds] == [[2] * 4, [2, 0, 0, 0]]
+    assert [[int(v) for v in values[0]] for values in rounds] == [[2] * 4, [2, 0, 0, 0]]
     assert [float(v) for v in rounds[1][1]] == [1.0, 0.0, 0.0, 0.0]
 
 

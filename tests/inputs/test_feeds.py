@@ -323,8 +323,8 @@ def test_a_shuffled_dataset_is_seen_once_in_all(replicas, input_mode):
 
     step = helpers.make(replicas).build(echo, input_fn, input_mode)
     seen = collect(step)
-    assert sorted(x for own in seen for x in own) == list(range(24))
-    assert [len(own) for own in seen] == [24 // replicas] * replicas
+    assert sorted(x for elements in seen for x in elements) == list(range(24))
+    assert [len(elements) for elements in seen] == [24 // replicas] * replicas
 
 
 def test_uneven_last_batches_reach_their_replicas():
@@ -332,8 +332,8 @@ def test_uneven_last_batches_reach_their_replicas():
         return tf.data.Dataset.range(10).batch(3)  # 3, 3, 3, 1
 
     seen = collect(helpers.make(2).build(echo, input_fn))
-    assert [[len(batch) for batch in own] for own in seen] == [[3, 3], [3, 1]]
-    assert np.concatenate([batch for own in seen for batch in own]).sum() == 45
+    assert [[len(batch) for batch in batches] for batches in seen] == [[3, 3], [3, 1]]
+    assert np.concatenate([batch for batches in seen for batch in batches]).sum() == 45
 
 
 @pytest.mark.parametrize("mode", ["eager", "session"])

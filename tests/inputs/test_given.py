@@ -139,9 +139,9 @@ def test_arrays_are_the_element_of_each_replica(mode: str, replicas: int) -> Non
 
     actual = _run(mode, repl, step_fn, lambda: (x, y))
     again = _run(mode, repl, step_fn, lambda: lambda: (x, y))
-    for own in (actual, again):
-        assert [v.tolist() for v in own[0]] == [x.tolist()] * replicas
-        assert [v.tolist() for v in own[1]] == [y.tolist()] * replicas
+    for results in (actual, again):
+        assert [v.tolist() for v in results[0]] == [x.tolist()] * replicas
+        assert [v.tolist() for v in results[1]] == [y.tolist()] * replicas
 
 
 # --- Freshness ------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def _leaves(nest: Any) -> list[Any]:
     if isinstance(nest, PerReplica):
         return [] if nest[0] is None else [nest]
     entries = nest.values() if isinstance(nest, dict) else nest
-    return [leaf for own in entries for leaf in _leaves(own)]
+    return [leaf for entry in entries for leaf in _leaves(entry)]
 
 
 @pytest.mark.parametrize("by", ["args", "inputs", "build"])
@@ -330,8 +330,8 @@ def test_several_steps_per_call_are_handed_the_same_args(mode: str) -> None:
     )
     assert [v.tolist() for v in actual] == [[10, 30], [20, 40]]
     for k in (1, 2):  # not as it was when the step was built
-        own = repl.run(lambda y: y + 1, args=(np.int64(k),), steps_per_call=3)
-        assert own[0].numpy().tolist() == [k + 1] * 3
+        results = repl.run(lambda y: y + 1, args=(np.int64(k),), steps_per_call=3)
+        assert results[0].numpy().tolist() == [k + 1] * 3
 
 
 def test_copies_are_handed_their_own() -> None:
@@ -436,8 +436,8 @@ def test_what_a_step_returned_goes_back_as_the_dataclass_that_it_was() -> None:
 
     def step(state: State, x: Any) -> State:
         names.append(state.name)
-        own = x + repl.replica_id
-        return State(state.one + own, state.two * 2.0, state.name)
+        value = x + repl.replica_id
+        return State(state.one + value, state.two * 2.0, state.name)
 
     for name in ("a", "b"):  # facts are part of a step's signature
         state = State(tf.zeros([2]), np.float32(1.0), name)

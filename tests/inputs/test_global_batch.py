@@ -51,7 +51,7 @@ def test_elements_are_split_in_order(mode: str, replicas: int, source: str) -> N
             call = tf.function(run) if mode == "function" else run
         for size in (4, 4, 2):
             x, weight = call()
-            sizes = [len(own) for own in x]
+            sizes = [len(shard) for shard in x]
             assert sizes == sorted(sizes, reverse=True) and sum(sizes) == size
             assert sizes[0] - sizes[-1] <= 1
             np.testing.assert_allclose(weight, np.array(sizes) / size, rtol=1e-6)
@@ -68,8 +68,8 @@ def test_other_inputs_are_split_as_well(source: str) -> None:
     given["tensors"] = lambda: tf.nest.map_structure(tf.constant, batch)
     given["function"] = lambda: given["tensors"]
     actual = repl.run(lambda x, y: (x, y), given[source], input_mode="global_batch")
-    for own in actual:
-        assert [v.numpy().tolist() for v in own] == [[0, 1, 2], [3, 4]]
+    for values in actual:
+        assert [v.numpy().tolist() for v in values] == [[0, 1, 2], [3, 4]]
 
 
 @pytest.mark.battery(3)

@@ -91,7 +91,7 @@ def test_to_keras_and_tensorflow_it_is_one_device(mode: str) -> None:
         return average, loss, tf.nn.scale_regularization_loss(tf.constant(4.0))
 
     actual = helpers.run(mode, repl, lambda: step_fn)
-    assert [[float(v) for v in own] for own in actual] == [[2, 2], [1, 1], [4, 4]]
+    assert [[float(v) for v in values] for values in actual] == [[2, 2], [1, 1], [4, 4]]
 
 
 LOOPS = ["fit", "evaluate", "predict"]

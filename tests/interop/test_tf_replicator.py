@@ -52,9 +52,11 @@ def test_map_reduce(op: str, count: int, mode: str) -> None:
         return repl.map_reduce(lambda entry: [entry["x"] ** 2], entries, op)
 
     (result,) = helpers.run(mode, repl, lambda: step)
-    for own in result:
-        np.testing.assert_allclose(own, REDUCED[op](values**2, axis=0), rtol=1e-12)
-        assert own.tobytes() == result[0].tobytes()
+    for replica_result in result:
+        np.testing.assert_allclose(
+            replica_result, REDUCED[op](values**2, axis=0), rtol=1e-12
+        )
+        assert replica_result.tobytes() == result[0].tobytes()
 
 
 NUMBERS = [
@@ -74,7 +76,7 @@ def test_replicas_without_work_change_nothing(op: str, dtype: str) -> None:
                 lambda x: tf.cast(x, dtype), [helpers.opaque([value])], op
             )
         )
-        assert all(own.numpy() == value for own in tf.nest.flatten(result))
+        assert all(leaf.numpy() == value for leaf in tf.nest.flatten(result))
 
 
 def test_map_reduce_shares_the_work_out() -> None:

@@ -92,8 +92,8 @@ def test_weighed_means_of_gradients_are_those_of_one_device(num_replicas: int) -
         with tf.GradientTape() as tape:
             tape.watch(w)
             loss = loss_of(_whole(x @ w))
-        own = tape.gradient(loss, w)
-        return repl.all_reduce(own, "mean", weight=repl.weight)
+        own_gradient = tape.gradient(loss, w)
+        return repl.all_reduce(own_gradient, "mean", weight=repl.weight)
 
     for found in repl.run(step_fn, tf.constant(BATCH), input_mode="global_batch"):
         np.testing.assert_allclose(found, want, rtol=1e-6)  # weights are float32

@@ -125,9 +125,9 @@ def test_mixed_precision() -> None:
 
     plain = worlds.outcome(program, 0)
     for num_replicas in 2, 3:
-        own = worlds.outcome(program, num_replicas)
-        np.testing.assert_allclose(own[0], plain[0], rtol=2e-3)  # of float16
-        assert own[1] == plain[1]
+        results = worlds.outcome(program, num_replicas)
+        np.testing.assert_allclose(results[0], plain[0], rtol=2e-3)  # of float16
+        assert results[1] == plain[1]
 
 
 class Adversaries(keras.Model):

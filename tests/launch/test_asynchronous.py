@@ -48,8 +48,8 @@ def test_every_program_is_told_of_all_and_of_the_servers(
     assert result.returncode == 0, result.stderr
     assert len(_of(result.stdout, "reached server")) == 3 * servers
     for task, line in enumerate(_of(result.stdout, "told")):
-        own, restarts, cluster = json.loads(line.partition("told ")[2])
-        assert (own, restarts) == (["--servers=7"], 0)
+        index, restarts, cluster = json.loads(line.partition("told ")[2])
+        assert (index, restarts) == (["--servers=7"], 0)
         assert cluster.pop("task") == task
         for host in cluster["hosts"]:
             assert host.pop("address").startswith("127.0.0.1:")

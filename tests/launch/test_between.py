@@ -81,8 +81,8 @@ def test_every_program_is_told_of_all(place: Place) -> None:
     told = [json.loads(line.partition("told ")[2]) for line in lines]
     assert [line[:13] for line in lines] == ["[localhost-0]", "[localhost-1]"]
     for task, (*facts, cluster) in enumerate(told):
-        own = ["--nnodes=7", "-m"]
-        assert facts == [own, str(place.folder), 0, "", "of the flag"]
+        own_flags = ["--nnodes=7", "-m"]
+        assert facts == [own_flags, str(place.folder), 0, "", "of the flag"]
         assert cluster.pop("task") == task
     assert told[0][-1] == (cluster := told[1][-1])
     addresses = [host.pop("address") for host in cluster["hosts"]]
@@ -239,9 +239,9 @@ def test_failures_start_all_anew_on_other_ports(place: Place) -> None:
     )
     result = place.launch(*_FLAGS, "--max-restarts=2", "train.py")
     assert result.returncode == 0, result.stderr
-    own = [line for line in _of(result.stdout, "attempt") if "localhost-0" in line]
-    assert [line.split()[2] for line in own] == ["0", "1", "2"]
-    assert len({line.split()[3] for line in own}) == 3
+    lines = [line for line in _of(result.stdout, "attempt") if "localhost-0" in line]
+    assert [line.split()[2] for line in lines] == ["0", "1", "2"]
+    assert len({line.split()[3] for line in lines}) == 3
     assert "starting anew, 2 of 2" in result.stderr
     result = place.launch(*_FLAGS, "--max-restarts=1", "train.py")
     assert result.returncode == 4

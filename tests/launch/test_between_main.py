@@ -36,7 +36,7 @@ def train(repl: replicator.Replicator) -> tuple[list[list[float]], str]:
     """Returns each step's losses, by replica, and a fingerprint of the weights."""
     losses, weights = programs.training(repl)
     bits = b"".join(weight.tobytes() for weight in weights)
-    told = [[float(own) for own in step] for step in losses]
+    told = [[float(loss) for loss in step] for step in losses]
     return told, hashlib.sha256(bits).hexdigest()
 
 

@@ -259,8 +259,8 @@ def test_failures_start_all_anew(place: Place) -> None:
     )
     result = place.launch("--max-restarts=2", "train.py")
     assert result.returncode == 0
-    own = [line for line in result.stdout.splitlines() if line.startswith("attempt")]
-    assert own == ["attempt 0", "attempt 1", "attempt 2"]
+    lines = [line for line in result.stdout.splitlines() if line.startswith("attempt")]
+    assert lines == ["attempt 0", "attempt 1", "attempt 2"]
     assert "starting anew, 2 of 2" in result.stderr
     result = place.launch("--max-restarts=1", "train.py")
     assert result.returncode == 4

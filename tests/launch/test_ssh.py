@@ -261,14 +261,14 @@ def test_exposed_servers_are_refused() -> None:
 
 
 def test_versions_that_differ_are_refused() -> None:
-    own = {"replicator": "0.1.0", "tensorflow": "2.21.0", "path": "/a"}
-    ssh.compare("host-b", "python", own, {**own, "path": "/b"})
+    versions = {"replicator": "0.1.0", "tensorflow": "2.21.0", "path": "/a"}
+    ssh.compare("host-b", "python", versions, {**versions, "path": "/b"})
     with pytest.raises(
         LaunchError, match=r"host-b: tensorflow is 2\.20\.0 there and 2\.21\.0 here"
     ):
-        ssh.compare("host-b", "python", own, {**own, "tensorflow": "2.20.0"})
+        ssh.compare("host-b", "python", versions, {**versions, "tensorflow": "2.20.0"})
     with pytest.raises(LaunchError, match="host-b: python has no package tensorflow"):
-        ssh.compare("host-b", "python", own, {**own, "tensorflow": None})
+        ssh.compare("host-b", "python", versions, {**versions, "tensorflow": None})
 
 
 def test_files_are_copied(place: Place, remote: sshd.Server) -> None:

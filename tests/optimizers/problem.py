@@ -185,7 +185,7 @@ def _train_in_session(
             values = session.run(reads)
     for first, *others in values:
         assert all(first.tobytes() == other.tobytes() for other in others)
-    return [own[0] for own in values]
+    return [components[0] for components in values]
 
 
 def assert_close(

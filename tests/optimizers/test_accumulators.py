@@ -124,15 +124,15 @@ def test_weights_count_over_steps_and_replicas(name: str) -> None:
 
     def step_of(shares: Sequence[slice]) -> Any:
         def step_fn() -> None:
-            own = shares[repl.replica_id]
-            indices, targets = (tf.constant(part[own]) for part in batch)
+            share = shares[repl.replica_id]
+            indices, targets = (tf.constant(part[share]) for part in batch)
             _, grads = problem.gradients(parameters, indices, targets)
-            family.apply(optimizer, grads, parameters, weight=len(batch[0][own]))
+            family.apply(optimizer, grads, parameters, weight=len(batch[0][share]))
 
         return step_fn
 
     # Two steps of different code: they share their sums, and their weights.
-    steps = [step_of(own) for own in shares]
+    steps = [step_of(share) for share in shares]
     for _ in range(2):
         for step_fn in steps:
             repl.run(step_fn)

@@ -36,7 +36,7 @@ def _apply(optimizer: Any, grads: Gradients, variables: Any, **options: Any) -> 
 
 
 def _values(tensors: Sequence[tf.Tensor]) -> list[list[np.ndarray]]:
-    return [[np.asarray(x) for x in own] for own in tensors]
+    return [[np.asarray(x) for x in values] for values in tensors]
 
 
 def _updated(
@@ -76,7 +76,7 @@ def _updated(
     assert list(calls) == [steps] * num_replicas
     for own in values:
         assert all(own[0].tobytes() == other.tobytes() for other in own[1:])
-    return [own[0] for own in values]
+    return [components[0] for components in values]
 
 
 def _plain(family: str, initial: Sequence[Any], grads: Gradients) -> list[np.ndarray]:
@@ -235,8 +235,8 @@ def test_keras_warns_of_what_no_replica_uses_and_of_nothing_else(
 
     def step_fn() -> None:
         who = {"last": 2, "none": -1, "all": repl.replica_id}[used_by]
-        own = tf.constant(3.0) if repl.replica_id == who else None
-        optimizer.apply_gradients([(tf.constant(2.0), used), (own, other)])
+        gradient = tf.constant(3.0) if repl.replica_id == who else None
+        optimizer.apply_gradients([(tf.constant(2.0), used), (gradient, other)])
 
     messages: list[str] = []
     for logger in (logging, tf.get_logger()):

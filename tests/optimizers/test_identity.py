@@ -166,10 +166,14 @@ def test_saver_keys_are_those_of_the_plain_optimizer(accumulation_steps: int) ->
             repl.run(step_fn) if repl else step_fn()
             return sorted(variable.name for variable in v1.global_variables())
 
-    own = names(helpers.make(2))
-    sums = [name for name in own if name.startswith("AdamOptimizer/accumulator/")]
+    checkpoint_names = names(helpers.make(2))
+    sums = [
+        name
+        for name in checkpoint_names
+        if name.startswith("AdamOptimizer/accumulator/")
+    ]
     assert len(sums) == (2 if accumulation_steps > 1 else 0)
-    assert [name for name in own if name not in sums] == names(None)
+    assert [name for name in checkpoint_names if name not in sums] == names(None)
 
 
 def _model() -> tf.keras.Model:

@@ -57,8 +57,8 @@ def test_non_finite_on_one_replica_skips_the_step_on_all(
     turn = iter(range(5))
 
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
-        own = factors[ctx.replica_id]
-        return helpers.untuned(tf.data.Dataset.from_tensor_slices(own))
+        replica_factors = factors[ctx.replica_id]
+        return helpers.untuned(tf.data.Dataset.from_tensor_slices(replica_factors))
 
     def step_fn(factor: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:

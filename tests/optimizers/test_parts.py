@@ -209,8 +209,8 @@ def test_weights_say_what_gradients_count() -> None:
             optimizer = repl.wrap_optimizer(K.SGD(1.0))
 
         def step_fn() -> None:
-            own = tf.ones_like(TABLE) * (1.0 + repl.replica_id)
-            optimizer.apply([own], [table], weight=1.0 + 2.0 * repl.replica_id)
+            gradient = tf.ones_like(TABLE) * (1.0 + repl.replica_id)
+            optimizer.apply([gradient], [table], weight=1.0 + 2.0 * repl.replica_id)
 
         repl.run(step_fn)
         return table.numpy()
@@ -233,8 +233,8 @@ def test_constraints_hold_of_the_whole() -> None:
         def step_fn() -> None:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(dense(tf.constant(TABLE)) ** 2)
-            own = dense.trainable_variables
-            optimizer.apply(tape.gradient(loss, own), own)
+            weights = dense.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
 
         repl.run(step_fn)
         return dense.kernel.numpy()

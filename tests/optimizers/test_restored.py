@@ -68,8 +68,8 @@ class Trained:
 
         def step_fn() -> None:
             # Of six examples in all, which are others in each step.
-            own = 6 // replicas
-            examples = tf.range(own, dtype=tf.int64) + own * repl.replica_id
+            count = 6 // replicas
+            examples = tf.range(count, dtype=tf.int64) + count * repl.replica_id
             targets = tf.cast(examples + self.seen, tf.float64)
             with tf.GradientTape() as tape:
                 x = tf.gather(self.table, (examples + self.seen) % 3)
@@ -78,7 +78,7 @@ class Trained:
             variables = [self.matrix, self.table]
             grads = tape.gradient(loss, variables)
             # By the number of examples, which weigh more in some steps.
-            weight = {"weight": own * (self.seen % 3 + 1)} if weighted else {}
+            weight = {"weight": count * (self.seen % 3 + 1)} if weighted else {}
             if hasattr(optimizer, "apply"):
                 optimizer.apply(grads, variables, **weight)
             else:

@@ -199,9 +199,9 @@ def test_an_all_gather_goes_to_a_hub_and_comes_back_joined() -> None:
         return repl.all_gather(tf.ones([repl.replica_id + 1, 2]), axis=0)
 
     row = _one(3, call)
-    own, joined = (8, 16, 24), 48
+    shares, joined = (8, 16, 24), 48
     hub = max(range(3), key=lambda r: row.sent[r] or 0)
-    expected = [2 * joined if r == hub else own[r] for r in range(3)]
+    expected = [2 * joined if r == hub else shares[r] for r in range(3)]
     assert list(row.sent) == expected
     assert row.operands[1] == (Value("float32", (2, 2)),)
 

@@ -18,7 +18,7 @@ from tests import helpers
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [0, 1, 4, 5, 9])
 def test_shares_are_those_of_array_split(size: int, count: int) -> None:
-    want = [len(own) for own in np.array_split(np.arange(size), count)]
+    want = [len(share) for share in np.array_split(np.arange(size), count)]
     assert [axes.share(size, n, count) for n in range(count)] == want
 
 

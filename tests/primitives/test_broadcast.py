@@ -22,8 +22,8 @@ def test_every_dtype_from_every_root(dtype: str, root: int) -> None:
     repl = helpers.make(3)
 
     def step() -> tuple[tf.Tensor, tf.Tensor]:
-        own = helpers.opaque(values[repl.replica_id])
-        x = tf.as_string(own) if dtype == "string" else tf.cast(own, dtype)
+        operand = helpers.opaque(values[repl.replica_id])
+        x = tf.as_string(operand) if dtype == "string" else tf.cast(operand, dtype)
         y = repl.broadcast(x, root)
         return y, tf.strings.to_number(y) if dtype == "string" else tf.cast(y, tf.int64)
 

@@ -22,8 +22,8 @@ def test_what_is_spread_is_where_tensorflow_has_gradients(
         tape.watch([t for t in tensors if t.dtype.is_floating or t.dtype.is_complex])
         copies = [tf.identity(tensor) for tensor in tensors]
     expected = tape.gradient(copies, tensors) if tensors else []
-    own = [gradient for gradient in expected if gradient is not None]
-    assert len(flows.places(tensors)) == len(own)
-    spread = flows.spread(own, flows.places(tensors), len(tensors))
+    gradients = [gradient for gradient in expected if gradient is not None]
+    assert len(flows.places(tensors)) == len(gradients)
+    spread = flows.spread(gradients, flows.places(tensors), len(tensors))
     for one, two in zip(spread, expected, strict=True):
         assert one is two

@@ -172,8 +172,8 @@ def test_groups_may_take_different_numbers_of_turns(static: bool, mode: str) -> 
     turns = [3, 5]
 
     def step() -> Any:
-        own = turns[repl.replica_id % 2]
-        count = own if static else helpers.opaque(own)
+        turn = turns[repl.replica_id % 2]
+        count = turn if static else helpers.opaque(turn)
         x = helpers.opaque(np.float64(repl.replica_id + 1))
         with tf.GradientTape() as tape:
             tape.watch(x)

@@ -66,8 +66,8 @@ def test_all_reduce(layout: tuple[int, ...], algorithm: str) -> None:
         np.testing.assert_allclose(value, sum(arrays), atol=1e-5)
     if algorithm in ("hub", "shuffled"):
         sums = [
-            functools.reduce(np.add, [arrays[r] for r in own])
-            for own in _members(layout)
+            functools.reduce(np.add, [arrays[r] for r in members])
+            for members in _members(layout)
         ]
         assert ran.values[0].tobytes() == functools.reduce(np.add, sums).tobytes()
     count = len(set(layout))
@@ -76,7 +76,9 @@ def test_all_reduce(layout: tuple[int, ...], algorithm: str) -> None:
     (row,) = ran.plan
     whole = arrays[0].nbytes
     assert row.between == 2 * (count - 1) * whole  # the minimum
-    assert row.within == sum(2 * (len(own) - 1) * whole for own in _members(layout))
+    assert row.within == sum(
+        2 * (len(members) - 1) * whole for members in _members(layout)
+    )
 
 
 @pytest.mark.battery(3)

@@ -243,7 +243,7 @@ def test_gradients_of_gathers_are_summed_in_order(num_tensors: int) -> None:
         with tf.GradientTape() as tape:
             tape.watch(xs)
             joined = repl.all_gather(xs, axis=0)
-        upstream = [helpers.opaque(own[repl.replica_id]) for own in arrays]
+        upstream = [helpers.opaque(column[repl.replica_id]) for column in arrays]
         return tape.gradient(joined, xs, output_gradients=upstream)
 
     for own, results in zip(arrays, repl.run(step), strict=True):
@@ -293,7 +293,7 @@ def _documented(algorithm: str, column: Sequence[np.ndarray]) -> np.ndarray:
 
 def _packed(algorithm: str, columns: Any) -> list[np.ndarray]:
     """Adds up tensors that share a bucket, one array per replica and tensor."""
-    packs = [np.concatenate(own) for own in zip(*columns, strict=True)]
+    packs = [np.concatenate(arrays) for arrays in zip(*columns, strict=True)]
     cuts = np.cumsum([column[0].size for column in columns])[:-1]
     return list(np.split(_documented(algorithm, packs), cuts))
 
@@ -325,8 +325,8 @@ def test_the_order_is_the_documented_one(num_replicas: int, algorithm: str) -> N
         ]
 
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
-        own = tuple(column[ctx.replica_id] for column in columns)
-        return helpers.untuned(tf.data.Dataset.from_tensors(own).repeat())
+        operands = tuple(column[ctx.replica_id] for column in columns)
+        return helpers.untuned(tf.data.Dataset.from_tensors(operands).repeat())
 
     together = [x.tobytes() for x in _packed(algorithm, columns)]
     alone = [_documented(algorithm, column).tobytes() for column in columns]
@@ -386,8 +386,8 @@ def test_sums_are_not_mixed_with_those_around_them(
         r = repl.replica_id
         sums = []
         for _ in range(num_replicas):  # each device is a hub once
-            own = helpers.opaque(one[r]) + helpers.opaque(two[r])
-            sums.append(helpers.opaque(addend) + repl.all_reduce(own))
+            operand = helpers.opaque(one[r]) + helpers.opaque(two[r])
+            sums.append(helpers.opaque(addend) + repl.all_reduce(operand))
         return sums
 
     column = [a + b for a, b in zip(one, two, strict=False)]

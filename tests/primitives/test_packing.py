@@ -91,7 +91,7 @@ def test_what_is_packed_comes_back(buckets: list[Shapes], num_replicas: int) -> 
         for own in pieces:
             for device, parts in zip(matched.devices, own, strict=True):
                 assert {tensor.device for tensor in parts[0]} == {device}
-        return [[parts[0] for parts in own] for own in pieces]
+        return [[parts[0] for parts in split] for split in pieces]
 
     for bucket, own in zip(places, function(), strict=True):
         for r, tensors in enumerate(own):
@@ -119,8 +119,8 @@ def test_a_single_tensor_stays_as_it_is() -> None:
         operands = [[tf.zeros([2, 3])], [tf.ones([2, 3])]]
         matched = _matched(operands)
         count = len(graph.get_operations())
-        assert packing.pack(matched, [[0]]) == [[own[0] for own in operands]]
+        assert packing.pack(matched, [[0]]) == [[operand[0] for operand in operands]]
         received = [[operands[0][0]], [operands[1][0]]]
         (pieces,) = packing.unpack(matched, [[0]], [received])
-        assert [parts[0][0] for parts in pieces] == [own[0] for own in operands]
+        assert [parts[0][0] for parts in pieces] == [operand[0] for operand in operands]
         assert len(graph.get_operations()) == count

@@ -71,8 +71,8 @@ def _results(repl: replicator.Replicator, nest: Any, call: Any) -> Any:
 
 
 def _assert_results(results: Any, nest: Any, want: Any) -> None:
-    for own in results:
-        for leaf, got in zip(tf.nest.flatten(nest), own, strict=True):
+    for leaves in results:
+        for leaf, got in zip(tf.nest.flatten(nest), leaves, strict=True):
             assert got.dtype == leaf.dtype
             np.testing.assert_array_equal(got.numpy(), want(leaf), strict=True)
 

@@ -19,7 +19,9 @@ DTYPES = ["bool", "int8", "uint64", "float16", "bfloat16", "float32", "complex64
 def _values(dtype: str, count: int) -> list[tf.Tensor]:
     rng = np.random.RandomState(3)
     numbers = rng.uniform(-2, 3, [count, 2, 5])
-    return [tf.cast(own > 0 if dtype == "bool" else own, dtype) for own in numbers]
+    return [
+        tf.cast(value > 0 if dtype == "bool" else value, dtype) for value in numbers
+    ]
 
 
 def _kind(dtype: str) -> str:

@@ -74,8 +74,8 @@ def test_gathering_the_slices_gives_the_bits_of_all_reduce(op: str, kind: str) -
 
     def step() -> tuple[Any, Any]:
         x = helpers.opaque(tf.cast(values[repl.replica_id], DTYPES[kind]))
-        own = repl.reduce_scatter({"x": x}, op)["x"]
-        return repl.all_gather(own, axis=0), repl.all_reduce(x, op)
+        slice_ = repl.reduce_scatter({"x": x}, op)["x"]
+        return repl.all_gather(slice_, axis=0), repl.all_reduce(x, op)
 
     slices, wholes = (tf.nest.flatten(result) for result in repl.run(step))
     for one, two in zip(slices, wholes, strict=True):

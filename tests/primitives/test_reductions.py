@@ -63,10 +63,12 @@ def test_nests_of_extrema(num_replicas: int, mode: str) -> None:
     repl = helpers.make(num_replicas)
 
     def step() -> Any:
-        own = [helpers.opaque(leaf[repl.replica_id]) for leaf in leaves]
-        own[4] = helpers.opaque(leaves[4][repl.replica_id], None)
-        low = repl.all_reduce({"a": own[:2], "b": tuple(own[2:])}, "argmin")
-        assert [x.owner.shape for x in (*low["a"], *low["b"])] == [x.shape for x in own]
+        operands = [helpers.opaque(leaf[repl.replica_id]) for leaf in leaves]
+        operands[4] = helpers.opaque(leaves[4][repl.replica_id], None)
+        low = repl.all_reduce({"a": operands[:2], "b": tuple(operands[2:])}, "argmin")
+        assert [x.owner.shape for x in (*low["a"], *low["b"])] == [
+            x.shape for x in operands
+        ]
         return low
 
     low = helpers.run(mode, repl, lambda: step)

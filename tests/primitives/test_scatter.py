@@ -66,10 +66,10 @@ def test_gathering_what_was_scattered_gives_it_back() -> None:
 
     def step() -> tf.Tensor:
         r = repl.replica_id
-        own = repl.scatter(
+        share = repl.scatter(
             values if r == 2 else tf.TensorSpec([5, 2], tf.float64), 2, 0
         )
-        whole = repl.gather(own, 3, axis=0)
+        whole = repl.gather(share, 3, axis=0)
         return tf.zeros([]) if whole is None else whole
 
     np.testing.assert_array_equal(repl.run(step)[3], values)

@@ -35,9 +35,9 @@ def _dense_gradients(
 
     def step() -> Any:
         r = repl.replica_id
-        own = rows[r] if isinstance(rows, tuple) else rows
-        x = helpers.opaque(_numbers(own, widths, seed=r), [None, widths])
-        dy = helpers.opaque(_numbers(own, widths, seed=r + 50), [None, widths])
+        count = rows[r] if isinstance(rows, tuple) else rows
+        x = helpers.opaque(_numbers(count, widths, seed=r), [None, widths])
+        dy = helpers.opaque(_numbers(count, widths, seed=r + 50), [None, widths])
         weights = tf.matmul(x, dy, transpose_a=True)
         return repl.all_reduce([weights, tf.reduce_sum(dy, 0)], op)
 

@@ -23,9 +23,9 @@ W = np.array([[0.5, -0.3], [0.2, 0.7]])
 
 
 def _gathered(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
-    own = tf.tanh(x @ w)
-    every = own if repl is None else repl.all_gather(own, axis=0)
-    return tf.reduce_mean(tf.reduce_logsumexp(own @ tf.transpose(every), axis=1))
+    hidden = tf.tanh(x @ w)
+    every = hidden if repl is None else repl.all_gather(hidden, axis=0)
+    return tf.reduce_mean(tf.reduce_logsumexp(hidden @ tf.transpose(every), axis=1))
 
 
 def _mean(repl: replicator.Replicator | None, y: Any) -> Any:

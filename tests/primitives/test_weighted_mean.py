@@ -39,8 +39,8 @@ def test_the_mean_over_uneven_shards_is_that_over_all_examples() -> None:
     repl = helpers.make(4)
 
     def step() -> tf.Tensor:
-        own = helpers.opaque(shards[repl.replica_id], [None])
-        return repl.all_reduce(tf.reduce_mean(own), "mean", weight=tf.size(own))
+        shard = helpers.opaque(shards[repl.replica_id], [None])
+        return repl.all_reduce(tf.reduce_mean(shard), "mean", weight=tf.size(shard))
 
     for y in repl.run(step):  # the mean over no examples is NaN, with weight 0
         np.testing.assert_allclose(y, np.concatenate(shards).mean(), rtol=1e-14)

@@ -126,9 +126,11 @@ def test_the_program_prints_draws_and_writes(module: str, capsys: Any) -> None:
     whole = facts["fixed"] + facts["compute"] + facts["once"] + sum(parts)
     assert whole == pytest.approx(facts["step"])
     assert all(seconds >= 0 for seconds in (facts["compute"], *parts))
-    for own in facts["predicted"].values():
-        assert [step["replicas"] for step in own] == list(range(1, 65))
-        assert all(0 < step["low"] <= step["step"] <= step["high"] for step in own)
+    for prediction in facts["predicted"].values():
+        assert [step["replicas"] for step in prediction] == list(range(1, 65))
+        assert all(
+            0 < step["low"] <= step["step"] <= step["high"] for step in prediction
+        )
     assert facts["predicted"]["here"][0]["step"] == facts["alone"]
     assert facts["predicted"]["here"][1]["step"] == pytest.approx(facts["step"])
     assert "all_reduce mean" in pathlib.Path("all.svg").read_text()

@@ -42,8 +42,13 @@ def test_rates_are_measured_where_there_are_two_devices_and_nobody_has() -> None
     known = rates.Calibration({"hosts": _OWN}, {frozenset("ab"): _OWN})
     found, source = measure.calibrated(_CPUS, known)
     assert source == "measured just now"
-    own = found.of("cpu")
-    assert own.op > 0 and own.message >= 0 and own.link == 0.0 and not own.apart
+    rates_ = found.of("cpu")
+    assert (
+        rates_.op > 0
+        and rates_.message >= 0
+        and rates_.link == 0.0
+        and not rates_.apart
+    )
     assert found.of("hosts") == _OWN and found.links == known.links
     for devices in (_CPUS[:1], _HOSTS):
         assert measure.calibrated(devices, rates.Calibration())[1] == "by default"

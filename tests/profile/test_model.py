@@ -40,9 +40,9 @@ def test_a_hub_on_a_network_has_the_speed_up_of_the_inequality(replicas):
 
 @pytest.mark.parametrize("pays", [False, True])
 def test_it_pays_as_long_as_the_ratio_is_below_replicas_less_one(pays):
-    own = model.Predicted(4, 1.0 + (2.9 if pays else 3.1), 1.0)
-    assert own.pays is pays
-    assert (own.speed_up > 1) is pays
+    prediction = model.Predicted(4, 1.0 + (2.9 if pays else 3.1), 1.0)
+    assert prediction.pays is pays
+    assert (prediction.speed_up > 1) is pays
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4, 8])
@@ -114,10 +114,10 @@ def test_one_replica_alone_tells_of_more(replicas):
     least = max(0.091, replicas * 0.3 / 4)
     most = replicas * 0.3 / 4 + 3 / 4 * 0.091
     waits = 0.02 * replicas + 0.001 + sums
-    own = [0.009 + 0.04 + 0.03 * each / 0.091 + waits for each in (least, most)]
+    seconds = [0.009 + 0.04 + 0.03 * each / 0.091 + waits for each in (least, most)]
     step = model.here(measurement, replicas, _CALIBRATION)
-    assert step.low == pytest.approx(own[0])
-    assert step.step == pytest.approx((own[0] + own[1]) / 2)
+    assert step.low == pytest.approx(seconds[0])
+    assert step.step == pytest.approx((seconds[0] + seconds[1]) / 2)
     assert step.high == pytest.approx(max(step.step, 0.1 * replicas + waits))
 
 
@@ -134,7 +134,7 @@ def test_steps_of_more_replicas_are_longer_and_between_their_bounds(found, cores
     steps = [model.here(facts, r, _CALIBRATION) for r in range(1, 65)]
     steps += [model.apart(facts, r, _CALIBRATION, _NETWORK) for r in range(1, 65)]
     for some in (steps[:64], steps[64:]):
-        times = [own.step for own in some]
+        times = [prediction.step for prediction in some]
         assert cores is None or times == sorted(times) or found == 1
     for own in steps:
         assert 0 < own.low * 1.0999 < own.step < own.high / 1.0999
@@ -142,13 +142,15 @@ def test_steps_of_more_replicas_are_longer_and_between_their_bounds(found, cores
 
 def test_bounds_are_cores_that_are_never_idle_and_whole_steps_one_after_another():
     measurement = made.measured(compute=0.2, once=0.05, busy=0.8)
-    own = model.here(measurement, 6, _CALIBRATION)
-    assert own.step == pytest.approx(0.01 + 0.05 + 0.6)
-    assert own.low == pytest.approx(0.26 + 0.8 * 0.4)
-    assert own.high == pytest.approx(3 * 0.26)
+    prediction = model.here(measurement, 6, _CALIBRATION)
+    assert prediction.step == pytest.approx(0.01 + 0.05 + 0.6)
+    assert prediction.low == pytest.approx(0.26 + 0.8 * 0.4)
+    assert prediction.high == pytest.approx(3 * 0.26)
     wider = model.here(dataclasses.replace(measurement, spread=0.25), 6, _CALIBRATION)
-    assert wider.step == own.step
-    assert (wider.low, wider.high) == pytest.approx((own.low / 1.25, own.high * 1.25))
+    assert wider.step == prediction.step
+    assert (wider.low, wider.high) == pytest.approx(
+        (prediction.low / 1.25, prediction.high * 1.25)
+    )
 
 
 def test_what_was_measured_is_bounded_by_how_it_varied():
@@ -167,9 +169,13 @@ def test_hosts_hide_the_shorter_of_computing_and_communication_at_best():
     measurement = made.measured((made.row(algorithm="ring"),), (0.05,))
     for link in (1e-10, 1e-7):
         network = dataclasses.replace(_NETWORK, link=link)
-        own = model.apart(measurement, 8, _CALIBRATION, network)
-        assert own.low == max(measurement.alone, own.sync)
-        assert own.high == own.step == pytest.approx(measurement.alone + own.sync)
+        prediction = model.apart(measurement, 8, _CALIBRATION, network)
+        assert prediction.low == max(measurement.alone, prediction.sync)
+        assert (
+            prediction.high
+            == prediction.step
+            == pytest.approx(measurement.alone + prediction.sync)
+        )
 
 
 def test_devices_of_their_own_compute_at_the_same_time():

@@ -17,8 +17,8 @@ from tests.profile import made
 def _report(network: float = 1e-10, **facts) -> reports.Report:
     rows = made.row(), made.row("broadcast", number=1)
     measured = made.measured(rows, (0.05, 0.02), **facts)
-    own = rates.Rates(0.0, 1e-5, network, 0.0, 0.0, True)
-    return reports.report("train:make", measured, rates.Calibration(), own)
+    link = rates.Rates(0.0, 1e-5, network, 0.0, 0.0, True)
+    return reports.report("train:make", measured, rates.Calibration(), link)
 
 
 def test_a_network_that_costs_nothing_pays_as_far_as_it_is_asked() -> None:

@@ -155,8 +155,8 @@ def primitive(by: Draw) -> Change:
 def group(by: Draw) -> Change:
     """All replicas call, but one of them among a subgroup only, or by itself."""
     call = p.Collective("w1", "all_reduce", "w0", (("op", "sum"),))
-    own = (by.one,) if by.count == 2 else tuple(sorted((by.one, by.peer())))
-    other = dataclasses.replace(call, groups=(own,))
+    subgroup = (by.one,) if by.count == 2 else tuple(sorted((by.one, by.peer())))
+    other = dataclasses.replace(call, groups=(subgroup,))
     return Change((by.data(), call), {by.one: (by.data(), other)})
 
 

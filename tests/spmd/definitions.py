@@ -85,7 +85,7 @@ def all_to_all(
         sizes = [value.shape[split_axis] // count] * count if not splits else splits[n]
         pieces.append(np.split(value, np.cumsum(sizes)[:-1], split_axis))
     return [
-        np.concatenate([own[n] for own in pieces], concat_axis)
+        np.concatenate([slices[n] for slices in pieces], concat_axis)
         for n in range(len(values))
     ]
 

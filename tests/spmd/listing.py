@@ -40,16 +40,16 @@ def _body(name: str, program: p.Program, body: p.Block) -> Lines:
     for data in program.inputs:
         lines += listed(data)
     watched, results = _tuple(program.watched), _tuple(program.results)
-    own = _statements(body.statements)
+    body_lines = _statements(body.statements)
     if program.differentiate == "tape":
         lines += ["with tf.GradientTape() as tape:", f"    tape.watch({watched})"]
-        lines += _indented([*own, f"loss = loss_of{results}"])
+        lines += _indented([*body_lines, f"loss = loss_of{results}"])
         lines += [f"gradients = tape.gradient(loss, {watched}, **ZERO)"]
     elif program.differentiate:
-        lines += [*own, f"loss = loss_of{results}"]
+        lines += [*body_lines, f"loss = loss_of{results}"]
         lines += [f"gradients = tf.gradients(loss, {watched}, **ZERO)"]
     else:
-        lines += [*own, "gradients = ()"]
+        lines += [*body_lines, "gradients = ()"]
     return _function(name, [], [*lines, f"return present{results}, gradients"])
 
 

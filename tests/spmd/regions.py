@@ -157,9 +157,9 @@ def _block(
 def _alike(by: Any, scope: Scope, types: Any, made: Sequence[p.Statement]) -> str:
     """Draws a register of these types, mostly one that the statements assign."""
     suiting = [x for x in reversed(scope) if simulator.types(scope[x]) == types]
-    own = {name for statement in made for name in p.targets(statement)}
-    if own.intersection(suiting) and by.integer(0, 3) < 3:
-        suiting = [x for x in suiting if x in own]
+    names = {name for statement in made for name in p.targets(statement)}
+    if names.intersection(suiting) and by.integer(0, 3) < 3:
+        suiting = [x for x in suiting if x in names]
     return by.choice(suiting)
 
 
@@ -181,8 +181,8 @@ def _finish(
 
     if by.smooth:
         [first, *_] = [k for k, y in enumerate(yields) if simulator.is_float(scope[y])]
-        own = [name for statement in made for name in p.targets(statement)]
-        apply(first, "absorb", *(x for x in own if simulator.is_float(scope[x])))
+        names = [name for statement in made for name in p.targets(statement)]
+        apply(first, "absorb", *(x for x in names if simulator.is_float(scope[x])))
         apply(first, "linked")
     for k in range(len(yields)) if bounded else ():
         apply(k, "squash")

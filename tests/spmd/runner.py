@@ -191,8 +191,8 @@ def _multiply(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 
 def _times_own(repl: replicator.Replicator, a: tf.Tensor) -> tf.Tensor:
-    own = repl.replica_id + 1
-    return a * own / 2 if a.dtype.is_floating else tf.math.floormod(a * own, 97)
+    factor = repl.replica_id + 1
+    return a * factor / 2 if a.dtype.is_floating else tf.math.floormod(a * factor, 97)
 
 
 def _squash(a: tf.Tensor) -> tf.Tensor:

@@ -218,7 +218,7 @@ def _(statement: p.Map, scope: Scope, world: World) -> list[Values]:
         run_block(statement.body, {**scope, statement.row: row}, world)[0]
         for row in rows_of(scope[statement.source])
     ]
-    return [[np.stack(own) for own in zip(*rows, strict=True)]]
+    return [[np.stack(row) for row in zip(*rows, strict=True)]]
 
 
 @_execute.register
@@ -230,7 +230,7 @@ def _(statement: p.Scan, scope: Scope, world: World) -> list[Values]:
         states.append(state)
     if statement.fold:
         return [state]
-    return [[np.stack(own) for own in zip(*states, strict=True)]]
+    return [[np.stack(row) for row in zip(*states, strict=True)]]
 
 
 def rows_of(values: Values) -> list[Values]:

@@ -88,8 +88,8 @@ def test_a_step_goes_on_when_the_function_is_traced_again():
     repl = helpers.make(2)
 
     def step_fn(x):
-        own = tf.VariableSynchronization.ON_READ
-        state = tf.Variable(0, dtype=tf.int64, synchronization=own)
+        on_read = tf.VariableSynchronization.ON_READ
+        state = tf.Variable(0, dtype=tf.int64, synchronization=on_read)
         return state.assign_add(x)
 
     def input_fn():

@@ -48,14 +48,14 @@ def test_replicas_may_use_other_variables(variables: str, mode: str) -> None:
             used = [tf.Variable([10.0 * (k + 1)] * 2) for k in range(3)]
 
         def step_fn() -> Any:
-            own = tf.identity(used[repl.replica_id])
-            return own, repl.all_reduce(own)
+            value = tf.identity(used[repl.replica_id])
+            return value, repl.all_reduce(value)
 
         return step_fn
 
-    own, total = helpers.run(mode, repl, make_step)
+    value, total = helpers.run(mode, repl, make_step)
     for r in range(3):
-        np.testing.assert_array_equal(own[r], [10.0 * (r + 1)] * 2)
+        np.testing.assert_array_equal(value[r], [10.0 * (r + 1)] * 2)
         np.testing.assert_array_equal(total[r], [60.0, 60.0])
 
 

@@ -48,8 +48,8 @@ def test_broadcast_object_gives_the_roots(root: int) -> None:
 
 def test_others_than_the_root_may_hand_in_anything() -> None:
     def talk(repl: replicator.Replicator) -> Any:
-        own = 7 if repl.replica_id == 1 else tf.constant(0)
-        return repl.broadcast_object(own, 1)
+        value = 7 if repl.replica_id == 1 else tf.constant(0)
+        return repl.broadcast_object(value, 1)
 
     assert _heard(3, talk) == [7] * 3
 
@@ -75,9 +75,9 @@ def test_objects_shape_the_graph(mode: str) -> None:
     repl = helpers.make(3)
 
     def step() -> tf.Tensor:
-        own = np.ones(repl.replica_id + 1)
-        longest = max(repl.all_gather_object(len(own)))
-        padded = helpers.opaque(np.pad(own, [0, longest - len(own)]))
+        own_rows = np.ones(repl.replica_id + 1)
+        longest = max(repl.all_gather_object(len(own_rows)))
+        padded = helpers.opaque(np.pad(own_rows, [0, longest - len(own_rows)]))
         return repl.all_reduce(padded * repl.broadcast_object(longest))
 
     for result in helpers.run(mode, repl, lambda: step):
@@ -88,10 +88,10 @@ def test_groups_talk_among_themselves() -> None:
     def talk(repl: replicator.Replicator) -> Any:
         r = repl.replica_id
         halves = repl.groups([[0, 2], [1, 3]])
-        own = repl.all_gather_object(r, halves)
+        gathered = repl.all_gather_object(r, halves)
         if r in (0, 3):  # any number of times
-            own += repl.all_gather_object(-r, repl.group([3, 0]))
-        return own, repl.broadcast_object(r, root=2 + r % 2, group=halves)
+            gathered += repl.all_gather_object(-r, repl.group([3, 0]))
+        return gathered, repl.broadcast_object(r, root=2 + r % 2, group=halves)
 
     even, odd = [0, 2], [1, 3]
     assert _heard(4, talk) == [

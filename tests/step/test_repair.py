@@ -15,12 +15,12 @@ from tests import helpers
 def _variables(**options: Any) -> tuple[Any, Any]:
     with helpers.make(3, variables="mirrored").context():
         mirrored = tf.Variable([1, 2])
-        own = tf.Variable(
+        on_read = tf.Variable(
             0.0,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
         )
-    return mirrored, own
+    return mirrored, on_read
 
 
 @pytest.mark.parametrize("error", [tf.errors.ResourceExhaustedError, None])

@@ -96,7 +96,9 @@ class Layers:
             layer.build((None, inputs))
             self._dense.append(layer)
         self._temperature = tf.Variable(0.7, name="temperature")
-        variables = [v for own in (self._table, *self._dense) for v in own.variables]
+        variables = [
+            v for layer in (self._table, *self._dense) for v in layer.variables
+        ]
         self.variables = [*(v.value for v in variables), self._temperature]
 
     def loss(self, tokens: tf.Tensor) -> tf.Tensor:
@@ -213,7 +215,10 @@ def nodes(draw: st.DrawFn, path: str, shape: Any, replicas: int) -> strategy.Nod
 @st.composite
 def given_nodes(draw: st.DrawFn, model: Model, replicas: int) -> strategy.Strategy:
     """Draws a node for each of some variables, saved and loaded."""
-    made = [draw(nodes(*own, replicas)) for own in model.shapes.items()]
+    made = [
+        draw(nodes(*path_and_shape, replicas))
+        for path_and_shape in model.shapes.items()
+    ]
     kept = draw(st.sets(st.integers(0, len(made) - 1), min_size=1))
     built = strategy.Strategy(tuple(made[k] for k in sorted(kept)))
     form = draw(st.sampled_from(["bytes", "text", "json"]))

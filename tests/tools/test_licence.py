@@ -14,8 +14,8 @@ from tools import licence
 def test_all_files_have_the_header_or_none_has() -> None:
     # None has it until `python tools/licence.py --write` has run once; then each needs
     # it.
-    own = licence.HEADER.rpartition(" ")[2]  # this line is not a header
-    assert own == "Apache-2.0"
+    identifier = licence.HEADER.rpartition(" ")[2]  # this line is not a header
+    assert identifier == "Apache-2.0"
     actual = {
         p: licence.has_header(p.read_text()) for p in licence.sources(licence._ROOT)
     }

@@ -56,7 +56,7 @@ class As:
 
 def chosen(axis: int, sizes: Sequence[int], placements: Sequence[Placement]) -> Chosen:
     """Returns a choice of parts."""
-    parts = tuple(Part(*own) for own in zip(sizes, placements, strict=True))
+    parts = tuple(Part(*fields) for fields in zip(sizes, placements, strict=True))
     return Chosen(Mirrored(), parts=parts, axis=axis)
 
 

@@ -94,10 +94,10 @@ def _make_all(
             continue  # scales by a Python constant until it is built
         is_keras = isinstance(optimizer, kopt.Optimizer)
         make_one = keras.Variable if is_keras else tf.Variable
-        own = [make_one([[1.0, 2.0], [3.0, 4.0]]), make_one([5.0, 6.0])]
+        own_variables = [make_one([[1.0, 2.0], [3.0, 4.0]]), make_one([5.0, 6.0])]
         if is_keras:
-            optimizer.build(own)
-        made.append((optimizer, own))
+            optimizer.build(own_variables)
+        made.append((optimizer, own_variables))
 
     def step_fn() -> None:
         for optimizer, variables in made:
@@ -198,8 +198,8 @@ def test_the_mean_of_uneven_writes_is_assigned(mode: str) -> None:
 
     class Uneven(kopt.SGD):
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-            own = tf.random.stateless_uniform([], [1, repl.replica_id])
-            self.assign_sub(variable, gradient + own)
+            noise = tf.random.stateless_uniform([], [1, repl.replica_id])
+            self.assign_sub(variable, gradient + noise)
 
     repl = helpers.make(2)
 
@@ -213,9 +213,9 @@ def test_the_mean_of_uneven_writes_is_assigned(mode: str) -> None:
 
         return step_fn
 
-    own = [tf.random.stateless_uniform([], [1, r]).numpy() for r in range(2)]
+    noise = [tf.random.stateless_uniform([], [1, r]).numpy() for r in range(2)]
     result = helpers.run(mode, repl, make_step)
-    np.testing.assert_allclose(result, [1.0 - 2.0 - np.mean(own)] * 2, rtol=1e-6)
+    np.testing.assert_allclose(result, [1.0 - 2.0 - np.mean(noise)] * 2, rtol=1e-6)
 
 
 def _noisy_v1() -> Any:

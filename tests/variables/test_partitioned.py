@@ -197,8 +197,8 @@ def test_gradients_are_those_of_one_device(
     repl = parted.replicas(count, parted.InParts(count, axis))
     value, read = trained(repl, loss_of)
     np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
-    for own in read:  # after the update, on all replicas
-        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5)
+    for rows in read:  # after the update, on all replicas
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("loss_of", [lookup, dense])
@@ -266,8 +266,8 @@ def test_is_written_in_steps_as_a_whole_variable_is() -> None:
             return v.read_value()
 
         read = repl.run(step_fn)
-        for own in read:
-            np.testing.assert_allclose(own, v.numpy(), rtol=1e-6)
+        for value in read:
+            np.testing.assert_allclose(value, v.numpy(), rtol=1e-6)
         return v.numpy()
 
     whole = replicator.Replicator(["CPU:0", "CPU:1"], variables="mirrored")

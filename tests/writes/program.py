@@ -205,7 +205,7 @@ class Program:
         fed = [self.inputs(r, steps) for r in range(self.num_replicas)]
         state = State({v.name: v.own(self.num_replicas) for v in self.variables}, [])
         for k in range(steps):
-            state.x = [own[k] for own in fed]
+            state.x = [rows[k] for rows in fed]
             for statement in self.statements:
                 statement.act(state)
         return state.held

@@ -72,10 +72,14 @@ def by_optimizer(by: Drawing) -> p.Statement | None:
         text = f"tf.IndexedSlices({text}, tf.constant([0, 1, 2]), tf.constant([3]))"
 
     def effect(state: p.State) -> None:
-        own, held = gradient.value(state), state.held[variable.name]
-        if own is None or held is None or not kind.plain:
+        gradients, held = gradient.value(state), state.held[variable.name]
+        if gradients is None or held is None or not kind.plain:
             return state.forget([variable])
-        mean = sum(own[1:], own[0]) / len(own) if wrapped else own[0]
+        mean = (
+            sum(gradients[1:], gradients[0]) / len(gradients)
+            if wrapped
+            else gradients[0]
+        )
         state.held[variable.name] = [x - np.float32(_RATE) * mean for x in held]
 
     setup = [f"{name} = {kind.text}"]

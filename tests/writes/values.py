@@ -119,11 +119,11 @@ def _python(by: Drawing, dtype: str) -> p.Expression:
     if readable and by.mode != "session":
         name = by.choice(readable).name
         return _known(f"python(lambda: {name}.numpy(), tf.{dtype})", False, _nobody)
-    own = _input(dtype)
+    base = _input(dtype)
     text = (
-        f"tf.ensure_shape(tf.py_function(lambda v: v, [{own.text}], tf.{dtype}), [3])"
+        f"tf.ensure_shape(tf.py_function(lambda v: v, [{base.text}], tf.{dtype}), [3])"
     )
-    return _known(text, False, own.value)
+    return _known(text, False, base.value)
 
 
 def _nobody(state: p.State) -> None:
@@ -135,15 +135,15 @@ def _reduced(by: Drawing, dtype: str, deep: int) -> p.Expression:
     how = by.choice(["sum", "max", "first"])
 
     def value(state: p.State) -> _Values:
-        own = source.value(state)
-        if own is None:
+        values = source.value(state)
+        if values is None:
             return None
-        one = own[0]
+        one = values[0]
         if how == "sum":
-            one = sum(own[1:], own[0])
+            one = sum(values[1:], values[0])
         elif how == "max":
-            one = np.max(own, 0)
-        return [one.astype(dtype)] * len(own)
+            one = np.max(values, 0)
+        return [one.astype(dtype)] * len(values)
 
     if how == "first":
         text = f"repl.broadcast({source.text})"

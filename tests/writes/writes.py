@@ -59,10 +59,10 @@ def by_method(by: Drawing) -> p.Statement:
         method = by.choice(list(_METHODS))
 
     def effect(state: p.State) -> None:
-        own, held = value.value(state), state.held[variable.name]
-        if own is None or held is None:
+        values, held = value.value(state), state.held[variable.name]
+        if values is None or held is None:
             return state.forget([variable])
-        agreed = variable.agreed(own)
+        agreed = variable.agreed(values)
         pairs = zip(held, agreed, strict=True)
         state.held[variable.name] = [_METHODS[method](*pair) for pair in pairs]
 
@@ -93,13 +93,13 @@ def by_part(by: Drawing) -> p.Statement | None:
         verdict = p.WRONG
 
     def effect(state: p.State) -> None:
-        own, held = value.value(state), state.held[variable.name]
-        if own is None or held is None:
+        values, held = value.value(state), state.held[variable.name]
+        if values is None or held is None:
             return state.forget([variable])
         changed = [np.copy(x) for x in held]
         for r, x in enumerate(changed):
             place = 1 if same else r
-            x[place] = _METHODS[method](x[place], own[r][0])
+            x[place] = _METHODS[method](x[place], values[r][0])
         state.held[variable.name] = variable.agreed(changed)
 
     line = variable.name + text.format(v=value.text, i=1 if same else "repl.replica_id")
@@ -127,10 +127,10 @@ def by_op(by: Drawing) -> p.Statement | None:
     method = _OPS[text]
 
     def effect(state: p.State) -> None:
-        own, held = value.value(state), state.held[variable.name]
-        if own is None or held is None:
+        own_values, held = value.value(state), state.held[variable.name]
+        if own_values is None or held is None:
             return state.forget([variable])
-        pairs = zip(held, own, strict=True)
+        pairs = zip(held, own_values, strict=True)
         state.held[variable.name] = [_METHODS[method](*pair) for pair in pairs]
 
     right = value.equal or variable.on_read

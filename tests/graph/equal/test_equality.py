@@ -34,15 +34,15 @@ def test_replicas_may_capture_otherwise(place: str, more: bool) -> None:
         a, b, c = (tf.Variable([1.0, 2.0], name=name) for name in "abc")
 
     def step_fn(equal: bool) -> None:
-        own = tf.random.normal([2])
-        gradient = repl.all_reduce(own)
+        noise = tf.random.normal([2])
+        gradient = repl.all_reduce(noise)
 
         def body() -> None:
             if repl.replica_id:
-                a.assign(b + own if more else gradient + own)
+                a.assign(b + noise if more else gradient + noise)
             else:
-                a.assign(a if more else own + gradient)
-            value = c + gradient if equal else own
+                a.assign(a if more else noise + gradient)
+            value = c + gradient if equal else noise
             tf.raw_ops.AssignVariableOp(resource=c.handle, value=value)
 
         PLACES[place](body)

@@ -105,8 +105,8 @@ def _asserts(step: Callable[[], Any], num_replicas: int = 2) -> int:
 
     def count(ops: Iterable[tf.Operation]) -> int:
         inside = [body for op in ops for _, body in _tf.called_graphs(op)]
-        own = sum(op.type == "Assert" for op in ops)
-        return own + sum(count(body.get_operations()) for body in inside)
+        own_asserts = sum(op.type == "Assert" for op in ops)
+        return own_asserts + sum(count(body.get_operations()) for body in inside)
 
     @tf.function(autograph=False)
     def outer() -> Any:
@@ -149,8 +149,8 @@ def test_what_was_reduced_is_the_same_in_all_copies(algorithm: str) -> None:
 
 def test_a_condition_on_a_replicas_own_value_is_compared() -> None:
     def step(repl: Any) -> Any:
-        own = tf.random.uniform([])
-        return tf.cond(own < 2.0, lambda: repl.all_reduce(own), lambda: own)
+        noise = tf.random.uniform([])
+        return tf.cond(noise < 2.0, lambda: repl.all_reduce(noise), lambda: noise)
 
     assert _asserts(step) == 1
 

@@ -64,16 +64,16 @@ def test_functions_are_shown_by_the_names_that_users_gave_them() -> None:
 def test_a_hub_receives_from_all_and_sends_to_all() -> None:
     with tf.Graph().as_default():
         operands = [[_on(r, lambda: _ones(5, 2))] for r in range(3)]
-        total = _on(1, lambda: tf.add_n([own[0] for own in operands]))
+        total = _on(1, lambda: tf.add_n([operand[0] for operand in operands]))
         actual = links((0, 1, 2), operands, [[total]] * 3, DEVICES)
     assert actual == (Link(0, 1, 40), Link(1, 0, 40), Link(1, 2, 40), Link(2, 1, 40))
 
 
 def test_what_stays_on_its_device_does_not_travel() -> None:
     with tf.Graph().as_default():
-        own = [_on(r, lambda: _ones(4)) for r in range(3)]
-        results = [[_on(r, lambda r=r: tf.sin(own[r]))] for r in range(3)]
-        assert links((0, 1, 2), [[x] for x in own], results, DEVICES) == ()
+        tensors = [_on(r, lambda: _ones(4)) for r in range(3)]
+        results = [[_on(r, lambda r=r: tf.sin(tensors[r]))] for r in range(3)]
+        assert links((0, 1, 2), [[x] for x in tensors], results, DEVICES) == ()
 
 
 def test_a_tensor_travels_once_to_each_device_however_often_it_is_read() -> None:

@@ -38,7 +38,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
             kept.append(x + rest - whole)
     with tf.device(matched.hub(0)):
         total = tf.add_n(sent)
-    return [[total, own] for own in kept]
+    return [[total, rest] for rest in kept]
 
 
 @pytest.fixture(autouse=True)

@@ -175,5 +175,5 @@ def test_every_turn_draws_its_own_random_numbers(nested: bool, mode: str) -> Non
         ].stack()
 
     tf.random.set_seed(1)
-    for own in helpers.run(mode, repl, lambda: step):
-        assert len(set(np.asarray(own).tolist())) == 4
+    for draws in helpers.run(mode, repl, lambda: step):
+        assert len(set(np.asarray(draws).tolist())) == 4

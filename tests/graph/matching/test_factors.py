@@ -61,9 +61,9 @@ RECOGNISED = {
 @pytest.mark.parametrize("case", RECOGNISED)
 def test_recognised(case: str) -> None:
     actual = _find(RECOGNISED[case])
-    assert [type(own) for own in actual] == [factors.Product] * 2
-    for own in actual:
-        assert {own.left.width, own.right.width} == {M, N}
+    assert [type(product) for product in actual] == [factors.Product] * 2
+    for product in actual:
+        assert {product.left.width, product.right.width} == {M, N}
 
 
 def _read_twice(r: int) -> tf.Tensor:

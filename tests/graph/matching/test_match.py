@@ -277,8 +277,8 @@ def _pair(*replicas: list[_Site]) -> list[list[tuple[int, str]]]:
 
 
 def test_ops_with_a_call_in_common_become_one() -> None:
-    own = [[_Site(r, "0"), _Site(r, "1 2", "loop"), _Site(r, "3")] for r in range(2)]
-    assert _pair(*own) == [
+    sites = [[_Site(r, "0"), _Site(r, "1 2", "loop"), _Site(r, "3")] for r in range(2)]
+    assert _pair(*sites) == [
         [(0, "0"), (1, "0")],
         [(0, "1 2"), (1, "1 2")],
         [(0, "3"), (1, "3")],
@@ -286,28 +286,30 @@ def test_ops_with_a_call_in_common_become_one() -> None:
 
 
 def test_ops_of_other_groups_become_one_where_a_third_replica_is_in_both() -> None:
-    own = [[_Site(r, keys, "loop")] for r, keys in enumerate(("0", "0 1", "1"))]
-    assert _pair(*own) == [[(0, "0"), (1, "0 1"), (2, "1")]]
+    sites = [[_Site(r, keys, "loop")] for r, keys in enumerate(("0", "0 1", "1"))]
+    assert _pair(*sites) == [[(0, "0"), (1, "0 1"), (2, "1")]]
     apart = [[_Site(r, "0", "loop")] for r in range(2)]
     apart.append([_Site(2, "1", "loop", group=(2,))])
     assert _pair(*apart) == [[(0, "0"), (1, "0")], [(2, "1")]]
 
 
 def test_what_is_called_twice_pairs_in_order() -> None:
-    own = [[_Site(r, "0", "function"), _Site(r, "0", "function")] for r in range(2)]
-    nodes = match.pair(own)
-    assert [[own[r].index(site) for r, site in enumerate(node)] for node in nodes] == [
+    sites = [[_Site(r, "0", "function"), _Site(r, "0", "function")] for r in range(2)]
+    nodes = match.pair(sites)
+    assert [
+        [sites[r].index(site) for r, site in enumerate(node)] for node in nodes
+    ] == [
         [0, 0],
         [1, 1],
     ]
 
 
 def test_gradients_come_after_calls_in_the_order_of_replica_0() -> None:
-    own = [
+    sites = [
         [_Site(0, "0"), _Site(0, "0/0"), _Site(0, "1"), _Site(0, "1/0")],
         [_Site(1, "1"), _Site(1, "1/0"), _Site(1, "0"), _Site(1, "0/0")],
     ]
-    assert [node[0][1] for node in _pair(*own)] == ["0", "1", "0/0", "1/0"]
+    assert [node[0][1] for node in _pair(*sites)] == ["0", "1", "0/0", "1/0"]
 
 
 @pytest.mark.parametrize(
@@ -323,33 +325,33 @@ def test_gradients_come_after_calls_in_the_order_of_replica_0() -> None:
 def test_other_places_in_the_control_flow_are_named(
     constructs: tuple[str, str], said: str
 ) -> None:
-    own = [[_Site(r, "0", what)] for r, what in enumerate(constructs)]
+    sites = [[_Site(r, "0", what)] for r, what in enumerate(constructs)]
     with pytest.raises(
         errors.MismatchError,
         match=rf"(?s)different places of the control flow: {said}.*"
         rf"<0: {constructs[0]} 0>\n.*<1: {constructs[1]} 0>\n"
         r"Fix: .*inside the same branches",
     ):
-        match.pair(own)
+        match.pair(sites)
 
 
 def test_one_loop_against_two_is_named() -> None:
-    own = [[_Site(0, "0 1", "loop")], [_Site(1, "0", "loop"), _Site(1, "1", "loop")]]
+    sites = [[_Site(0, "0 1", "loop")], [_Site(1, "0", "loop"), _Site(1, "1", "loop")]]
     with pytest.raises(
         errors.MismatchError,
         match=r"(?s)^replica 1 makes in two loops the calls that another replica makes "
         r"in one\..*<1: loop 0>\n.*<1: loop 1>\nFix: ",
     ):
-        match.pair(own)
+        match.pair(sites)
 
 
 @pytest.mark.parametrize("construct", ["call", "loop"])
 def test_a_call_whose_partners_stand_on_another_level_is_named(construct: str) -> None:
     """Such as the other branch of a conditional: all levels together are complete."""
-    own = [[_Site(0, "3", construct, group=(0, 1, 2))], [], []]
+    sites = [[_Site(0, "3", construct, group=(0, 1, 2))], [], []]
     with pytest.raises(
         errors.MismatchError,
         match=r"(?s)^replica 0 makes a call .* where there is none of replica 1, 2: .*"
         rf"another branch.*\n  <0: {construct} 3>\nFix: .*inside the same branches",
     ):
-        match.pair(own)
+        match.pair(sites)

@@ -320,8 +320,8 @@ def test_a_lookup_table_may_be_read_in_a_step(mode):
         )
 
         def step_fn():
-            own = table.lookup(tf.constant("ab"[repl.replica_id]))
-            total = repl.all_reduce(own, "sum")
+            value = table.lookup(tf.constant("ab"[repl.replica_id]))
+            total = repl.all_reduce(value, "sum")
             return total, table.lookup(tf.strings.as_string(total))
 
         return step_fn
@@ -341,8 +341,8 @@ def test_a_table_that_all_replicas_write_makes_no_circle(mode):
 
         def step_fn():
             key = tf.constant(repl.replica_id, tf.int64)
-            own = table.lookup(key)
-            total = repl.all_reduce(own + 1.0, "sum")
+            value = table.lookup(key)
+            total = repl.all_reduce(value + 1.0, "sum")
             table.insert(key, total)
             return total
 

@@ -214,8 +214,8 @@ def test_a_recurrent_network_trains_as_on_one_device() -> None:
     layer.set_weights(weights)
 
     def step_fn() -> Any:
-        own = gradients(tf.constant(x)[repl.replica_id], layer)
-        return repl.all_reduce(own, "mean")
+        own_gradient = gradients(tf.constant(x)[repl.replica_id], layer)
+        return repl.all_reduce(own_gradient, "mean")
 
     want = gradients(tf.reshape(x, (8, 3, 256)), start)
     for ours, theirs in zip(repl.run(step_fn), want, strict=True):

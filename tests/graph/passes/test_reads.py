@@ -399,4 +399,4 @@ def test_values_follow_the_program_through_reads_and_writes(mode: str) -> None:
     seen = helpers.run(mode, repl, make_step)
     want = [[1.0] * 2, [3.0] * 2, [4.0] * 2, [8.0] * 2, [1.0] * 3]
     for r in range(2):
-        assert [np.asarray(own[r]).tolist() for own in seen] == want
+        assert [np.asarray(values[r]).tolist() for values in seen] == want

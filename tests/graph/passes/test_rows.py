@@ -76,8 +76,14 @@ def test_rows_and_indices_that_are_made_alike_are_as_many() -> None:
         owners = rows.owners_of(flat, [2, 2])
         local = rows.local_rows(flat, owners, [2, 2])
         split = rows.split(values, flat, owners, 2)
-        assert [rows.as_many(split[0], own) for own in local] == [True, False]
-        assert [rows.as_many(split[1], own) for own in local] == [False, True]
+        assert [rows.as_many(split[0], rows_of_part) for rows_of_part in local] == [
+            True,
+            False,
+        ]
+        assert [rows.as_many(split[1], rows_of_part) for rows_of_part in local] == [
+            False,
+            True,
+        ]
         assert not rows.as_many(split[0][1:], local[0])
 
 
