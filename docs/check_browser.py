@@ -207,7 +207,7 @@ async def _searched(tab: Tab, root: str, text: str) -> list[str]:
     return [f"the search does not find {text}: {await tab.ask(_FOUND)}"]
 
 
-# --- What is started, and ended -------------------------------------------------------
+# --- Subprocesses ---------------------------------------------------------------------
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -26,7 +26,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 
-# --- How pages look -------------------------------------------------------------------
+# --- Layout ---------------------------------------------------------------------------
 
 html_theme = "furo"
 html_title = "Replicator"

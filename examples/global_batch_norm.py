@@ -155,7 +155,7 @@ def merge(
     return mean, tf.reduce_sum(squares + counts * (means - mean) ** 2, 0)
 
 
-# --- How wrong it is -----------------------------------------------------------------
+# --- Error measurement ---------------------------------------------------------------
 
 
 def layers(

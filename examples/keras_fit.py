@@ -104,7 +104,7 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-# --- Starting and going on ------------------------------------------------------------
+# --- Starting and resuming ------------------------------------------------------------
 
 
 def prepare_folder(resume: bool, settings: dict[str, Any]) -> Path:

@@ -105,7 +105,7 @@ def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
     return examples.repeat().batch(size, drop_remainder=True).prefetch(2)
 
 
-# --- The program, which says nothing of strategies ------------------------------------
+# --- The program, independent of strategies -------------------------------------------
 
 
 def make_model() -> keras.Model:
@@ -157,7 +157,7 @@ class Trainer:
         return self.repl.all_reduce(loss, "mean")
 
 
-# --- What is measured -----------------------------------------------------------------
+# --- Measurements ---------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,7 @@ def test_all_programs_end_so(program: str) -> None:
     assert "@command_line.interruptible\ndef main(" in source
 
 
-# --- Files to write -------------------------------------------------------------------
+# --- Output files ---------------------------------------------------------------------
 
 _OWN = flags.FlagValues()
 _ONE = flags.DEFINE_string("one", None, "A file.", flag_values=_OWN)

@@ -142,7 +142,7 @@ def test_the_line_of_a_gradient_is_that_of_the_call(mode):
     assert f"tests/test_errors.py:{number} in step_fn" in str(caught.value)
 
 
-# --- What AutoGraph makes of errors --------------------------------------------------
+# --- Errors under AutoGraph ----------------------------------------------------------
 
 
 def _traced(kind: str, repl: replicator.Replicator) -> Any:

@@ -301,7 +301,7 @@ def test_an_optimizer_is_refused_where_the_replicator_that_wrapped_it_does_not_r
     assert [float(v) for v in result] == [0.5, 0.5]
 
 
-# --- Dropped --------------------------------------------------------------------------
+# --- Dropped elements -----------------------------------------------------------------
 
 
 @pytest.mark.battery(3)

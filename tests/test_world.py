@@ -57,7 +57,7 @@ def test_what_is_no_world(num_replicas: int, local: Any, devices: Any) -> None:
         World(num_replicas, local, devices)
 
 
-# --- Replicas 2 and 3 of 4, the others built elsewhere --------------------------------
+# --- Replicas 2 and 3 of 4, with the others built elsewhere ---------------------------
 
 
 class Part:

@@ -168,7 +168,7 @@ def _text(lines: Iterable[str]) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
-# --- What Sphinx calls ----------------------------------------------------------------
+# --- Sphinx hooks ---------------------------------------------------------------------
 
 
 def _write(app: Sphinx) -> None:

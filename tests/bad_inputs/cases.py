@@ -29,7 +29,7 @@ from tests.bad_inputs import programs, values
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# --- What takes the place of `bad` ---------------------------------------------------
+# --- The values of `bad` -------------------------------------------------------------
 
 # Arguments on the command line, and contents of files.
 _TEXTS = [
@@ -226,7 +226,7 @@ def sample(count: int, seed: int) -> list[Case]:
     return list(itertools.islice(cases, count))
 
 
-# --- What programs use ---------------------------------------------------------------
+# --- Names that programs use ---------------------------------------------------------
 
 
 def namespace(case: Case) -> dict[str, Any]:

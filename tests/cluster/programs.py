@@ -37,7 +37,7 @@ def message(function: Callable[[], Any]) -> list[str]:
     return ["nothing", ""]
 
 
-# --- What steps compute ---------------------------------------------------------------
+# --- Results of steps -----------------------------------------------------------------
 
 
 def steps(addresses: Sequence[str]) -> dict[str, Any]:

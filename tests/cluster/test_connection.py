@@ -25,7 +25,7 @@ def _device(task, index):
 _ALL = [_device(task, index) for task in (0, 1) for index in (0, 1)]
 
 
-# --- What steps compute ---------------------------------------------------------------
+# --- Results of steps -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_examples_of_docstrings(addresses):
     assert int(count.split()[0]) >= 10
 
 
-# --- What needs no server -------------------------------------------------------------
+# --- Tests without servers ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["timeout", "heartbeat"])

@@ -162,7 +162,7 @@ def test_a_missing_file_is_named():
         ResourceSpec("/none.yml")
 
 
-# --- Whatever a file holds, the result is right or a ClusterError ---------------------
+# --- Any file gives a valid result or a ClusterError ----------------------------------
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
 _KEYS = st.sampled_from(

@@ -210,7 +210,7 @@ def _plain_columns(xs: Tensors) -> Tensors:
     return _exchanged(xs, 1, 0, [_columns(len(xs))] * len(xs))
 
 
-# --- permute, and work that is shared out ---------------------------------------------
+# --- permute, and distributed work ----------------------------------------------------
 
 
 def _chain(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor:

@@ -100,7 +100,7 @@ def test_without_fusion_each_tensor_travels_alone() -> None:
     assert cost.buckets(columns, cost.Policy(fusion=False)) == [[0], [1]]
 
 
-# --- By which algorithm ---------------------------------------------------------------
+# --- The choice of an algorithm -------------------------------------------------------
 
 ALL = cost.ALGORITHM_NAMES
 GPUS = [f"/job:localhost/replica:0/task:0/device:GPU:{n}" for n in range(8)]

@@ -131,7 +131,7 @@ def test_a_run_is_not_resumed_for_fewer_epochs(finished):
     assert_refused(result, "--epochs=1, but the run has been trained for 2 epochs")
 
 
-# --- Runs that are stopped, killed, or have no room ----------------------------------
+# --- Runs that are stopped, killed, or out of disk space -----------------------------
 
 
 @pytest.mark.slow

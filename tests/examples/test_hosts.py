@@ -166,7 +166,7 @@ def test_a_run_may_go_on_with_other_hosts_but_not_with_other_settings(
     assert "Traceback" not in result.stderr
 
 
-# --- Mistakes ------------------------------------------------------------------------
+# --- Usage errors --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

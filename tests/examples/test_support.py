@@ -47,7 +47,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-# --- What a run leaves, and goes on from ----------------------------------------------
+# --- Output of a run, and resuming ----------------------------------------------------
 
 
 def test_a_run_leaves_checkpoints_history_summaries_and_curves(
@@ -129,7 +129,7 @@ def test_a_run_is_not_resumed_with_other_settings(finished: pathlib.Path) -> Non
         support.Run(finished, {"rate": 0.2, "seed": 1}, {}, steps=44, resume=True)
 
 
-# --- Checkpoints that were damaged, or are not whole ----------------------------------
+# --- Damaged and incomplete checkpoints -----------------------------------------------
 
 
 def truncate(path: pathlib.Path) -> None:

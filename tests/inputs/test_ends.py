@@ -47,7 +47,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [said for said in found if "dropped" in said]
 
 
-# --- Padded ---------------------------------------------------------------------------
+# --- Padded elements ------------------------------------------------------------------
 
 
 def _batches(size: int, batch: int, dealt: bool) -> Any:
@@ -194,7 +194,7 @@ def test_a_remainder_is_one_of_two() -> None:
             call(lambda x: x, tf.data.Dataset.range(3), remainder="fill")
 
 
-# --- Dropped --------------------------------------------------------------------------
+# --- Dropped elements -----------------------------------------------------------------
 
 
 def _filtered(size: int) -> tf.data.Dataset:

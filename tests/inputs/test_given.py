@@ -368,7 +368,7 @@ def test_a_tensor_of_a_function_is_fed() -> None:
     assert call.experimental_get_tracing_count() == 1
 
 
-# --- What is refused ------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------
 
 
 def _other_graphs() -> Any:

@@ -152,7 +152,7 @@ def test_tensors_that_turn_out_to_differ_are_refused() -> None:
         split(tf.zeros([4]), tf.zeros([3]))
 
 
-# --- What shards weigh ----------------------------------------------------------------
+# --- Weights of shards ----------------------------------------------------------------
 
 
 @pytest.mark.battery(3)

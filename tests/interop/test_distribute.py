@@ -39,7 +39,7 @@ def in_step(
     return helpers.run(mode, repl, lambda: step_fn)
 
 
-# --- Who it is ------------------------------------------------------------------------
+# --- The replica's identity -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)

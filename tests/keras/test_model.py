@@ -258,7 +258,7 @@ _COMPILED_OUTSIDE = (
     ".*Fix: call compile under `with repl.context"
 )
 
-# --- What is refused ------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------
 
 
 def test_a_model_made_outside_is_refused() -> None:

@@ -110,7 +110,7 @@ def test_methods_by_batch() -> None:
     check(program)
 
 
-# --- What batches come from -----------------------------------------------------------
+# --- Sources of batches ---------------------------------------------------------------
 
 
 def _dataset() -> tf.data.Dataset:

@@ -113,7 +113,7 @@ def test_a_host_that_comes_back_is_used_again(
         assert started.wait(120) == 0, said[1].text
 
 
-# --- A training, with servers of TensorFlow's ----------------------------------------
+# --- Training with TensorFlow's servers ----------------------------------------------
 
 _EPOCHS = 40
 _LONGER = 8.0  # seconds, of a heartbeat: restoring a program takes part of it

@@ -369,7 +369,7 @@ def test_what_is_no_plan_is_an_error(text: str) -> None:
     assert "Fix: pass what `Plan.to_json` returned." in str(e.value)
 
 
-# --- Packages that may be missing ----------------------------------------------------
+# --- Optional packages ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def test_in_a_loop(algorithm: str) -> None:
         np.testing.assert_array_equal(result, np.full(100, 2.0))
 
 
-# --- Who chooses ----------------------------------------------------------------------
+# --- The choice of an algorithm -------------------------------------------------------
 
 
 def _rows(repl: replicator.Replicator, **options: Any) -> list[tuple[str, bool]]:
@@ -328,7 +328,7 @@ def test_what_the_named_algorithm_cannot_do(algorithm: str) -> None:
     assert "test_algorithms.py" in str(caught.value)
 
 
-# --- Who sends to whom ----------------------------------------------------------------
+# --- Senders and receivers ------------------------------------------------------------
 
 
 def _links(algorithm: str, num_replicas: int, size: int) -> dict[Any, int]:
@@ -383,7 +383,7 @@ def test_nothing_of_a_ring_is_optimized_away() -> None:
     assert links == {(0, 1), (1, 2), (2, 0)}
 
 
-# --- NCCL: no GPU here, so what is built is read, and never run -----------------------
+# --- NCCL: without a GPU, the graph is inspected, not run -----------------------------
 
 
 def _gpu_job(op: str, dtype: str = "float32") -> algorithms.Job:

@@ -242,7 +242,7 @@ def test_nothing_comes_of_it(num_replicas: int) -> None:
     assert [int(r) for r in repl.run(step)] == list(range(num_replicas))
 
 
-# --- What is refused ------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("callers", [[0], [1, 2]], ids=str)

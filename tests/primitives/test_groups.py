@@ -231,7 +231,7 @@ def test_partitions_of_a_partition() -> None:
     assert [float(v) for v in repl.run(step)] == [63.0] * 6
 
 
-# --- What groups are ------------------------------------------------------------------
+# --- Group objects --------------------------------------------------------------------
 
 
 def test_a_group_is_a_set_of_replicas() -> None:

@@ -259,7 +259,7 @@ def test_variables_are_trained_through_it(mode: str) -> None:
     np.testing.assert_allclose(got, [weight] * 2, rtol=1e-6)
 
 
-# --- What is refused ------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------
 
 
 def _in_cond(f: Callable[[], tf.Tensor]) -> tf.Tensor:

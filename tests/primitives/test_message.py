@@ -18,7 +18,7 @@ DTYPES = ["bool", "int8", "uint64", "float16", "bfloat16", "complex64", "string"
 SCALAR = tf.TensorSpec([])
 
 
-# --- What arrives ---------------------------------------------------------------------
+# --- Received messages ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -252,7 +252,7 @@ def test_gradients_of_gathers_are_summed_in_order(num_tensors: int) -> None:
             assert result.numpy().tobytes() == want[16 * r : 16 * r + 16].tobytes()
 
 
-# --- The law: the documented order, whatever buffers can be used again ----------------
+# --- The law: the documented order, whatever buffers are reusable ---------------------
 
 VALUES = list(itertools.permutations([1e8, -1e8, 1.0]))
 ALGORITHMS = ["hub", "shuffled", "tree", "ring"]

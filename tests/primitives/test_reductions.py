@@ -182,7 +182,7 @@ def test_whose_best_is_it(num_replicas: int) -> None:
     np.testing.assert_array_equal(chosen, [weights[1]] * num_replicas)
 
 
-# --- What has no meaning --------------------------------------------------------------
+# --- Meaningless reductions -----------------------------------------------------------
 
 KINDS = {"floating": "float32", "complex": "complex64", "integer": "int32"}
 KINDS["bool"] = "bool"

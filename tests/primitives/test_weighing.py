@@ -160,7 +160,7 @@ def test_two_optimizers_whose_gradients_are_taken_first() -> None:
         np.testing.assert_allclose(before - w.numpy(), want, atol=1e-7)
 
 
-# --- Two optimizers, one of which adds up ---------------------------------------------
+# --- Two optimizers, one of which sums ------------------------------------------------
 
 OPS = [("mean", "sum"), ("sum", "mean")]
 

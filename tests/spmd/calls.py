@@ -178,7 +178,7 @@ def _like(scope: simulator.Scope, replica_id: int, value: np.ndarray) -> list[st
     ]
 
 
-# --- One by one ----------------------------------------------------------------------
+# --- Individual collectives ----------------------------------------------------------
 
 
 def _all_reduce(by: Drawing, scope: simulator.Scope, name: str, among: Groups) -> Any:

@@ -100,7 +100,7 @@ _OTHER = {
 }
 
 
-# --- Calls that do not pair ----------------------------------------------------------
+# --- Calls without a partner ---------------------------------------------------------
 
 
 def more(by: Draw) -> Change:
@@ -333,7 +333,7 @@ def _cut_up(sizes: tuple[int, ...]) -> tuple[tuple[str, Any], ...]:
     return (("split_axis", 0), ("concat_axis", 0), ("splits", splits))
 
 
-# --- When it runs --------------------------------------------------------------------
+# --- Errors at run time --------------------------------------------------------------
 
 
 def disagreement(by: Draw) -> Change:

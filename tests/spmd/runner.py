@@ -134,7 +134,7 @@ def _check_gradients(program: p.Program, gradients: Any) -> None:
         assert abs(got - slope) < bound, f"{what}: {got}, expected {slope}"
 
 
-# --- What the text of a program calls ------------------------------------------------
+# --- Functions that a program's text calls -------------------------------------------
 
 
 def _data(

@@ -154,7 +154,7 @@ def step_fn():
     )
 
 
-# --- What is drawn --------------------------------------------------------------------
+# --- The drawn programs ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_all_kinds_of_statements_are_drawn(differentiate: str) -> None:
     assert not [name for name in expected if seen[name] < 3], seen
 
 
-# --- What is found --------------------------------------------------------------------
+# --- Errors that the suite finds ------------------------------------------------------
 
 
 def test_a_wrong_result_is_found() -> None:

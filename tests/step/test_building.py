@@ -15,7 +15,7 @@ import replicator
 from replicator import ContextError, errors
 from tests import helpers
 
-# --- How often step_fn is called -----------------------------------------------------
+# --- Number of step_fn calls ---------------------------------------------------------
 
 
 @pytest.mark.battery(3)
@@ -110,7 +110,7 @@ def test_functions_run_eagerly_are_traced_all_the_same():
     assert [float(v) for v in values] == [4.0, 4.0]
 
 
-# --- What surrounds a step -----------------------------------------------------------
+# --- The surroundings of a step ------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])

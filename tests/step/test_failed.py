@@ -42,7 +42,7 @@ def test_other_errors_stay_what_they_are(text: str) -> None:
     assert failed.in_short(error) is error
 
 
-# --- What TensorFlow says, of ops of the user's ---------------------------------------
+# --- TensorFlow's errors about the user's ops -----------------------------------------
 
 
 def _check(x: tf.Tensor) -> tf.Tensor:

@@ -232,7 +232,7 @@ def test_any_part_may_be_eager(name: str, build: str, mode: str) -> None:
         np.testing.assert_array_equal(got, value)
 
 
-# --- What is refused -----------------------------------------------------------------
+# --- Errors --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["eager", "session"])

@@ -248,7 +248,7 @@ def test_what_would_have_to_be_averaged_is_refused() -> None:
         repl.run(lambda: compiled(own(repl)))
 
 
-# --- What is refused ------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests import helpers
 v1 = tf.compat.v1
 kopt = keras.optimizers
 
-# --- Optimizers that are right cost no communication ----------------------------------
+# --- Correct optimizers need no communication -----------------------------------------
 
 
 def _decay() -> Any:
@@ -133,7 +133,7 @@ def test_right_optimizers_communicate_gradients_only(
         helpers.assert_replicas_equal(variables_)
 
 
-# --- Optimizers that write other values on other replicas -----------------------------
+# --- Optimizers whose writes differ between replicas ----------------------------------
 
 
 class Noisy(kopt.SGD):
@@ -287,7 +287,7 @@ def test_optimizers_that_are_not_wrapped(name: str, variables: str) -> None:
     np.testing.assert_array_equal(before, made[0][1].numpy())
 
 
-# --- Writes of other variables, or by other methods -----------------------------------
+# --- Writes of different variables, or by different methods ---------------------------
 
 
 def _two(repl: Any, dtype: Any, **facts: Any) -> tuple[Any, Any]:

@@ -354,7 +354,7 @@ def test_trains_in_a_session(axis: int) -> None:
     np.testing.assert_allclose(trained(repl), expected, rtol=1e-5, atol=1e-5)
 
 
-# --- What is refused ------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------
 
 
 def read_by_handle(v: Any) -> Any:

@@ -152,7 +152,7 @@ def by_python(by: Drawing) -> p.Statement | None:
     return statement(line, p.WRONG, variable)
 
 
-# --- What depends on the replica ------------------------------------------------------
+# --- Writes that depend on the replica ------------------------------------------------
 
 
 def of_another(by: Drawing) -> p.Statement | None:

@@ -355,7 +355,7 @@ def test_communication_around_it(options: str) -> None:
     assert messages == [[0], *[[1]] * count]
 
 
-# --- What is equal by construction ----------------------------------------------------
+# --- Values that are equal by construction --------------------------------------------
 
 
 # A loop's results are never proven equal.

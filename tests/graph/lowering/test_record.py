@@ -58,7 +58,7 @@ def test_functions_are_shown_by_the_names_that_users_gave_them() -> None:
     assert [function_name(op) for op in calls] == ["function inner_2"] * 2
 
 
-# --- What travels --------------------------------------------------------------------
+# --- Traffic -------------------------------------------------------------------------
 
 
 def test_a_hub_receives_from_all_and_sends_to_all() -> None:

@@ -88,7 +88,7 @@ def test_a_place_where_ops_run_at_once_is_refused() -> None:
         _refuse(graph, graph)
 
 
-# --- Which ops communicate ------------------------------------------------------------
+# --- Ops that communicate -------------------------------------------------------------
 
 
 def _put(key: str) -> tf.Tensor:

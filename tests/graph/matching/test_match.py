@@ -249,7 +249,7 @@ def test_a_call_of_a_group_is_named_with_the_group() -> None:
     assert "replica 1" not in str(caught.value)
 
 
-# --- Which ops become one -------------------------------------------------------------
+# --- Ops that are merged --------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

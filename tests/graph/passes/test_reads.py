@@ -290,7 +290,7 @@ def test_a_gather_that_is_returned_is_gathered_once() -> None:
     assert _types_run(repl, step).count("ResourceGather") == 2
 
 
-# --- What is not read again while a replica is built ----------------------------------
+# --- Reads shared while a replica is built --------------------------------------------
 
 
 def _reads_of(use: Callable[[tf.Variable], Any]) -> int:
