@@ -91,8 +91,8 @@ def markdown(
         measured: By program, its JSON file.
         drawn: By program, the files of its plots.
     """
-    found = {name: contents["results"] for name, contents in measured.items()}
-    parts = [_HEAD, targets.table(targets.judge(found)).markdown()]
+    by_program = {name: contents["results"] for name, contents in measured.items()}
+    parts = [_HEAD, targets.table(targets.judge(by_program)).markdown()]
     for name, contents in measured.items():
         parts += [
             table.markdown() for table in PROGRAMS[name].tables(contents["results"])
@@ -114,10 +114,10 @@ def main(argv: list[str]) -> None:
         cli.fail(f"{folder} holds no results; run python -m benchmarks first")
     complete = folder == cli.FOLDER / "results"
     into = pathlib.Path(_INTO.value or (cli.FOLDER if complete else folder))
-    found = {name: contents["results"] for name, contents in measured.items()}
-    drawn = plots.draw(found, into / "plots")
+    by_program = {name: contents["results"] for name, contents in measured.items()}
+    drawn = plots.draw(by_program, into / "plots")
     (into / "RESULTS.md").write_text(markdown(measured, drawn))
-    targets.table(targets.judge(found)).show()
+    targets.table(targets.judge(by_program)).show()
     cli.progress(f"written to {into / 'RESULTS.md'}")
 
 

@@ -183,11 +183,11 @@ def _complaint(method: str, params: dict[str, Any], root: str) -> str:
     """Returns the problem that a browser event reports, or ""."""
     if method == "Runtime.exceptionThrown":
         details = params["exceptionDetails"]
-        said = details.get("exception", {}).get("description") or details["text"]
-        return f"a script fails: {said}"
+        text = details.get("exception", {}).get("description") or details["text"]
+        return f"a script fails: {text}"
     if method == "Runtime.consoleAPICalled" and params["type"] == "error":
-        said = " ".join(str(part.get("value")) for part in params["args"])
-        return f"an error in the console: {said}"
+        text = " ".join(str(part.get("value")) for part in params["args"])
+        return f"an error in the console: {text}"
     if method == "Log.entryAdded" and params["entry"]["level"] == "error":
         entry = params["entry"]
         if entry.get("url", "").endswith("/favicon.ico"):  # no page asked for it

@@ -83,17 +83,17 @@ class Player:
         for _ in range(self._game.unroll):
             logits = forward(weights, self._seen)
             action = int(np.argmax(logits + self._random.gumbel(size=logits.shape)))
-            seen, reward, over, cut, _ = self._environment.step(action)
+            observation, reward, over, cut, _ = self._environment.step(action)
             self._return += float(reward)
             discount = 0.0 if over or cut else self._game.discount
             rows.append((self._seen, action, logits, float(reward), discount))
-            self._seen = seen
+            self._seen = observation
             if over or cut:
                 returns.append(self._return)
                 self._seen, self._return = self._environment.reset()[0], 0.0
-        seen_before, actions, all_logits, rewards, discounts = zip(*rows, strict=True)
+        observations, actions, all_logits, rewards, discounts = zip(*rows, strict=True)
         return {
-            "observations": np.array([*seen_before, self._seen], np.float32),
+            "observations": np.array([*observations, self._seen], np.float32),
             "actions": np.array(actions, np.int32),
             "logits": np.array(all_logits, np.float32),
             "rewards": np.array(rewards, np.float32),

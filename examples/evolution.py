@@ -72,20 +72,21 @@ class Task:
     def of(cls, environment: str) -> Task:
         """Returns the task of an environment's name; UsageError if there is none."""
         try:
-            made = gymnasium.make(environment)
+            instance = gymnasium.make(environment)
         except (gymnasium.error.Error, ImportError) as error:
             raise support.UsageError(f"--environment={environment}: {error}") from error
-        seen, actions = made.observation_space, made.action_space
-        made.close()
-        if isinstance(seen, gymnasium.spaces.Box):
-            inputs = int(np.prod(seen.shape))
+        observations, actions = instance.observation_space, instance.action_space
+        instance.close()
+        if isinstance(observations, gymnasium.spaces.Box):
+            inputs = int(np.prod(observations.shape))
             if isinstance(actions, gymnasium.spaces.Discrete):
                 return cls(environment, inputs, int(actions.n), None)
             if isinstance(actions, gymnasium.spaces.Box) and actions.is_bounded():
                 outputs = int(np.prod(actions.shape))
                 return cls(environment, inputs, outputs, float(actions.high.max()))
         raise support.UsageError(
-            f"--environment={environment} has observations {seen} and actions {actions}"
+            f"--environment={environment} has observations {observations} and actions "
+            f"{actions}"
         )
 
     @property
@@ -114,16 +115,16 @@ class Task:
         """
         games = [gymnasium.make(self.environment) for _ in seeds]
         pairs = zip(games, seeds, strict=True)
-        seen = [np.ravel(game.reset(seed=int(seed))[0]) for game, seed in pairs]
+        observations = [np.ravel(game.reset(seed=int(seed))[0]) for game, seed in pairs]
         returns = np.zeros(len(games), np.float32)
         playing = np.arange(len(games))
         while playing.size:
-            observed = np.stack([seen[n] for n in playing])
+            observed = np.stack([observations[n] for n in playing])
             actions = self.actions(policies[playing], observed)
             over = []
             for n, action in zip(playing, actions, strict=True):
                 observation, reward, terminated, truncated, _ = games[n].step(action)
-                seen[n] = np.ravel(observation)
+                observations[n] = np.ravel(observation)
                 returns[n] += reward
                 over.append(terminated or truncated)
             playing = playing[~np.array(over)]

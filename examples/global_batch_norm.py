@@ -221,10 +221,10 @@ def errors_of(
     """Returns the largest errors of outputs and gradients for one batch."""
     weights = np.random.default_rng(0).normal(size=inputs.shape).astype(np.float32)
     parts = [np.array_split(a, repl.num_replicas) for a in (inputs, weights)]
-    found = on_replicas(repl, layer, *parts)
+    actual = on_replicas(repl, layer, *parts)
     expected = in_float64(inputs, weights)
     outputs, gradients = (
-        float(np.max(np.abs(f - e))) for f, e in zip(found, expected, strict=True)
+        float(np.max(np.abs(f - e))) for f, e in zip(actual, expected, strict=True)
     )
     return outputs, gradients
 

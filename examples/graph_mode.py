@@ -82,10 +82,10 @@ def train(devices: list[str], epochs: int, checkpoint: str | None) -> float:
         for x, y in batches(train_images, train_labels, 128, epochs):
             feed = {images: x, labels: y, rate: 0.003}
             value, _ = session.run([loss, train_op], feed)
-            done = session.run(step)
-            if done % 24 == 0:
+            step_number = session.run(step)
+            if step_number % 24 == 0:
                 reached = session.run(accuracy, test)
-                print(f"step {done}: loss {value:.3f}, accuracy {reached:.3f}")
+                print(f"step {step_number}: loss {value:.3f}, accuracy {reached:.3f}")
         if checkpoint:
             print("saved", saver.save(session, checkpoint, step))
         return float(session.run(accuracy, test))

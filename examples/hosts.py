@@ -189,11 +189,11 @@ class Training:
     def _check(self, asked: Mapping[str, Any]) -> None:
         """Raises UsageError if a resumed run differs from its beginning."""
         support.check_settings(asked, self.history.settings)
-        done = self.checkpoint.step / self.steps_per_epoch
-        if done > self.epochs:
+        epochs_done = self.checkpoint.step / self.steps_per_epoch
+        if epochs_done > self.epochs:
             raise support.UsageError(
                 f"--resume: --epochs={self.epochs}, but the run has been trained for "
-                f"{done:g} epochs already"
+                f"{epochs_done:g} epochs already"
             )
 
 

@@ -202,14 +202,14 @@ def continued(
     def logits_at(window: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
         return model(window[tf.newaxis], training=False)[0, place]
 
-    drawn = list(os.fsencode(prompt))
+    text = list(os.fsencode(prompt))
     for _ in range(length):
-        seen = drawn[-context:]
+        recent = text[-context:]
         # The padding after the last byte is not seen, as attention is causal.
-        window = tf.constant(seen + [0] * (context - len(seen)), tf.int32)
-        logits = logits_at(window, tf.constant(len(seen) - 1)).numpy() / temperature
-        drawn.append(int(np.argmax(logits + random.gumbel(size=BYTES))))
-    return bytes(drawn).decode(errors="replace")
+        window = tf.constant(recent + [0] * (context - len(recent)), tf.int32)
+        logits = logits_at(window, tf.constant(len(recent) - 1)).numpy() / temperature
+        text.append(int(np.argmax(logits + random.gumbel(size=BYTES))))
+    return bytes(text).decode(errors="replace")
 
 
 # --- The program ----------------------------------------------------------------------
@@ -250,20 +250,20 @@ def main() -> str:
     for step in run.steps():
         run.log(loss=float(train_step()[0]))
         if step % every == 0 or step == steps:
-            found = perplexity(eval_step, math.ceil(len(held_out) / batch_size))
-            run.log(perplexity=found)
+            value = perplexity(eval_step, math.ceil(len(held_out) / batch_size))
+            run.log(perplexity=value)
             run.save()  # a printed result is never lost
             run.tell(
                 f"step {step:{len(str(steps))}}/{steps}"
-                f"  loss {run.history.last('loss', every):.4f}  perplexity {found:.3f}"
+                f"  loss {run.history.last('loss', every):.4f}  perplexity {value:.3f}"
             )
     sample = continued(
         model, FLAGS.prompt, FLAGS.sample_bytes, FLAGS.temperature, FLAGS.seed
     )
     (output_dir / "sample.txt").write_text(sample, "utf-8")
     print(f"\n{sample}\n")
-    found = run.history.last("perplexity")
-    return f"Perplexity {found:.3f} per byte. Results are in {output_dir}."
+    value = run.history.last("perplexity")
+    return f"Perplexity {value:.3f} per byte. Results are in {output_dir}."
 
 
 if __name__ == "__main__":

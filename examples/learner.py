@@ -119,12 +119,12 @@ class Learner:
         tf.keras.utils.set_random_seed(seed)
         dense = functools.partial(tf.keras.layers.Dense, activation="tanh")
         with repl.context():
-            seen = hidden = tf.keras.layers.Input((inputs,))
+            observations = hidden = tf.keras.layers.Input((inputs,))
             for units in UNITS:
                 hidden = dense(units)(hidden)
             logits = dense(actions, activation=None, kernel_initializer="zeros")(hidden)
             value = dense(1, activation=None)(hidden)
-            self.network = tf.keras.Model(seen, [logits, value])
+            self.network = tf.keras.Model(observations, [logits, value])
             adam = tf.keras.optimizers.Adam(learning_rate, global_clipnorm=LARGEST_NORM)
             self.optimizer = repl.wrap_optimizer(adam)
             self.optimizer.build(self.network.trainable_variables)
@@ -149,11 +149,13 @@ class Learner:
 
     def _loss(self, batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the loss, and the mean entropy of the policy."""
-        seen = batch["observations"]
-        flat = tf.reshape(seen, [-1, int(np.prod(seen.shape[2:]))])
+        observations = batch["observations"]
+        flat = tf.reshape(observations, [-1, int(np.prod(observations.shape[2:]))])
         logits, values = self.network(flat)
-        logits = tf.reshape(logits, [-1, seen.shape[1], logits.shape[-1]])[:, :-1]
-        values = tf.reshape(values, [-1, seen.shape[1]])
+        logits = tf.reshape(logits, [-1, observations.shape[1], logits.shape[-1]])[
+            :, :-1
+        ]
+        values = tf.reshape(values, [-1, observations.shape[1]])
         likely, was_likely = (
             -tf.nn.sparse_softmax_cross_entropy_with_logits(batch["actions"], x)
             for x in (logits, batch["logits"])
@@ -176,18 +178,18 @@ class Learner:
 def sizes(environment: str) -> tuple[tuple[int, ...], int]:
     """Returns the shape of observations and the number of actions; or UsageError."""
     try:
-        with gymnasium.make(environment) as made:
-            seen, actions = made.observation_space, made.action_space
+        with gymnasium.make(environment) as instance:
+            observations, actions = instance.observation_space, instance.action_space
     except (gymnasium.error.Error, ImportError) as error:
         raise support.UsageError(f"--environment={environment}: {error}") from error
-    if not isinstance(seen, gymnasium.spaces.Box) or not isinstance(
+    if not isinstance(observations, gymnasium.spaces.Box) or not isinstance(
         actions, gymnasium.spaces.Discrete
     ):
         raise support.UsageError(
-            f"--environment={environment} has observations {seen} and actions "
+            f"--environment={environment} has observations {observations} and actions "
             f"{actions}; wanted are numbers, and actions that are numbered"
         )
-    return seen.shape, int(actions.n)
+    return observations.shape, int(actions.n)
 
 
 def dataset(

@@ -181,15 +181,15 @@ class Measured:
 
 def held(variables: Iterable[Any]) -> dict[str, int]:
     """Returns how many bytes of variables each device holds."""
-    found: dict[Any, tuple[str, int]] = {}
+    components: dict[Any, tuple[str, int]] = {}
     for variable in variables:
         value = variable.value if isinstance(variable, keras.Variable) else variable
         for part in getattr(value, "parts", ()) or (value,):
             for component in getattr(part, "components", (part,)):
                 nbytes = component.shape.num_elements() * component.dtype.size
-                found[id(component)] = (component.device, nbytes)
+                components[id(component)] = (component.device, nbytes)
     totals: dict[str, int] = collections.Counter()
-    for device, nbytes in found.values():
+    for device, nbytes in components.values():
         totals[device] += nbytes
     return dict(totals)
 
@@ -264,11 +264,11 @@ def main() -> None:
     check_flags()
     load_words(FLAGS.vocabulary)
     try:
-        found = {name: measure(name) for name in dict.fromkeys(FLAGS.strategies)}
+        measurements = {name: measure(name) for name in dict.fromkeys(FLAGS.strategies)}
     except KeyboardInterrupt:
         raise support.Interrupted(signal.SIGINT, "Interrupted.") from None
     console = rich.console.Console()
-    rich.console.Console(width=max(120, console.width)).print(table(found))
+    rich.console.Console(width=max(120, console.width)).print(table(measurements))
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def report(gpus: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome]) -> st
         status: sum(o.status == status for o in outcomes)
         for status in (PASSED, FAILED, NOT_RUN)
     }
-    told = ", ".join(f"{count} {status}" for status, count in counts.items())
+    counts_text = ", ".join(f"{count} {status}" for status, count in counts.items())
     rows = [
         f"| {o.check.name} | {o.check.about} | {o.status} | {_cell(o.said)} |"
         for o in outcomes
@@ -138,7 +138,7 @@ def report(gpus: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome]) -> st
     return "\n".join(
         [
             "# GPUs\n",
-            f"{now}; {told}.\n",
+            f"{now}; {counts_text}.\n",
             *(names or ["TensorFlow finds no GPU on this machine."]),
             "\n| check | shows | status | found |\n| --- | --- | --- | --- |",
             *rows,
@@ -148,8 +148,8 @@ def report(gpus: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome]) -> st
 
 
 def _facts(gpu: Mapping[str, Any]) -> str:
-    told = [f"{k} {v}" for k, v in sorted(gpu.items()) if k != "device_name"]
-    return f"({', '.join(told)})" if told else ""
+    facts = [f"{k} {v}" for k, v in sorted(gpu.items()) if k != "device_name"]
+    return f"({', '.join(facts)})" if facts else ""
 
 
 def _cell(text: str) -> str:

@@ -136,8 +136,8 @@ def memory_growth() -> str:
     repl.run(lambda: repl.all_reduce(tf.reduce_sum(v)))
     peaks = [tf.config.experimental.get_memory_info(name)["peak"] for name in names]
     assert all(4 << 20 <= peak < 1 << 30 for peak in peaks), peaks
-    told = zip(names, peaks, strict=True)
-    return ", ".join(f"{name}: {peak / 2**20:.0f} MiB" for name, peak in told)
+    peaks_by_name = zip(names, peaks, strict=True)
+    return ", ".join(f"{name}: {peak / 2**20:.0f} MiB" for name, peak in peaks_by_name)
 
 
 def step_times() -> str:

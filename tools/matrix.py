@@ -107,10 +107,10 @@ def table(results: Sequence[Result]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs all pairs, or one; returns the exit status: 1 if any failed or none ran."""
-    own, _, tests = _split(argv)
+    versions, _, tests = _split(argv)
     names = [f"{p}-{t}" for p in PYTHONS for t in TENSORFLOWS]
-    only = [a.removeprefix("--only=") for a in own if a.startswith("--only=")]
-    if len(only) != len(own) or any(name not in names for name in only):
+    only = [a.removeprefix("--only=") for a in versions if a.startswith("--only=")]
+    if len(only) != len(versions) or any(name not in names for name in only):
         print(
             f"usage: tools/matrix.py [--only=NAME] [-- ...]; {names}", file=sys.stderr
         )

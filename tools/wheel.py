@@ -56,8 +56,11 @@ def main() -> int:
     """Builds and tries; returns the exit status."""
     with tempfile.TemporaryDirectory() as folder:
         temporary = pathlib.Path(folder)
-        built = _build(temporary)
-        sdist, wheel = next(built.glob("*.tar.gz")), next(built.glob("*.whl"))
+        folder_of_files = _build(temporary)
+        sdist, wheel = (
+            next(folder_of_files.glob("*.tar.gz")),
+            next(folder_of_files.glob("*.whl")),
+        )
         with tarfile.open(sdist) as archive:
             lacks = missing(archive.getnames(), _IN_SDIST)
         with zipfile.ZipFile(wheel) as zipped:
@@ -76,14 +79,14 @@ def main() -> int:
 
 def _build(temporary: pathlib.Path) -> pathlib.Path:
     """Builds both from a copy of the files that git tracks; returns their folder."""
-    source, built = temporary / "source", temporary / "built"
+    source, target = temporary / "source", temporary / "built"
     subprocess.run(
         ["git", "clone", "-q", "--depth=1", f"file://{_ROOT}", source], check=True
     )
     python = _environment(temporary / "build")
     _pip(python, "build")
-    _run(python, "-m", "build", "--outdir", built, cwd=source)
-    return built
+    _run(python, "-m", "build", "--outdir", target, cwd=source)
+    return target
 
 
 def _try(temporary: pathlib.Path, wheel: pathlib.Path) -> None:

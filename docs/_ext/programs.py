@@ -85,20 +85,20 @@ def read(name: str) -> Program:
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """Hides all flags but absl's own in this block, to avoid name clashes."""
-    known = absl_flags.FLAGS
+    all_flags = absl_flags.FLAGS
     others = [
         (module, flag)
-        for module, own in known.flags_by_module_dict().items()
+        for module, own in all_flags.flags_by_module_dict().items()
         if not module.startswith("absl.")
         for flag in own
     ]
-    known.remove_flag_values({flag.name: flag for _, flag in others})
+    all_flags.remove_flag_values({flag.name: flag for _, flag in others})
     try:
         yield
     finally:
         for module, flag in others:
-            known[flag.name] = flag
-            known.register_flag_by_module(module, flag)
+            all_flags[flag.name] = flag
+            all_flags.register_flag_by_module(module, flag)
 
 
 def _read(name: str, main: str) -> Program:
@@ -116,13 +116,13 @@ def _read(name: str, main: str) -> Program:
 def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
     """Returns the flags that a module defined, and removes them again."""
     values = _values(main)
-    own = list(values.flags_by_module_dict().get(main, ()))
+    flags = list(values.flags_by_module_dict().get(main, ()))
     values.remove_flag_values(
-        {flag.name: flag for flag in own if flag.name not in before}
+        {flag.name: flag for flag in flags if flag.name not in before}
     )
     return tuple(
         Flag(flag.name, _takes(flag), _default(flag.default), flag.help or "")
-        for flag in own
+        for flag in flags
     )
 
 

@@ -36,8 +36,8 @@ def pages() -> dict[str, str]:
     result = {"Replicator.rst": _replicator()}
     for name in names.methods():
         result[f"Replicator.{name}.rst"] = _method(name)
-    known = names.public()
-    full_names = {names.short(full): full for full in known}
+    public_names = names.public()
+    full_names = {names.short(full): full for full in public_names}
     for section in names.SECTIONS:
         result[f"{section.slug}.rst"] = _section(section, full_names)
         for name in section.names:
@@ -74,9 +74,9 @@ def _method(name: str) -> str:
 
 
 def _section(section: names.Section, full_names: dict[str, str]) -> str:
-    known = names.public()
+    public_names = names.public()
     lines = [*_title(section.title), section.about, ""]
-    lines += _table((name, known[full_names[name]]) for name in section.names)
+    lines += _table((name, public_names[full_names[name]]) for name in section.names)
     return _text(
         [
             *lines,
@@ -91,9 +91,9 @@ def _page(name: str, full: str) -> str:
     if not isinstance(value, type):
         return _text([*lines, f".. autofunction:: {full}"])
     lines += [f".. autoclass:: {full}"]
-    own = [member for member in dir(value) if _has_entry(value, member)]
-    if own:
-        lines += [f"   :members: {', '.join(own)}"]
+    members = [member for member in dir(value) if _has_entry(value, member)]
+    if members:
+        lines += [f"   :members: {', '.join(members)}"]
     return _text(lines)
 
 

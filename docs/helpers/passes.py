@@ -139,8 +139,8 @@ def draw(after: After, before: After | None = None) -> SVG:
         after: The graph to draw.
         before: The graph before the pass; without it, no op is new.
     """
-    known = {op.name for op in (before or after).ops}
-    shown = [op for op in after.ops if op.live or op.name in known]
+    known_ops = {op.name for op in (before or after).ops}
+    shown = [op for op in after.ops if op.live or op.name in known_ops]
     # Ops that were dead before the pass are omitted.
     was = {op.name: op.live for op in (before or after).ops}
     shown = [op for op in shown if op.live or was.get(op.name, True)]
@@ -170,7 +170,7 @@ def draw(after: After, before: After | None = None) -> SVG:
                 if source in places:
                     parts.append(_edge(places[source], places[op.name], dash, op.live))
     for op in shown:
-        look = "new" if op.name not in known else "old"
+        look = "new" if op.name not in known_ops else "old"
         if op.call:
             look = "call"
         parts.append(_box(op, places[op.name], look if op.live else "dead"))

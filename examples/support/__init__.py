@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples share, so that each of them shows its own subject.
+"""Shared code of the examples, so that each can focus on its own subject.
 
 `import support` comes before TensorFlow, whose environment it sets. An example reads
 
@@ -19,7 +19,7 @@
         run = support.Run(
             output_dir,
             support.settings("learning_rate", "seed"),  # a resumed run has the same
-            {"model": model, "optimizer": optimizer},  # what checkpoints hold
+            {"model": model, "optimizer": optimizer},  # the contents of checkpoints
             steps=steps,
             resume=FLAGS.resume,
             panels=[support.Panel(["loss"], "training loss", log=True)],
@@ -28,24 +28,25 @@
         for step in run.steps():  # from run.step + 1 to the last one
             run.log(loss=float(step_fn()[0]))
             if step % 100 == 0:
-                run.save()  # if a line shall only tell of what is not lost
+                run.save()  # first, so that no printed step can be lost
                 run.tell(f"step {step}: ...")  # a line above the progress bar
-        return f"Results are in {output_dir}."  # the last line that is printed
+        return f"Results are in {output_dir}."  # the last line to print
 
     if __name__ == "__main__":
         support.start(main)
 
-Where a run is counted in epochs, each of which ends with an accuracy, that loop is
+If a run is counted in epochs, each of which ends with an accuracy, that loop is
 `accuracy = run.train(step_fn, test_accuracy)`, and its panels are LOSS_AND_ACCURACY.
 
-`run.steps()` shows a progress bar, saves a checkpoint every now and then, and leaves
+`run.steps()` shows a progress bar, saves a checkpoint at intervals, and leaves
 `checkpoints/`, `history.json`, `summaries/` and `curves.png` in the output folder. A
-signal to stop ends it after the step at hand, with a checkpoint. The step that is
-yielded counts from 1; what the body of the loop logs belongs to that step.
+signal to stop ends it after the current step, with a checkpoint. The yielded step
+counts from 1; numbers logged in the body of the loop belong to that step.
 
-`start` has mistakes end with one line and status 2: raise `support.UsageError` for
-those of flags; errors of Replicator are treated alike. Full disks and the like end with
-one line and status 1, and signals with the shells' status for them.
+`start` reports usage errors in one line and exits with status 2: raise
+`support.UsageError` for invalid flags; errors of Replicator are treated alike. Full
+disks and the like end with one line and status 1, and signals with the shells' status
+for them.
 
 Data come from `mnist`, `shuffled_input`, `single_pass_input` and `library_text`;
 `accuracy_on` and `share_of_right` evaluate, and `save_images` and `save_grid` draw.

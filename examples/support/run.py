@@ -93,18 +93,20 @@ class Run:
         Raises:
             Interrupted: A signal has arrived; the current step was finished and saved.
         """
-        done = self.step
+        completed = self.step
         with (
-            tqdm(total=self._steps, initial=done, unit="step", desc="training") as bar,
+            tqdm(
+                total=self._steps, initial=completed, unit="step", desc="training"
+            ) as bar,
             self._interruption,
         ):
             self._progress = bar
-            while done < self._steps and self._interruption.signal is None:
-                done += 1
-                self._step.assign(done)
-                yield done
+            while completed < self._steps and self._interruption.signal is None:
+                completed += 1
+                self._step.assign(completed)
+                yield completed
                 self._interruption.tell(bar.update)
-                if done % self._save_every == 0:
+                if completed % self._save_every == 0:
                     self.save()
             self.save()
             self._interruption.tell(bar.close)
@@ -115,8 +117,8 @@ class Run:
             histories.plot_curves(
                 self.history, self._panels, path, self._steps_per_epoch
             )
-        if signum is not None and done < self._steps:
-            text = f"Interrupted at step {done}; go on with --resume."
+        if signum is not None and completed < self._steps:
+            text = f"Interrupted at step {completed}; go on with --resume."
             raise Interrupted(signum, text)
 
     def train(
