@@ -93,7 +93,7 @@ def test_what_the_user_checks_is_told_with_replica_and_line(name: str) -> None:
     if name != "conditional":
         assert all(site.startswith(f"  replica {whose}: ") for site in sites)
     for site in sites:
-        number = int(site.partition("test_failed.py:")[2].partition(" ")[0])
+        number = int(site.partition("test_error_messages.py:")[2].partition(" ")[0])
         with open(__file__) as file:
             assert file.read().splitlines()[number - 1].endswith("# line")
 
