@@ -114,12 +114,12 @@ def _read(name: str, main: str) -> Program:
 
 
 def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
-    """Returns the flags that a module defined, and takes them out again."""
+    """Returns the flags that a module defined; absl's own are as they were before."""
     values = _values(main)
     own = list(values.flags_by_module_dict().get(main, ()))
-    values.remove_flag_values(
-        {flag.name: flag for flag in own if flag.name not in before}
-    )
+    if values is absl_flags.FLAGS:  # else the program needs them when it runs
+        new_flags = {flag.name: flag for flag in own if flag.name not in before}
+        values.remove_flag_values(new_flags)
     return tuple(
         Flag(flag.name, _takes(flag), _default(flag.default), flag.help or "")
         for flag in own
