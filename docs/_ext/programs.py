@@ -77,9 +77,21 @@ def read(name: str) -> Program:
         ValueError: It has flags of neither kind.
     """
     main = f"{name}.__main__"
-    sys.modules.pop(main, None)
-    with _alone():
+    with _alone(), _imported_anew(main):
         return _read(name, main)
+
+
+@contextlib.contextmanager
+def _imported_anew(main: str) -> Iterator[None]:
+    """In this block an import runs a module once more; after it, all is as before."""
+    package = importlib.import_module(main.rpartition(".")[0])
+    imported = sys.modules.pop(main, None)
+    try:
+        yield
+    finally:
+        if imported is not None:
+            sys.modules[main] = imported
+            setattr(package, "__main__", imported)
 
 
 @contextlib.contextmanager
@@ -114,7 +126,7 @@ def _read(name: str, main: str) -> Program:
 
 
 def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
-    """Returns the flags that a module defined; absl's own are as they were before."""
+    """Returns the flags that a module defined; absl's are as they were before."""
     values = _values(main)
     own = list(values.flags_by_module_dict().get(main, ()))
     if values is absl_flags.FLAGS:  # else the program needs them when it runs

@@ -93,8 +93,9 @@ def test_two_programs_may_have_flags_of_one_name() -> None:
 
 @pytest.mark.parametrize("name", ["replicator.plan", "replicator.profile"])
 def test_a_program_that_was_read_can_run(name: str) -> None:
-    flags = programs.read(name).flags
     program = importlib.import_module(f"{name}.__main__")
+    flags = programs.read(name).flags
+    assert importlib.import_module(f"{name}.__main__") is program
     assert flags and {flag.name for flag in flags} <= set(program.OWN)
 
 
