@@ -13,7 +13,7 @@ from replicator.cluster import faults
 from replicator.inputs import positions
 from replicator.plan import plan as plans
 from replicator.step import registry, steps
-from replicator.step.asked import Asked
+from replicator.step.requests import Request
 
 
 class Running:
@@ -89,7 +89,7 @@ class Running:
         """
         with faults.named():
             return self._steps.run(
-                Asked(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
+                Request(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
             )
 
     @_tf.not_converted
@@ -129,7 +129,7 @@ class Running:
                 invalid.
         """
         return self._steps.get(
-            Asked(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
+            Request(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
         )
 
     @property

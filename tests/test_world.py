@@ -18,7 +18,7 @@ from replicator.graph.order.effects import Ledger
 from replicator.options import Options
 from replicator.primitives import all_reduce, groups, reduce, table
 from replicator.step import building, draft, registry
-from replicator.step.asked import Asked
+from replicator.step.requests import Request
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.world import World
@@ -74,7 +74,7 @@ class Part:
 
     def run(self, step_fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Runs a step on the two."""
-        return self.steps.run(Asked(step_fn, *args, **options))
+        return self.steps.run(Request(step_fn, *args, **options))
 
 
 def replica() -> context.ReplicaContext:

@@ -77,9 +77,21 @@ def read(name: str) -> Program:
         ValueError: It defines flags with neither absl nor argparse.
     """
     main = f"{name}.__main__"
-    sys.modules.pop(main, None)
-    with _alone():
+    with _alone(), _imported_anew(main):
         return _read(name, main)
+
+
+@contextlib.contextmanager
+def _imported_anew(main: str) -> Iterator[None]:
+    """Makes imports in this block rerun a module; restores the old one afterwards."""
+    package = importlib.import_module(main.rpartition(".")[0])
+    imported = sys.modules.pop(main, None)
+    try:
+        yield
+    finally:
+        if imported is not None:
+            sys.modules[main] = imported
+            setattr(package, "__main__", imported)
 
 
 @contextlib.contextmanager
@@ -114,12 +126,12 @@ def _read(name: str, main: str) -> Program:
 
 
 def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
-    """Returns the flags that a module defined, and removes them again."""
+    """Returns the flags that a module defined, and restores absl's own."""
     values = _values(main)
     flags = list(values.flags_by_module_dict().get(main, ()))
-    values.remove_flag_values(
-        {flag.name: flag for flag in flags if flag.name not in before}
-    )
+    if values is absl_flags.FLAGS:  # otherwise the program needs them later
+        new_flags = {flag.name: flag for flag in flags if flag.name not in before}
+        values.remove_flag_values(new_flags)
     return tuple(
         Flag(flag.name, _takes(flag), _default(flag.default), flag.help or "")
         for flag in flags

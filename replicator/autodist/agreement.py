@@ -11,11 +11,11 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.autodist import joining, losses, marked, refusals, stamping
 from replicator.autodist.divided import Divided
+from replicator.autodist.gradient_calls import Gradient
 from replicator.autodist.kinds import Kind, Value
 from replicator.autodist.program import Program
 from replicator.autodist.shares import Plan, Shares, Write
 from replicator.autodist.stamping import Places
-from replicator.autodist.taken import Gradient
 from replicator.compressors import reducing, specs
 from replicator.compressors.memory import Place
 from replicator.primitives import all_reduce

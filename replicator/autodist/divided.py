@@ -19,10 +19,10 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.autodist import part_ops
 from replicator.autodist.cuts import Decided
+from replicator.autodist.gradient_calls import Gradient
 from replicator.autodist.part_markers import Markers
 from replicator.autodist.program import Program
 from replicator.autodist.rewriting import Handles, Rewriter
-from replicator.autodist.taken import Gradient
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,11 +14,11 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.autodist import flows, joining, losses, refusals, weighed, wholes
+from replicator.autodist import flows, joining, losses, refusals, weighting, wholes
 from replicator.autodist import kinds as rules
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.autodist.values import Values
-from replicator.autodist.weighed import Weighed
+from replicator.autodist.weighting import Weighting
 from replicator.autodist.wholes import Whole
 from replicator.graph.ir import placeholder, shapes
 from replicator.primitives import all_reduce
@@ -43,7 +43,7 @@ class Examples:
     ) -> None:
         self._replica, self._given, self._declared = replica, given, declared
         self._all_have_some = all_have_some
-        self._weights: dict[tuple[int, int], Weighed] = {}
+        self._weights: dict[tuple[int, int], Weighting] = {}
         # From where tapes began, what is in its place, and what that is.
         self._begun: list[tuple[tf.Tensor, tf.Tensor, Value | None]] = []
         self._warned: set[tf.Operation] = set()
@@ -73,7 +73,7 @@ class Examples:
             return gradient
         if not self._given:  # each does all of it: so all that comes back is the same
             part = tf.constant(1 / replica.num_replicas)
-            return gradient if back else weighed.times(gradient, part)
+            return gradient if back else weighting.scaled(gradient, part)
         found = _tf.differentiated()
         if found is None:
             raise losses.not_found("", errors.user_line())
@@ -84,17 +84,17 @@ class Examples:
         # Each call starts from ones of its own, also of what was differentiated before.
         key = id(graph), id(found.call)
         if key not in self._weights:
-            self._weights[key] = weighed.make(
+            self._weights[key] = weighting.make(
                 found.call, *self._begin(graph, targets, given), self._all_have_some
             )
         known = self._weights[key]
         self.go_on(graph)
         if known.begins:
             gradient = self._begins_with(gradient)
-            return gradient if back else weighed.kept(gradient, known)
+            return gradient if back else weighting.guarded(gradient, known)
         if back:
             raise refusals.given_gradients("a variable", errors.user_line())
-        return weighed.times(gradient, known.weight)
+        return weighting.scaled(gradient, known.weight)
 
     def _begin(
         self,
@@ -151,7 +151,7 @@ class Examples:
     def _begins_with(self, gradient: Any) -> Any:
         """Returns a gradient, be it what a tape started from."""
         scaled = {id(one): new for one, new, _ in self._begun}
-        return weighed.each(gradient, lambda g: scaled.get(id(g), g))
+        return weighting.mapped(gradient, lambda g: scaled.get(id(g), g))
 
     def _warn(self, loss: Value) -> None:
         """Warns of rows that are made of more than their own example."""

@@ -72,8 +72,8 @@ class DistributedFunction:
 
     def _are_enough(self, tensors: Sequence[tf.Tensor], split: Sequence[bool]) -> bool:
         """Whether there is known to be an example for every replica."""
-        sizes = [t.shape[0] for t, own in zip(tensors, split, strict=True) if own]
-        known = [size for size in sizes if size is not None]
+        parts = [t for t, own in zip(tensors, split, strict=True) if own]
+        known = [n for n in (shapes.sizes(t)[0] for t in parts) if n is not None]
         return bool(known) and min(known) >= self._repl.num_replicas
 
     def _leaves(self, args: Any, kwargs: Any) -> list[Any]:

@@ -10,8 +10,8 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.autodist import marked
 from replicator.autodist.cuts import Cut
+from replicator.autodist.gradient_calls import Gradient
 from replicator.autodist.rewriting import Rewriter, joined
-from replicator.autodist.taken import Gradient
 from replicator.graph.passes import rows
 
 

@@ -20,19 +20,19 @@ from absl import logging
 
 from replicator import _tf, errors
 from replicator.autodist import (
+    gradient_calls,
     joining,
     kinds,
     losses,
     marked,
     slots,
     stamping,
-    taken,
     wholes,
 )
+from replicator.autodist.gradient_calls import Gradient
 from replicator.autodist.kinds import Value
 from replicator.autodist.program import ELEMENTS, Program
 from replicator.autodist.stamping import Places
-from replicator.autodist.taken import Gradient
 from replicator.autodist.values import Values
 from replicator.autodist.wholes import Whole
 from replicator.world import World
@@ -83,12 +83,12 @@ class Plan:
             for op in program.copied
             if ELEMENTS.fullmatch(op.type)
         }
-        self.gradients = taken.grouped(program.markers)
+        self.gradients = gradient_calls.grouped(program.markers)
         self._texts = {marked.text(op, marked.TAKEN): op for op in program.markers}
         self.starts: list[tuple[tf.Operation, Value]] = []
         self._begun: dict[str, Value] = {}
         self.kinds = Values(program.flow)
-        tape_starts = taken.begun_by_tapes(program.markers)
+        tape_starts = gradient_calls.begun_by_tapes(program.markers)
         for op in program.copied if program.is_split else ():
             if _STARTS.fullmatch(op.name):
                 loss = self._loss(op)
@@ -176,7 +176,7 @@ class Plan:
         if int(k) < len(names) and names[int(k)]:
             target: tf.Tensor | None = self._tensor(names[int(k)])
         else:  # gradients not by variables
-            target = taken.differentiated(self._program.graph, start)
+            target = gradient_calls.differentiated(self._program.graph, start)
         if target is None:
             return None
         initial = start.inputs[0] if start.type == "Identity" else None

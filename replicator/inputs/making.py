@@ -21,7 +21,7 @@ from replicator.inputs import (
     moving,
     places,
     shards,
-    together,
+    shared_pipelines,
 )
 from replicator.inputs.feeds import DatasetFeed, Feed, PartFeed, ShardsFeed, ValuesFeed
 from replicator.inputs.input_context import InputContext
@@ -91,8 +91,8 @@ def make_feed(
     if peers is None:
         return _datasets_feed(inputs, sources, world.devices, input_mode, remainder)
     if shared:
-        together.check(inputs, sources[0], peers)
-        devices = together.devices(world)
+        shared_pipelines.check(inputs, sources[0], peers)
+        devices = shared_pipelines.devices(world)
         whole = _datasets_feed(inputs, sources, devices, input_mode, remainder)
         feed: Feed = PartFeed(whole, world.local)
     else:

@@ -15,7 +15,7 @@ from replicator import errors
 from replicator.inputs import checks, positions
 from replicator.plan import plan as plans
 from replicator.step import cache, draft, step_arguments
-from replicator.step.asked import Asked, handed
+from replicator.step.requests import Request
 from replicator.step.state import State, StepFunction
 from replicator.step.steps import MANY_BUILDS, Step, runs_here
 
@@ -39,33 +39,35 @@ class Steps:
         self._said_whole = False
         self.inputs = positions.Positions(settings.peers)
 
-    def run(self, asked: Asked) -> Any:
+    def run(self, request: Request) -> Any:
         """Runs a step, by a fast path if it has been traced."""
-        _, state = self._find(asked)
+        _, state = self._find(request)
         if state.prepared and runs_here():
-            call_values = handed(asked, asked.args, self._settings.world.num_local)
+            call_args = request.arguments_of(
+                request.args, self._settings.world.num_local
+            )
             with self._settings.lock:  # also held by code that drops the trace
-                prepared = state.prepared.get(call_values.key)
+                prepared = state.prepared.get(call_args.key)
                 if prepared is not None:
-                    return prepared(call_values.leaves)
-        return self.get(asked)()
+                    return prepared(call_args.leaves)
+        return self.get(request)()
 
-    def get(self, asked: Asked) -> Step:
+    def get(self, request: Request) -> Step:
         """Returns the step for these arguments: an existing one, else a new one.
 
         A step with values among its arguments is not kept, nor are the values.
         """
-        function, state = self._find(asked)
-        by_function = not asked.by_value and not asked.args
+        function, state = self._find(request)
+        by_function = not request.by_value and not request.args
         with self._lock:
             step: Step | None = state.step() if by_function else None
             if step is None:
                 if state not in self._states:
-                    step_arguments.check_takes(asked, len(asked.args))
+                    step_arguments.check_takes(request, len(request.args))
                     self._states.add(state)
-                    self._warn_of_new_functions(function, asked)
-                    self._warn_of_whole(asked)
-                step = Step(self._settings, asked, self._keep_plan, function, state)
+                    self._warn_of_new_functions(function, request)
+                    self._warn_of_whole(request)
+                step = Step(self._settings, request, self._keep_plan, function, state)
                 if by_function:
                     state.step = weakref.ref(step)
             return step
@@ -78,27 +80,27 @@ class Steps:
         for state in states:
             state.initialize(session)
 
-    def _find(self, asked: Asked) -> tuple[StepFunction, State]:
+    def _find(self, request: Request) -> tuple[StepFunction, State]:
         """Returns what is kept for a step, creating it if there is nothing."""
-        step_arguments.check(asked)
-        function = self._functions.get(asked.step_fn, StepFunction)
+        step_arguments.check(request)
+        function = self._functions.get(request.step_fn, StepFunction)
         others = (
-            asked.input_mode,
-            asked.steps_per_call,
-            asked.remainder,
-            asked.by_value,
+            request.input_mode,
+            request.steps_per_call,
+            request.remainder,
+            request.by_value,
         )
         state = function.states.get(
-            asked.source, lambda: State(self._settings.lock, self.inputs), *others
+            request.source, lambda: State(self._settings.lock, self.inputs), *others
         )
         return function, state
 
-    def _warn_of_new_functions(self, function: StepFunction, asked: Asked) -> None:
+    def _warn_of_new_functions(self, function: StepFunction, request: Request) -> None:
         """Warns once about each line that creates a new function for every call."""
-        name, changed, counts = "input_fn", asked.source, function.builds
+        name, changed, counts = "input_fn", request.source, function.builds
         if function.fresh:
             function.fresh = False
-            name, changed, counts = "step_fn", asked.step_fn, self._builds
+            name, changed, counts = "step_fn", request.step_fn, self._builds
         if isinstance(changed, checks.DATASETS):
             function.datasets += 1
             if function.datasets == MANY_BUILDS:
@@ -119,12 +121,12 @@ class Steps:
                 MANY_BUILDS,
             )
 
-    def _warn_of_whole(self, asked: Asked) -> None:
+    def _warn_of_whole(self, request: Request) -> None:
         """Warns once if every replica gets the whole of an array."""
         count = self._settings.world.num_local
-        if self._said_whole or count == 1 or not asked.by_value:
+        if self._said_whole or count == 1 or not request.by_value:
             return
-        if not handed(asked, (), count).is_whole:
+        if not request.arguments_of((), count).is_whole:
             return
         self._said_whole = True
         logging.warning(

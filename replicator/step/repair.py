@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from replicator.cluster import failures, faults
 from replicator.cluster.peers import Peers
-from replicator.step import failed
+from replicator.step import error_messages
 from replicator.variables.replicated import ReplicatedVariable
 
 
@@ -96,7 +96,7 @@ def equal_after_errors(
                 failures.agree(peers, error)
             for variable in variables:
                 variable.mend()
-            short_error = failed.in_short(error)
+            short_error = error_messages.shorten(error)
             if short_error is error:
                 raise
             raise short_error from None

@@ -12,83 +12,83 @@ import tensorflow as tf
 from replicator import arguments, errors
 from replicator.inputs import checks, ends
 from replicator.primitives import base
-from replicator.step.asked import Asked
+from replicator.step.requests import Request
 from replicator.values import PerReplica
 
 INPUT_MODES = ("per_replica", "per_worker", "global_batch")
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 
 
-def check(asked: Asked) -> None:
+def check(request: Request) -> None:
     """Raises ArgumentError or InputError unless these can form a step; it is cheap."""
-    if not callable(asked.step_fn):
+    if not callable(request.step_fn):
         raise base.bad_argument(
             "run",
-            f"was given {errors.shown(asked.step_fn)} as step_fn",
+            f"was given {errors.shown(request.step_fn)} as step_fn",
             "pass a function, which is called once per replica.",
         )
-    if asked.by_value:
-        _check_values(asked)
-    if not arguments.is_choice(asked.input_mode, INPUT_MODES):
+    if request.by_value:
+        _check_values(request)
+    if not arguments.is_choice(request.input_mode, INPUT_MODES):
         raise errors.InputError(
             errors.compose(
-                f"input_mode={errors.shown(asked.input_mode)} is unknown.",
+                f"input_mode={errors.shown(request.input_mode)} is unknown.",
                 fix=f"input_mode is one of {', '.join(INPUT_MODES)}.",
             )
         )
-    if not arguments.is_whole(asked.steps_per_call, 1):
+    if not arguments.is_whole(request.steps_per_call, 1):
         raise base.bad_argument(
             "build",
-            f"was given steps_per_call={errors.shown(asked.steps_per_call)}",
+            f"was given steps_per_call={errors.shown(request.steps_per_call)}",
             "steps_per_call is a positive int below 2**31, how many steps one call "
             "runs.",
         )
-    if not isinstance(asked.args, tuple | list) or type(asked.args) is PerReplica:
+    if not isinstance(request.args, tuple | list) or type(request.args) is PerReplica:
         raise base.bad_argument(
             "run",
-            f"was given args={errors.shown(asked.args)}",
+            f"was given args={errors.shown(request.args)}",
             "args is a tuple of what step_fn is called with: args=(x,) for one value.",
         )
-    if not arguments.is_choice(asked.remainder, ends.REMAINDERS):
+    if not arguments.is_choice(request.remainder, ends.REMAINDERS):
         raise base.bad_argument(
             "run",
-            f"was given remainder={errors.shown(asked.remainder)}",
+            f"was given remainder={errors.shown(request.remainder)}",
             f"remainder is one of {', '.join(ends.REMAINDERS)}.",
         )
 
 
-def _check_values(asked: Asked) -> None:
+def _check_values(request: Request) -> None:
     """Raises InputError unless inputs passed by value can feed a step."""
-    kind = checks.source_kind(asked.inputs)
-    if kind == "an iterator" or isinstance(asked.inputs, _PLAIN):
+    kind = checks.source_kind(request.inputs)
+    if kind == "an iterator" or isinstance(request.inputs, _PLAIN):
         raise errors.InputError(
             errors.compose(
-                f"input_fn is {type(asked.inputs).__name__} "
-                f"{errors.shown(asked.inputs)}.",
+                f"input_fn is {type(request.inputs).__name__} "
+                f"{errors.shown(request.inputs)}.",
                 fix="pass a tf.data.Dataset, a function that returns one, lambda: ..., "
                 "or a nest of tensors or arrays; a number or a text that step_fn is "
                 "to be called with belongs in args=(...).",
             )
         )
-    if asked.input_mode == "per_worker":
+    if request.input_mode == "per_worker":
         raise errors.InputError(
             errors.compose(
                 'input_mode="per_worker" deals out the elements of one Dataset; '
-                f"input_fn is {type(asked.inputs).__name__}.",
+                f"input_fn is {type(request.inputs).__name__}.",
                 fix='pass a tf.data.Dataset, or use input_mode="global_batch", which '
                 "splits tensors over the replicas.",
             )
         )
 
 
-def check_takes(asked: Asked, num_args: int) -> None:
+def check_takes(request: Request, num_args: int) -> None:
     """Raises ArgumentError unless step_fn accepts its arguments.
 
     Args:
-        asked: The arguments of the step.
+        request: The arguments of the step.
         num_args: The number of `args`.
     """
-    step_fn, elements = asked.step_fn, int(asked.inputs is not None)
+    step_fn, elements = request.step_fn, int(request.inputs is not None)
     if not arguments.refuses(step_fn, elements + num_args):
         return
     parts = len(checks.required(step_fn)) - num_args

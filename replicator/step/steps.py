@@ -24,7 +24,6 @@ from replicator.interop import distribute
 from replicator.plan import plan as plans
 from replicator.primitives import table
 from replicator.step import (
-    asked,
     building,
     draft,
     eager_calls,
@@ -33,7 +32,7 @@ from replicator.step import (
     repair,
     step_arguments,
 )
-from replicator.step.asked import Asked, Handed
+from replicator.step.requests import CallArguments, Request
 from replicator.step.state import Call, State, StepFunction
 from replicator.variables import python_calls, storage
 
@@ -45,13 +44,13 @@ class _Job(NamedTuple):
 
     Attributes:
         feed: The inputs.
-        handed: The values passed to the call.
+        call_args: The values passed to the call.
         leaves: Their tensors in the graph being built.
         use: Called with each variable whose components the step uses as they are.
     """
 
     feed: feeds.Feed | None
-    handed: Handed
+    call_args: CallArguments
     leaves: Sequence[Any]
     use: Callable[[storage.Storage], None]
 
@@ -71,13 +70,13 @@ class Step:
     def __init__(
         self,
         settings: draft.Settings,
-        what: Asked,
+        what: Request,
         keep_plan: Callable[[plans.Plan], None],
         function: StepFunction,
         state: State,
     ) -> None:
         self._settings = settings
-        self._asked = what
+        self._request = what
         self._keep_plan = keep_plan
         self._function = function
         self._state = state
@@ -114,12 +113,12 @@ class Step:
                 )
             )
         python_calls.refuse_step()
-        handed = asked.handed(self._asked, args or self._asked.args, self._count)
+        call_args = self._request.arguments_of(args or self._request.args, self._count)
         if not runs_here():
-            return self._build(tf.compat.v1.get_default_graph(), handed)
+            return self._build(tf.compat.v1.get_default_graph(), call_args)
         with self._settings.lock:
-            run = self._state.prepared.get(handed.key) or self._eager_call(handed)
-            return run(handed.leaves)
+            run = self._state.prepared.get(call_args.key) or self._eager_call(call_args)
+            return run(call_args.leaves)
 
     @_tf.not_converted
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
@@ -156,7 +155,9 @@ class Step:
             ContextError: In a graph or inside a step, before the step is built.
         """
         if self._state.plan is None and runs_here():
-            self._eager_call(asked.handed(self._asked, self._asked.args, self._count))
+            self._eager_call(
+                self._request.arguments_of(self._request.args, self._count)
+            )
         plan = self._state.plan
         if plan is None:
             raise errors.ContextError(
@@ -168,40 +169,40 @@ class Step:
             )
         return plan
 
-    def _eager_call(self, handed: Handed) -> Call:
+    def _eager_call(self, call_args: CallArguments) -> Call:
         """Returns the callable that runs the step, traced on the first call."""
         prepared = self._state.prepared
         with self._settings.lock:  # a thread that waited here finds it traced
-            if handed.key not in prepared:
+            if call_args.key not in prepared:
                 distribute.refuse_strategy("run")
-                step_arguments.check_takes(self._asked, handed.num_args)
-                prepared[handed.key] = self._trace_until_settled(handed)
+                step_arguments.check_takes(self._request, call_args.num_args)
+                prepared[call_args.key] = self._trace_until_settled(call_args)
                 if len(prepared) == MANY_BUILDS:
                     logging.warning(
                         "The step at %s has been handed values of %d structures, "
                         "dtypes or shapes. For each of them it is built anew, which "
                         "takes long: pad them to a few shapes.",
-                        errors.definition(self._asked.step_fn) or errors.user_line(),
+                        errors.definition(self._request.step_fn) or errors.user_line(),
                         MANY_BUILDS,
                     )
-            return prepared[handed.key]
+            return prepared[call_args.key]
 
-    def _trace_until_settled(self, handed: Handed) -> Call:
+    def _trace_until_settled(self, call_args: CallArguments) -> Call:
         """Traces the step, again if a variable's components move meanwhile."""
         while True:
             self._state.outdated = False
-            traced = self._trace(handed)
+            traced = self._trace(call_args)
             if not self._state.outdated:
                 return traced
 
-    def _trace(self, handed: Handed) -> Call:
+    def _trace(self, call_args: CallArguments) -> Call:
         """Traces the step; returns the callable that runs it and packs its results."""
         structures: list[Any] = []
         current: list[Any] = []  # the leaves of a call, while it runs
         feed = self._feed()  # outside the trace: its variables outlive the function
 
         def traced() -> list[list[Any]]:
-            job = _Job(feed, handed, handed.stand_ins(current), self._use)
+            job = _Job(feed, call_args, call_args.stand_ins(current), self._use)
             returned = self._build_into(job)
             structures.append(tf.nest.map_structure(type, returned[0]))
             return [
@@ -209,7 +210,7 @@ class Step:
                 for replica_value in returned
             ]
 
-        with eager_calls.holding(current, handed.leaves):
+        with eager_calls.holding(current, call_args.leaves):
             function = _tf.trace(traced, ordering.order_as_created)
             writes = self._state.writes
             on_cpus = cost.share_memory(self._settings.world.devices)
@@ -221,9 +222,9 @@ class Step:
         )
         run = devices.ordered(run, self._settings.world.devices)
         if self._settings.clock is not None and writes:
-            run = self._settings.clock.counted(run, self._asked.steps_per_call)
+            run = self._settings.clock.counted(run, self._request.steps_per_call)
         packed = eager_calls.packed(run, function, structures[-1])
-        if not handed.leaves:
+        if not call_args.leaves:
             return lambda _: packed()
 
         def call(leaves: Sequence[Any]) -> Any:
@@ -240,7 +241,7 @@ class Step:
         step_key = clashes.of_all(function, len(processes.everyone))
         if step_key is None:
             return run
-        text = f"runs {errors.definition(self._asked.step_fn)}"
+        text = f"runs {errors.definition(self._request.step_fn)}"
 
         def call() -> Any:
             with processes.doing.running(step_key, text):
@@ -248,19 +249,19 @@ class Step:
 
         return call
 
-    def _build(self, graph: tf.Graph, handed: Handed) -> Any:
+    def _build(self, graph: tf.Graph, call_args: CallArguments) -> Any:
         """Builds the step into `graph`, the default graph; returns symbolic values."""
         distribute.refuse_strategy("run")
         if self._settings.peers is not None:
-            step_arguments.refuse_session(self._asked.step_fn)
+            step_arguments.refuse_session(self._request.step_fn)
         if self._settings.clock is not None:
             self._settings.clock.refuse_graph()
-        step_arguments.check_takes(self._asked, handed.num_args)
+        step_arguments.check_takes(self._request, call_args.num_args)
         with self._settings.lock:  # threads share one feed per graph, too
             feed = self._feed()
             if feed is not None and graph.building_function:
                 feed.warn_of_rest(ended=False)
-            job = _Job(feed, handed, handed.leaves, storage.Storage.settle)
+            job = _Job(feed, call_args, call_args.leaves, storage.Storage.settle)
             returned = self._build_into(job)
         if graph.building_function:
             self._state.keep_in(graph, None)
@@ -268,7 +269,7 @@ class Step:
 
     def _build_into(self, job: _Job) -> list[Any]:
         """Builds the steps of one call into the default graph; returns all results."""
-        steps = self._asked.steps_per_call
+        steps = self._request.steps_per_call
         if steps == 1:
             return self._build_step(job)
         return loops.repeat(
@@ -288,12 +289,12 @@ class Step:
         with self._settings.lock:
             built = building.build_step(
                 self._settings,
-                self._asked.step_fn,
-                job.feed or job.handed.feed(job.leaves, self._settings.world),
+                self._request.step_fn,
+                job.feed or job.call_args.feed(job.leaves, self._settings.world),
                 tf.compat.v1.get_default_graph(),
                 self._function,
-                lambda: job.handed.args(job.leaves, devices),
-                job.handed.of_one_replica(job.leaves),
+                lambda: job.call_args.args(job.leaves, devices),
+                job.call_args.of_one_replica(job.leaves),
             )
         for variable in built.variables:
             job.use(variable.storage)
@@ -320,7 +321,7 @@ class Step:
 
     def _feed(self) -> feeds.Feed | None:
         """Returns the inputs, which live outside the function being traced."""
-        if self._asked.source is None:
+        if self._request.source is None:
             return None
         with tf.init_scope():
             eager = tf.executing_eagerly()
@@ -330,10 +331,10 @@ class Step:
             return existing_feed
         with peers.telling(self._settings.peers), tf.init_scope():
             feed = making.make_feed(
-                self._asked.source,
+                self._request.source,
                 self._settings.world,
-                self._asked.input_mode,
-                self._asked.remainder,
+                self._request.input_mode,
+                self._request.remainder,
                 self._settings.peers,
                 self._program(),
             )

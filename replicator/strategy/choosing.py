@@ -17,7 +17,7 @@ from replicator.options import VARIABLES
 from replicator.strategy import compiled
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.auto import Auto
-from replicator.strategy.builders.given import Given
+from replicator.strategy.builders.fixed import Fixed
 from replicator.strategy.description import Strategy
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.live import Asked, Later, Live
@@ -42,10 +42,10 @@ def as_builder(strategy: Any) -> Builder:
     if isinstance(strategy, Builder):
         return strategy
     if isinstance(strategy, Strategy):
-        return Given(strategy)
+        return Fixed(strategy)
     if isinstance(strategy, str | os.PathLike):
         _refuse_name(strategy)
-        return Given(Strategy.load(strategy))
+        return Fixed(Strategy.load(strategy))
     if isinstance(strategy, Mapping):
         return Rules(strategy)
     hint = ""

@@ -91,6 +91,14 @@ def test_two_programs_may_have_flags_of_one_name() -> None:
         assert flags["insecure"].takes == ""
 
 
+@pytest.mark.parametrize("name", ["replicator.plan", "replicator.profile"])
+def test_a_program_that_was_read_can_run(name: str) -> None:
+    program = importlib.import_module(f"{name}.__main__")
+    flags = programs.read(name).flags
+    assert importlib.import_module(f"{name}.__main__") is program
+    assert flags and {flag.name for flag in flags} <= set(program.OWN)
+
+
 def test_flags_of_one_name_elsewhere_stay_as_they_are() -> None:
     cli = importlib.import_module("benchmarks.cli")  # which has --rounds, too
     with flagsaver.flagsaver():

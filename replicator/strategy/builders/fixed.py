@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Given: a builder that returns an existing strategy."""
+"""Fixed: a builder that returns an existing strategy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node
 
 
-class Given(Builder):
+class Fixed(Builder):
     """Looks up each variable's node in a Strategy, by its path.
 
     Example:
@@ -39,8 +39,8 @@ class Given(Builder):
         Example:
             >>> ps = replicator.strategy.PSSynchronizer("CPU:0")
             >>> nodes = (replicator.strategy.Node("w", ps),)
-            >>> from replicator.strategy.builders.given import Given
-            >>> Given(replicator.strategy.Strategy(nodes)).missing(["v"])
+            >>> from replicator.strategy.builders.fixed import Fixed
+            >>> Fixed(replicator.strategy.Strategy(nodes)).missing(["v"])
             ('w',)
         """
         return tuple(name for name in self.strategy.by_name if name not in set(paths))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.autodist import taken
+from replicator.autodist import gradient_calls
 from replicator.autodist.program import Program
 from tests.autodist import helpers
 from tests.autodist.test_session import scope
@@ -33,8 +33,8 @@ def test_each_call_of_a_tape_is_told_by_where_it_starts() -> None:
     with scope(2) as autodist:
         _build()
         program = Program(v1.get_default_graph(), autodist._scope.variables)
-    assert len(taken.begun_by_tapes(program.markers)) == 2
-    groups = taken.grouped(program.markers)
+    assert len(gradient_calls.begun_by_tapes(program.markers)) == 2
+    groups = gradient_calls.grouped(program.markers)
     assert {one.variable for group in groups for one in group} == {"v", "w"}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator.step import failed
+from replicator.step import error_messages
 from tests import helpers
 
 _PLACES = "Graph execution error:\n\nDetected at node Assert defined at ...\n"
@@ -20,7 +20,7 @@ def _error(text: str) -> tf.errors.OpError:
 
 
 def test_the_pieces_of_an_assertion_become_a_message() -> None:
-    error = failed.in_short(
+    error = error_messages.shorten(
         _error(
             "assertion failed: [all_reduce: it is wrong.] [replica 0: at train.py:4] "
             "[shapes on replicas 0, 1, 2:] [2 3] [] [-1] [Fix: don\\'t.]\n\t [[{{node "
@@ -39,7 +39,7 @@ def test_the_pieces_of_an_assertion_become_a_message() -> None:
 )
 def test_other_errors_stay_what_they_are(text: str) -> None:
     error = _error(text)
-    assert failed.in_short(error) is error
+    assert error_messages.shorten(error) is error
 
 
 # --- TensorFlow's errors about the user's ops -----------------------------------------
@@ -88,12 +88,12 @@ def test_what_the_user_checks_is_told_with_replica_and_line(name: str) -> None:
     first, *sites = str(caught.value).splitlines()
     assert message in first
     assert sites and all(op in site for site in sites)
-    assert all("tests/step/test_failed.py:" in site for site in sites)
+    assert all("tests/step/test_error_messages.py:" in site for site in sites)
     whose = 0 if name == "ensure_shape" else 1
     if name != "conditional":
         assert all(site.startswith(f"  replica {whose}: ") for site in sites)
     for site in sites:
-        number = int(site.partition("test_failed.py:")[2].partition(" ")[0])
+        number = int(site.partition("test_error_messages.py:")[2].partition(" ")[0])
         with open(__file__) as file:
             assert file.read().splitlines()[number - 1].endswith("# line")
 
@@ -111,7 +111,7 @@ def test_each_root_is_told_once_and_cancelled_ones_are_not() -> None:
         f"  (1) CANCELLED:  by another\n  (2) {bad}\t [[x/_4]]\n"
         "0 successful operations.\n0 derived errors ignored. [Op:__inference_step_58]"
     )
-    error = failed.in_short(tf.errors.InvalidArgumentError(None, None, text))
+    error = error_messages.shorten(tf.errors.InvalidArgumentError(None, None, text))
     assert str(error) == (
         "it is bad\nin two lines\n  replica 1: Check at /a/train.py:4 in step"
     )
@@ -129,7 +129,7 @@ def test_ops_that_fail_at_once_are_told_though_tensorflow_has_lines_of_one() -> 
         f'  File "/a/train.py", line 4, in step\n\n2 root error(s) found.\n{roots}'
         "0 successful operations.\n0 derived errors ignored. [Op:__inference_step_426]"
     )
-    error = failed.in_short(tf.errors.InvalidArgumentError(None, None, text))
+    error = error_messages.shorten(tf.errors.InvalidArgumentError(None, None, text))
     assert str(error) == (
         "bad 1\nbad 0\n  replica 1: Check\n  replica 0: Check at /a/train.py:4 in step"
     )
@@ -145,4 +145,4 @@ def test_what_hosts_and_runtimes_say_is_left_alone(make: Callable[..., Any]) -> 
         "Graph execution error:\n\nDetected at node x defined at (most recent call "
         'last):\n  File "/a/train.py", line 4, in step\n\nit is gone',
     )
-    assert failed.in_short(error) is error
+    assert error_messages.shorten(error) is error

@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from replicator.inputs import checks, feeds, making
-from replicator.inputs.given import Given, in_graph
+from replicator.inputs.call_values import CallValues, in_graph
 from replicator.world import World
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """The arguments of `Replicator.run`; see there."""
 
     step_fn: Callable[..., Any]
@@ -35,8 +35,19 @@ class Asked(NamedTuple):
         """The function or Dataset that feeds the steps, or None."""
         return None if self.by_value else self.inputs
 
+    def arguments_of(self, args: Sequence[Any], num_local: int) -> CallArguments:
+        """Returns the values of one call.
 
-class Handed:
+        Args:
+            args: The `args` of this call, in place of those of the step.
+            num_local: The number of replicas built here.
+        """
+        if not args and not self.by_value:
+            return NOTHING
+        return CallArguments(self, args, num_local)
+
+
+class CallArguments:
     """The values passed to one call: its element, if passed by value, and its `args`.
 
     Attributes:
@@ -45,15 +56,15 @@ class Handed:
         num_args: The number of `args`.
     """
 
-    def __init__(self, asked: Asked, args: Sequence[Any], num_local: int) -> None:
-        self._mode, self.num_args = asked.input_mode, len(args)
+    def __init__(self, request: Request, args: Sequence[Any], num_local: int) -> None:
+        self._mode, self.num_args = request.input_mode, len(args)
         self._element = self._args = None
         self.key: Hashable = ()
         self.leaves: list[Any] = []
-        if asked.by_value:
-            self._element = Given(asked.inputs, "input_fn", num_local)
+        if request.by_value:
+            self._element = CallValues(request.inputs, "input_fn", num_local)
         if args:
-            self._args = Given(tuple(args), "args", num_local)
+            self._args = CallValues(tuple(args), "args", num_local)
         parts = [part for part in (self._element, self._args) if part is not None]
         if parts:
             self.key = tuple(part.key for part in parts)
@@ -119,17 +130,4 @@ class Handed:
         ]
 
 
-NOTHING = Handed(Asked(callable), (), 0)
-
-
-def handed(asked: Asked, args: Sequence[Any], num_local: int) -> Handed:
-    """Returns the values of one call.
-
-    Args:
-        asked: The arguments of the step.
-        args: The `args` of this call, in place of those of the step.
-        num_local: The number of replicas built here.
-    """
-    if not args and not asked.by_value:
-        return NOTHING
-    return Handed(asked, args, num_local)
+NOTHING = CallArguments(Request(callable), (), 0)

@@ -39,7 +39,7 @@ _END = re.compile(
 )
 
 
-def in_short(error: tf.errors.OpError) -> tf.errors.OpError:
+def shorten(error: tf.errors.OpError) -> tf.errors.OpError:
     """Returns an error of the same class with a short message, or the same error.
 
     Args:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.autodist import weighed
+from replicator.autodist import weighting
 from replicator.autodist.kinds import SAME
 from tests.autodist import helpers
 
@@ -76,15 +76,15 @@ def test_what_is_no_number_counts_for_nothing_where_there_is_nothing(sparse):
     made = tf.constant([np.nan, 1.0])
     gradient = tf.IndexedSlices(made, tf.range(2), [2]) if sparse else made
     for weight, wanted in ((0.0, [0.0, 0.0]), (0.5, [np.nan, 1.0])):
-        known = weighed.make(None, SAME, tf.constant(weight), True, False)
-        kept = weighed.kept(gradient, known)
+        known = weighting.make(None, SAME, tf.constant(weight), True, False)
+        kept = weighting.guarded(gradient, known)
         np.testing.assert_array_equal(kept.values if sparse else kept, wanted)
 
 
 def test_nothing_is_guarded_where_every_replica_has_an_example():
     gradient = tf.constant([np.nan, 1.0])
-    known = weighed.make(None, SAME, tf.constant(0.5), True, True)
-    assert weighed.kept(gradient, known) is gradient
+    known = weighting.make(None, SAME, tf.constant(0.5), True, True)
+    assert weighting.guarded(gradient, known) is gradient
 
 
 @pytest.mark.parametrize("sizes", [(4, 1, 3, 2), (1, 4), (2, 1, 2)])

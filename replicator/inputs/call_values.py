@@ -40,7 +40,7 @@ class _Object:
         return self._kind(*parts)
 
 
-class Given:
+class CallValues:
     """The values of one call; a PerReplica in the nest gives each replica its own.
 
     Args:

@@ -269,7 +269,7 @@ def test_many_kinds_of_values_are_warned_of_once(
         repl.run(step_fn, args=(np.ones(size),))
     (message,) = [r.getMessage() for r in caplog.records if "shapes" in r.getMessage()]
     assert (
-        "test_given.py:" in message
+        "test_call_values.py:" in message
         and "in step_fn" in message
         and "5 structures" in message
     )
@@ -294,7 +294,7 @@ def test_arrays_that_all_replicas_get_are_warned_of_once(
         repl.run(lambda x: x, data)
     (message,) = [r.getMessage() for r in caplog.records]
     assert "each of the 2 replicas is given all of them" in message
-    assert "test_given.py:" in message and 'input_mode="global_batch"' in message
+    assert "test_call_values.py:" in message and 'input_mode="global_batch"' in message
 
 
 # --- Built steps ----------------------------------------------------------------------
@@ -414,7 +414,9 @@ def test_what_is_no_value_is_refused(make: Any, said: str) -> None:
             continue
         with pytest.raises(ArgumentError, match=rf"(?s){said}.*") as caught:
             call(lambda x: x, args=args) if call == repl.run else call(*args)
-        assert "test_given.py:" in str(caught.value) and "Fix: " in str(caught.value)
+        assert "test_call_values.py:" in str(caught.value) and "Fix: " in str(
+            caught.value
+        )
 
 
 def test_an_unlike_per_replica_is_refused() -> None:
@@ -466,5 +468,9 @@ def test_a_dataclass_whose_facts_have_no_hash_is_refused() -> None:
     with pytest.raises(ArgumentError) as caught:
         repl.run(lambda s: s.one, args=(State(1.0, 2.0, ["list"]),))
     message = str(caught.value)
-    for part in ("State with metadata that has no hash", "Fix: ", "test_given.py"):
+    for part in (
+        "State with metadata that has no hash",
+        "Fix: ",
+        "test_call_values.py",
+    ):
         assert part in message

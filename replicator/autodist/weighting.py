@@ -13,7 +13,7 @@ from replicator.autodist.kinds import Value
 
 
 @dataclasses.dataclass(frozen=True)
-class Weighed:
+class Weighting:
     """What is differentiated, and how its gradients count in the sum of all replicas'.
 
     Attributes:
@@ -35,21 +35,21 @@ class Weighed:
 
 def make(
     call: Any, loss: Value, weight: tf.Tensor, begins: bool, all_have_some: bool
-) -> Weighed:
-    """Returns a Weighed of these.
+) -> Weighting:
+    """Returns a Weighting of these.
 
     Args:
-        call: As in Weighed.
-        loss: As in Weighed.
-        weight: As in Weighed.
-        begins: As in Weighed.
+        call: As in Weighting.
+        loss: As in Weighting.
+        weight: As in Weighting.
+        begins: As in Weighting.
         all_have_some: Whether every replica is known to have an example.
     """
     counts = None if all_have_some else tf.cast(weight > 0, weight.dtype)
-    return Weighed(call, loss, weight, begins, counts)
+    return Weighting(call, loss, weight, begins, counts)
 
 
-def kept(gradient: Any, known: Weighed) -> Any:
+def guarded(gradient: Any, known: Weighting) -> Any:
     """Returns a gradient, without what is no number where it counts for nothing.
 
     Args:
@@ -57,25 +57,25 @@ def kept(gradient: Any, known: Weighed) -> Any:
         known: What it is of.
     """
     if known.loss.over is None:
-        return gradient if known.counts is None else times(gradient, known.counts)
+        return gradient if known.counts is None else scaled(gradient, known.counts)
 
     def keep(one: tf.Tensor) -> tf.Tensor:
         spoilt = tf.equal(known.weight, 0) & ~tf.math.is_finite(one)
         return tf.where(spoilt, tf.zeros_like(one), one)
 
-    return each(gradient, keep)
+    return mapped(gradient, keep)
 
 
-def times(gradient: Any, weight: tf.Tensor) -> Any:
+def scaled(gradient: Any, weight: tf.Tensor) -> Any:
     """Returns a gradient times a number, 0 where that is, whatever the gradient is."""
 
     def product(one: tf.Tensor) -> tf.Tensor:
         return tf.math.multiply_no_nan(one, tf.cast(weight, one.dtype))
 
-    return each(gradient, product)
+    return mapped(gradient, product)
 
 
-def each(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+def mapped(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     """Returns a gradient whose numbers are changed, dense or sparse."""
     if not isinstance(gradient, tf.IndexedSlices):
         return change(gradient)
