@@ -62,7 +62,7 @@ def _mirrored_broadcast(x: tf.Tensor) -> tf.Tensor:
 
 
 def _message(repl: replicator.Replicator, x: tf.Tensor) -> tf.Tensor | None:
-    """Replica 0 sends its tensor to replica 1; the gradient gets zeros."""
+    """Replica 0 sends to replica 1, whose own tensor gets a zero gradient."""
     if repl.replica_id == 0:
         repl.send(x, 1)
         return None

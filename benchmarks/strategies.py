@@ -64,7 +64,7 @@ def measure(
 
     Returns:
         By builder, a Measured as a dict, the result of `planned`, and the "predicted"
-        seconds; the single device only has the former.
+        seconds; the single device has only the first.
     """
     weights = contenders.initial_weights(workload)
     replicators, built = {}, {}

@@ -54,7 +54,7 @@ class GlobalBatchNorm(tf.keras.layers.Layer):
     Args:
         repl: The Replicator.
         momentum: The decay of the moving statistics.
-        epsilon: Is added to the variance.
+        epsilon: Added to the variance.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def by_tape(loss: Any, variable: Any) -> Any:
 
 
 def by_tape_of_tapes(loss: Any, variable: Any) -> Any:
-    """The derivative of the gradient's square, scaled to the gradient's value here."""
+    """The derivative of the gradient's square, divided by the gradient."""
     with tf.GradientTape() as outer:
         gradient = by_tape(loss, variable)
         squared = tf.reduce_sum(gradient**2)
