@@ -203,9 +203,9 @@ def by_mean_of_means(
         outputs = (x - mean) / tf.sqrt(variance + EPSILON) * scale + offset
         loss = tf.reduce_sum(outputs * weights)
     gradients = tape.gradient(loss, [x, scale, offset])
-    found = dict(zip(["inputs", "scale", "offset"], gradients, strict=True))
-    found |= {"outputs": outputs, "mean": mean, "variance": variance}
-    return {name: value.numpy() for name, value in found.items()}
+    results = dict(zip(["inputs", "scale", "offset"], gradients, strict=True))
+    results |= {"outputs": outputs, "mean": mean, "variance": variance}
+    return {name: value.numpy() for name, value in results.items()}
 
 
 @pytest.mark.parametrize("shards", [(3, 1), (1, 4, 2)], ids=str)

@@ -23,11 +23,11 @@ def old(x: int) -> int:
 
 
 def test_what_is_deprecated_works_and_names_its_replacement_and_versions() -> None:
-    said = (
+    message = (
         r"^old is deprecated since replicator 0\.2 and will be removed in 0\.4\. "
         r"Use new\(x\)\.$"
     )
-    with pytest.warns(DeprecationWarning, match=said) as caught:
+    with pytest.warns(DeprecationWarning, match=message) as caught:
         assert old(3) == 6
     assert caught[0].filename == __file__
     assert pathlib.Path(__file__).read_text().splitlines()[caught[0].lineno - 1] == (
@@ -49,7 +49,7 @@ def test_it_is_an_error_where_warnings_are() -> None:
 
 def _announced(source: str) -> list[tuple[str, str]]:
     """Returns the versions (since, removed_in) of all calls that have both as text."""
-    found = []
+    versions = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             given = {
@@ -58,8 +58,8 @@ def _announced(source: str) -> list[tuple[str, str]]:
                 if isinstance(k.value, ast.Constant)
             }
             if {"since", "removed_in"} <= set(given):
-                found.append((given["since"], given["removed_in"]))
-    return found
+                versions.append((given["since"], given["removed_in"]))
+    return versions
 
 
 def _numbers(version: str) -> tuple[int, ...]:

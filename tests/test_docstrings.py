@@ -136,7 +136,7 @@ def _is_ours(member: Any) -> bool:
 def test_public_docstring_has_an_example_that_runs(documented: Any) -> None:
     docstring = inspect.getdoc(documented) or ""
     assert "Example:\n    >>> " in docstring, "say by an example what it does"
-    assert docstring in {inspect.cleandoc(found.docstring) for found in EXAMPLES}
+    assert docstring in {inspect.cleandoc(example.docstring) for example in EXAMPLES}
 
 
 def test_examples_are_found_once() -> None:

@@ -107,8 +107,8 @@ def test_the_error_says_what_has_ended_and_nothing_of_the_library(given):
     with pytest.raises(tf.errors.OutOfRangeError) as raised:
         while True:
             step()
-    said, line, fix = str(raised.value).splitlines()
-    assert said.startswith("End of sequence: the inputs of the step are exhausted")
+    message, line, fix = str(raised.value).splitlines()
+    assert message.startswith("End of sequence: the inputs of the step are exhausted")
     assert line.startswith("  at tests/test_exhaustion.py:") and "repeat()" in fix
 
 

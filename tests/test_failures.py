@@ -217,9 +217,9 @@ class _World:
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[_World]:
     mode, variables, names = request.param
-    made = _World(mode, names, variables=variables)
-    yield made
-    made.close()
+    new_world = _World(mode, names, variables=variables)
+    yield new_world
+    new_world.close()
 
 
 def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:

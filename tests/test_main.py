@@ -75,7 +75,7 @@ def test_bad_arguments_are_one_line(argument) -> None:
         env={"TF_CPP_MIN_LOG_LEVEL": "3", "PATH": "/usr/bin:/bin"},
     )
     assert process.returncode == 2 and not process.stdout
-    said = [
+    lines = [
         line for line in process.stderr.splitlines() if argument.strip("-")[:6] in line
     ]
-    assert len(said) == 1 and "Traceback" not in process.stderr
+    assert len(lines) == 1 and "Traceback" not in process.stderr

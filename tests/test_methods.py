@@ -23,8 +23,8 @@ FILES = (base, objects, tf_replicator)
 def _function(name: str) -> Callable[..., Any]:
     """Returns the function of a primitive that a method wraps."""
     method = vars(methods.InStep)[name]
-    found: Callable[..., Any] = inspect.unwrap(method)
-    return found
+    function: Callable[..., Any] = inspect.unwrap(method)
+    return function
 
 
 METHODS = [

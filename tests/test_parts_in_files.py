@@ -83,7 +83,7 @@ def model() -> Any:
 @pytest.mark.slow
 def test_keras_fits_and_its_files_load_everywhere(tmp_path: pathlib.Path) -> None:
     y = np.ones([6, 5], np.float32)
-    histories, made = [], []
+    histories, models = [], []
     for way in ("whole", "rows on 2"):
         repl = WAYS[way]()
         keras.utils.set_random_seed(3)
@@ -93,25 +93,25 @@ def test_keras_fits_and_its_files_load_everywhere(tmp_path: pathlib.Path) -> Non
         repl.keras_model(fitted)
         history = fitted.fit(IDS, y, batch_size=4, epochs=2, verbose=0, shuffle=False)
         histories.append(history.history["loss"])
-        made.append(fitted)
+        models.append(fitted)
     np.testing.assert_allclose(histories[0], histories[1], rtol=1e-5)
-    for one, two in zip(made[0].get_weights(), made[1].get_weights(), strict=True):
+    for one, two in zip(models[0].get_weights(), models[1].get_weights(), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5)
     weights, file = tmp_path / "a.weights.h5", tmp_path / "a.keras"
-    made[1].save_weights(weights)
-    made[1].save(file)
-    expected = made[1].predict(IDS, verbose=0)
+    models[1].save_weights(weights)
+    models[1].save(file)
+    expected = models[1].predict(IDS, verbose=0)
     plain = model()
     plain.load_weights(weights)
     np.testing.assert_allclose(plain.predict(IDS, verbose=0), expected, rtol=1e-5)
     with WAYS["columns on 3"]().context():
         loaded = keras.models.load_model(file)
     np.testing.assert_allclose(loaded.predict(IDS, verbose=0), expected, rtol=1e-5)
-    pairs = zip(loaded.optimizer.variables, made[1].optimizer.variables, strict=True)
+    pairs = zip(loaded.optimizer.variables, models[1].optimizer.variables, strict=True)
     for one, two in pairs:
         np.testing.assert_allclose(one.numpy(), two.numpy())
-    made[1].set_weights([2 * w for w in plain.get_weights()])
-    np.testing.assert_allclose(made[1].get_weights()[0], 2 * plain.get_weights()[0])
+    models[1].set_weights([2 * w for w in plain.get_weights()])
+    np.testing.assert_allclose(models[1].get_weights()[0], 2 * plain.get_weights()[0])
 
 
 def test_a_saver_loads_into_other_parts(tmp_path: pathlib.Path) -> None:

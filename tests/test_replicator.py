@@ -63,15 +63,15 @@ def test_the_context_may_be_entered_in_a_step_and_twice():
     repl = helpers.make(2)
     with repl.context(), repl.context():
         outside = tf.Variable(1.0)
-    made = []
+    variables = []
 
     def step_fn():
         with repl.context():
-            made.append(tf.Variable(2.0))
-        return made[-1] + outside
+            variables.append(tf.Variable(2.0))
+        return variables[-1] + outside
 
     assert [float(v) for v in repl.run(step_fn)] == [3.0, 3.0]
-    assert made[0] is made[1]
+    assert variables[0] is variables[1]
     assert len(outside.components) == 2
 
 
@@ -313,26 +313,26 @@ def test_all_is_freed_when_the_replicator_is_dropped(mode, fed):
 
     def use() -> list[weakref.ref]:
         repl, probe = helpers.make(2), Probe()
-        made = []
+        references = []
 
         def make_step():
             weight = tf.Variable(1.0)
 
             def step_fn(*element):
-                made.append(tf.Variable(2.0))
+                references.append(tf.Variable(2.0))
                 assert probe is not None
                 with tf.GradientTape() as tape:
                     loss = repl.all_reduce(weight * 2.0, "sum")
                 return tape.gradient(loss, weight.handle)
 
-            made.append(weight)
+            references.append(weight)
             return step_fn
 
         def input_fn():
             return tf.data.Dataset.range(9)
 
         helpers.run(mode, repl, make_step, input_fn if fed else None)
-        return [weakref.ref(x) for x in (repl, probe, *made)]
+        return [weakref.ref(x) for x in (repl, probe, *references)]
 
     held = use()
     for _ in range(3):

@@ -275,7 +275,7 @@ def test_differentiations_of_one_target_are_told_apart():
             tape.gradient(loss, x)
             tf.gradients(loss, x)
     assert len(seen) == 8
-    calls = [id(found.call) for found in seen]
+    calls = [id(method.call) for method in seen]
     assert calls[::2] == calls[1::2] and len(set(calls)) == 4
 
 

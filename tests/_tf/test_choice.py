@@ -41,14 +41,14 @@ def _module(room: str, file: str):
 
 def _offered(module) -> dict[str, inspect.Signature]:
     """Returns the signatures of a file's public names in the package, methods too."""
-    found = {}
+    signatures = {}
     for name, value in vars(module).items():
         if name in _tf.__all__ and value.__module__ == module.__name__:
-            found[name] = inspect.signature(value)
+            signatures[name] = inspect.signature(value)
             for method, function in inspect.getmembers(value, inspect.isfunction):
                 if not method.startswith("_"):
-                    found[f"{name}.{method}"] = inspect.signature(function)
-    return found
+                    signatures[f"{name}.{method}"] = inspect.signature(function)
+    return signatures
 
 
 @pytest.fixture(name="anew")
@@ -146,9 +146,11 @@ def test_training_comes_to_the_same_without_what_is_fast():
         trained = training.train_in_all_ways()
         output, errors = other.communicate()
     assert other.returncode == 0, errors
-    told = json.loads(output.splitlines()[-1])
-    assert bool(told["fast"]) != here
-    assert trained.keys() == told["trained"].keys() and len(trained) == 10
+    output_facts = json.loads(output.splitlines()[-1])
+    assert bool(output_facts["fast"]) != here
+    assert trained.keys() == output_facts["trained"].keys() and len(trained) == 10
     for way, values in trained.items():
         np.testing.assert_allclose(values, trained["mirrored eager"], rtol=1e-5)
-        np.testing.assert_allclose(values, told["trained"][way], rtol=1e-6, err_msg=way)
+        np.testing.assert_allclose(
+            values, output_facts["trained"][way], rtol=1e-6, err_msg=way
+        )

@@ -110,5 +110,5 @@ def test_processes_join():
         for task in (0, 1)
     ]
     for process in started:
-        out, said = process.communicate(timeout=servers.LIMIT)
-        assert (process.returncode, out) == (0, "done\n"), said[-4000:]
+        out, errors = process.communicate(timeout=servers.LIMIT)
+        assert (process.returncode, out) == (0, "done\n"), errors[-4000:]

@@ -32,13 +32,13 @@ def _names(file: str) -> list[str]:
 
 def _imported(file: str) -> set[str]:
     """Returns the files of the package that one of them imports."""
-    found = set()
+    files = set()
     for node in ast.walk(ast.parse((_ROOM / f"{file}.py").read_text())):
         if isinstance(node, ast.ImportFrom):
             path = (node.module or "").split(".")
             if path[:2] == ["replicator", "_tf"]:
-                found.add("/".join(path[2:]))
-    return found
+                files.add("/".join(path[2:]))
+    return files
 
 
 _OFFERED = [

@@ -96,7 +96,7 @@ def test_own_gradient_is_what_a_user_gave_and_says_whether_it_trains_variables()
         w = tf.compat.v1.get_variable("w", [], use_resource=True)
         assert _tf.own_gradient(tf.tanh(x).op) is None
         for make, trains in ((lambda z: 2.0 * z, False), (lambda z: w * z, True)):
-            (made,) = tf.nest.flatten(tf.recompute_grad(make)(x))
-            actual = _tf.own_gradient(made.op)
+            (result,) = tf.nest.flatten(tf.recompute_grad(make)(x))
+            actual = _tf.own_gradient(result.op)
             assert callable(actual) and _tf.trains_variables(actual) is trains
         assert not _tf.trains_variables(lambda op, d: d)

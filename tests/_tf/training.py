@@ -19,13 +19,13 @@ _STEPS = 4
 
 def train_in_all_ways() -> dict[str, list[float]]:
     """Returns the last losses and the trained weights, by the way of training."""
-    found = {}
+    results = {}
     for variables in ("mirrored", "sharded"):
         for mode in helpers.MODES:
-            found[f"{variables} {mode}"] = _train(variables, mode)
+            results[f"{variables} {mode}"] = _train(variables, mode)
         for mode in ("eager", "function"):
-            found[f"{variables} {mode} together"] = _train(variables, mode, True)
-    return found
+            results[f"{variables} {mode} together"] = _train(variables, mode, True)
+    return results
 
 
 def _train(variables: str, mode: str, together: bool = False) -> list[float]:

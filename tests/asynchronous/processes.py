@@ -75,13 +75,13 @@ def addresses(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def ended(started: Sequence[subprocess.Popen[str]]) -> list[Any]:
     """Returns the programs' results, once all have ended successfully."""
     try:
-        told = [process.communicate(timeout=servers.LIMIT) for process in started]
+        outputs = [process.communicate(timeout=servers.LIMIT) for process in started]
     finally:
         for process in started:
             process.kill()
-    for process, (_, said) in zip(started, told, strict=True):
-        assert process.returncode == 0, said[-6000:]
-    return [json.loads(out.splitlines()[-1]) for out, _ in told]
+    for process, (_, errors) in zip(started, outputs, strict=True):
+        assert process.returncode == 0, errors[-6000:]
+    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
 
 
 def run(

@@ -43,8 +43,8 @@ def test_the_first_program_gives_the_values(pair: list[Store]) -> None:
 
 
 def test_variables_go_where_the_fewest_bytes_are(pair: list[Store]) -> None:
-    made = [pair[0].share(tf.Variable(tf.ones([n]))) for n in (4, 1, 2, 9)]
-    ends = [variable.device[-1] for variable in made]
+    variables = [pair[0].share(tf.Variable(tf.ones([n]))) for n in (4, 1, 2, 9)]
+    ends = [variable.device[-1] for variable in variables]
     assert ends == ["0", "1", "1", "1"]
 
 

@@ -92,7 +92,7 @@ def divide(
 
 def check(made: Made, feed: dict[Any, Any] | None = None) -> None:
     """Raises unless the graph with parts computes the same as the other one."""
-    found, expected = (made.run(in_parts, feed) for in_parts in (True, False))
-    for actual_value, expected_value in zip(found, expected, strict=True):
+    actual, expected = (made.run(in_parts, feed) for in_parts in (True, False))
+    for actual_value, expected_value in zip(actual, expected, strict=True):
         if expected_value is not None:
             np.testing.assert_allclose(actual_value, expected_value, rtol=1e-6)

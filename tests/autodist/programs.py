@@ -77,12 +77,12 @@ def embeddings(batch: int) -> Built:
     one = v1.get_variable("one", [10, 4])
     two = v1.get_variable("two", [10, 4])
     use = v1.placeholder_with_default(True, [])
-    found = tf.nn.embedding_lookup(one, ids) + tf.cond(
+    rows = tf.nn.embedding_lookup(one, ids) + tf.cond(
         use,
         lambda: tf.nn.embedding_lookup(two, ids),
         lambda: tf.zeros([tf.size(ids), 4]),
     )
-    loss = tf.reduce_mean((tf.reduce_sum(found, 1) - y) ** 2)
+    loss = tf.reduce_mean((tf.reduce_sum(rows, 1) - y) ** 2)
     train = v1.train.AdagradOptimizer(0.1).minimize(loss)
     return Built(
         (loss, train),
@@ -117,16 +117,16 @@ def while_loop(batch: int) -> Built:
     x = v1.placeholder(tf.float32, [None, 3])
     turns = v1.placeholder(tf.int32, [])
     w = v1.get_variable("w", [3, 3])
-    _, made = tf.while_loop(
+    _, output = tf.while_loop(
         lambda k, h: k < turns,
         lambda k, h: (k + 1, tf.tanh(tf.matmul(h, w))),
         [0, x],
     )
-    loss = tf.reduce_mean(made**2)
+    loss = tf.reduce_mean(output**2)
     (gradient,) = tf.gradients(loss, [w])
     train = w.assign_sub(0.5 * gradient)
     return Built(
-        [loss, train, made], lambda n: {x: examples(n, 3), turns: n % 3 + 1}, [w]
+        [loss, train, output], lambda n: {x: examples(n, 3), turns: n % 3 + 1}, [w]
     )
 
 

@@ -20,14 +20,14 @@ def _copies(
     placed: Callable[[tf.Tensor], str] = lambda tensor: "",
 ) -> list[tf.Tensor]:
     """Returns results of a function in the default graph, and those of its copies."""
-    graph, made = v1.get_default_graph(), bodies.Bodies("CPU")
+    graph, copier = v1.get_default_graph(), bodies.Bodies("CPU")
     result = tf.function(make, autograph=False)(tf.constant(3.0))
     stamp = stamping.Stamp(graph, [result.op])
     copies = [result]
     for r in replicas:
         new = stamp.press(
             *(graph, f"r{r}/", lambda t: t, lambda op: "", {}),
-            lambda op, name, r=r: made.copy(op, name, r, placed),
+            lambda op, name, r=r: copier.copy(op, name, r, placed),
         )
         copies.append(stamping.of(new, result))
     return copies
@@ -39,12 +39,12 @@ def _called(tensor: tf.Tensor) -> str:
 
 def _ops(tensor: tf.Tensor) -> list[tf.Operation]:
     """Returns the ops of the function that computes a tensor, to any depth."""
-    stack, found = [tensor.op], []
+    stack, result = [tensor.op], []
     while stack:
         for _, body in _tf.called_graphs(stack.pop()):
-            found += body.get_operations()
+            result += body.get_operations()
             stack += body.get_operations()
-    return found
+    return result
 
 
 def test_all_replicas_call_one_copy_that_computes_the_same() -> None:
@@ -67,8 +67,8 @@ def test_what_is_compiled_is_called_as_it_is() -> None:
     with tf.Graph().as_default() as graph:
         result = tf.function(lambda x: x + 1, jit_compile=True)(tf.constant(1.0))
         name = _called(result)
-        made = bodies.Bodies("CPU")
-        assert made.copy(result.op, name, 1, lambda tensor: "") == name
+        copier = bodies.Bodies("CPU")
+        assert copier.copy(result.op, name, 1, lambda tensor: "") == name
         assert graph is v1.get_default_graph()
 
 

@@ -53,11 +53,11 @@ def test_without_a_strategy_all_is_whole() -> None:
 
 
 def test_a_builder_is_told_of_what_is_trained_and_which_gradients_are_sparse() -> None:
-    told = []
+    received = []
 
     class Told(strategy.AllReduce):
         def build(self, variables: Any, resources: Any) -> Any:
-            told.extend(variables)
+            received.extend(variables)
             return super().build(variables, resources)
 
     with scope(2, Told()) as autodist:
@@ -68,7 +68,9 @@ def test_a_builder_is_told_of_what_is_trained_and_which_gradients_are_sparse() -
         rows = tf.gather(table, [1, 2]) + tf.gather(both, [3, 4])
         tf.gradients(tf.nn.l2_loss(rows) + tf.nn.l2_loss(both), [table, both])
         _decided(autodist)
-    facts = [(one.path, one.shape, one.sparse, one.order, one.nbytes) for one in told]
+    facts = [
+        (one.path, one.shape, one.sparse, one.order, one.nbytes) for one in received
+    ]
     assert facts == [
         ("table", (10, 4), True, 0, 160),
         ("both", (10, 4), False, 1, 160),
@@ -88,10 +90,12 @@ def test_what_cannot_be_followed_is_said() -> None:
         _, decided = _decided(autodist)
     assert not decided.chosen["w"].placement.has_copies
     assert not decided.chosen["b"].synchronizer.compressor
-    said = sorted(str(call.args[0]) % call.args[1:] for call in warning.call_args_list)
-    assert len(said) == 2
-    assert "for b is not followed in all: its gradient is sent as it is" in said[0]
-    assert "for w is not followed in all: replicas have no copies" in said[1]
+    messages = sorted(
+        str(call.args[0]) % call.args[1:] for call in warning.call_args_list
+    )
+    assert len(messages) == 2
+    assert "for b is not followed in all: its gradient is sent as it is" in messages[0]
+    assert "for w is not followed in all: replicas have no copies" in messages[1]
 
 
 def test_variables_in_parts_are_described_as_a_strategy_does() -> None:
@@ -99,8 +103,8 @@ def test_variables_in_parts_are_described_as_a_strategy_does() -> None:
         v1.get_variable("w", [4, 2])
         v1.get_variable("b", [])
         program, decided = _decided(autodist)
-    made = {name: name.upper() for name in ("b", *decided.cuts["w"].names)}
-    actual = cuts.trained(program, decided, made)
+    variables = {name: name.upper() for name in ("b", *decided.cuts["w"].names)}
+    actual = cuts.trained(program, decided, variables)
     assert actual["b"] == "B" and actual["w"].parts == ("W/PART_0", "W/PART_1")
     assert actual["w"].shape == [4, 2] and actual["w"].dtype.base_dtype == tf.float32
 

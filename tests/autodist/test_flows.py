@@ -28,11 +28,11 @@ def _random_graph(rng: random.Random, count: int) -> list[tf.Operation]:
 
 def _reaches(ops: list[tf.Operation], op: tf.Operation) -> set[tf.Operation]:
     """Returns all ops on which one depends, including itself, by brute force."""
-    found, before = {op}, set()
-    while found != before:
-        before = set(found)
-        found |= {t.op for one in before for t in one.inputs}
-    return found
+    reached, before = {op}, set()
+    while reached != before:
+        before = set(reached)
+        reached |= {t.op for one in before for t in one.inputs}
+    return reached
 
 
 def _of(given: dict[tf.Operation, str]) -> Callable[[tf.Operation], str]:

@@ -71,16 +71,16 @@ def _train(family, autodist=None):
 
     def step(x, y, ids, scale, turns=2):
         with tf.GradientTape() as tape:
-            made = inner(x) + tf.gather(table, ids)
+            output = inner(x) + tf.gather(table, ids)
             for _ in range(turns):
-                made = made * b if scale > 1 else made + b
+                output = output * b if scale > 1 else output + b
             k = tf.constant(0)
             while k < 2:
-                made += 0.1 * tf.matmul(x, w)
+                output += 0.1 * tf.matmul(x, w)
                 k += 1
-            loss = tf.reduce_mean((made - y) ** 2) * scale
+            loss = tf.reduce_mean((output - y) ** 2) * scale
         apply(tape.gradient(loss, variables))
-        return {"loss": loss, "made": (made, None), "rows": tf.reduce_sum(made, 1)}
+        return {"loss": loss, "made": (output, None), "rows": tf.reduce_sum(output, 1)}
 
     run = autodist.function(step) if autodist else tf.function(step)
     values = []
@@ -158,10 +158,10 @@ def test_a_function_does_on_a_tape_what_it_does_without():
     expected = 10.0
     for around in [contextlib.nullcontext(), tf.GradientTape()] * 2:
         with around:
-            made = step(np.float32([1, 3]))
-        assert float(made["loss"]) == 2 * expected
+            result = step(np.float32([1, 3]))
+        assert float(result["loss"]) == 2 * expected
         expected -= 2
-        assert made["rows"].numpy().tolist() == [expected, 3 * expected]
+        assert result["rows"].numpy().tolist() == [expected, 3 * expected]
         assert float(w) == expected
 
 
@@ -176,8 +176,8 @@ def test_threads_call_one_function_each_with_its_own():
         return [double(np.float32([k, n])).numpy().tolist() for n in range(20)]
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for k, found in enumerate(pool.map(call, range(8))):
-            assert found == [[2 * k, 2 * n] for n in range(20)]
+        for k, result in enumerate(pool.map(call, range(8))):
+            assert result == [[2 * k, 2 * n] for n in range(20)]
 
 
 def test_what_is_the_same_on_all_replicas_is_returned_once():

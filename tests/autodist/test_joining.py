@@ -76,8 +76,8 @@ def test_what_has_no_examples_is_left_out_though_it_is_no_number() -> None:
 
 def test_parts_of_a_divisor_add_up_to_one_or_are_those_of_the_examples() -> None:
     def part(own: float, total: float) -> float:
-        made = joining.part_of(*map(tf.constant, (own, total, 0.25)))
-        return float(made)
+        share = joining.part_of(*map(tf.constant, (own, total, 0.25)))
+        return float(share)
 
     assert [part(3.0, 4.0), part(1.0, 4.0), part(0.0, 0.0)] == [0.75, 0.25, 0.25]
 
@@ -113,8 +113,10 @@ def test_a_value_is_cut_where_it_can_be_joined_and_computed_once_more() -> None:
     assert {op.type for op in cut.ops} == {"Sqrt", "AddV2"}
     with tf.Graph().as_default(), v1.Session() as session:
         whole = {"Mean": [4.0, 9.0], "Const": 5.0}
-        made = joining.again(cut, root, lambda t, _: tf.constant(whole[t.op.type]))
-        assert session.run(made).tolist() == [7, 8]
+        recomputed = joining.again(
+            cut, root, lambda t, _: tf.constant(whole[t.op.type])
+        )
+        assert session.run(recomputed).tolist() == [7, 8]
 
 
 def test_values_are_computed_of_rows_where_these_can_be_joined() -> None:

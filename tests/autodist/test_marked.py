@@ -49,10 +49,10 @@ def _run(*what: Any) -> Any:
 def test_variables_are_noted_in_order_and_compute_what_others_do(made: Any) -> None:
     w = tf.Variable(examples(4, 2), name="w")
     n = tf.Variable(3, trainable=False, name="n")
-    found = _run(w + 1, tf.gather(w, [2]), tf.gather_nd(w, [[1, 0]]), n + 1)
+    actual = _run(w + 1, tf.gather(w, [2]), tf.gather_nd(w, [[1, 0]]), n + 1)
     initial = examples(4, 2)
     for one, two in zip(
-        found, (initial + 1, initial[[2]], initial[1, :1], 4), strict=True
+        actual, (initial + 1, initial[[2]], initial[1, :1], 4), strict=True
     ):
         np.testing.assert_allclose(one, two)
     assert [one.op.name for one in made] == ["w", "n"]
@@ -82,13 +82,13 @@ def test_gradients_go_through_markers_that_say_what_they_are(
         assert op.type == "PlaceholderWithDefault"
         assert _texts(op)["GRADIENT"] == "w" and not _texts(op)["BACK"]
         assert _texts(op)["TAKEN"].rstrip("/") == "slopes"
-    (found,) = _run(tf.convert_to_tensor(gradient))
+    (actual,) = _run(tf.convert_to_tensor(gradient))
     expected = np.zeros([4, 2], np.float32)
     if sparse:
         np.add.at(expected, [3, 0, 3], examples(4, 2)[[3, 0, 3]])
     else:
         expected = X.T @ X @ examples(4, 2)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_those_of_tapes_name_what_is_differentiated(made: Any) -> None:
@@ -100,9 +100,9 @@ def test_those_of_tapes_name_what_is_differentiated(made: Any) -> None:
     texts = _texts(op)
     assert texts["LOSS"].partition(";")[0] == loss.name and not texts["TAKEN"]
     begun = v1.get_default_graph().get_operation_by_name(texts["BEGUN"])
-    start, found = _run(begun.outputs[0], gradient)
+    start, actual = _run(begun.outputs[0], gradient)
     assert start == 1
-    np.testing.assert_allclose(found, X.T @ np.ones([3, 2]), rtol=1e-6)
+    np.testing.assert_allclose(actual, X.T @ np.ones([3, 2]), rtol=1e-6)
 
 
 def test_gradients_of_gradients_lead_back_through_markers(made: Any) -> None:
@@ -123,8 +123,8 @@ def test_some_value_has_the_shape_and_dtype_of_a_variable(made: Any) -> None:
     text = tf.Variable(["a", "b"])
     assert marked.empty(text).dtype == tf.string
     some = tf.Variable([1.0], shape=[None])
-    found = marked.empty(tf.Variable(tf.ones([2, 3], tf.float16)))
-    assert found.shape == [2, 3] and found.dtype == tf.float16
+    placeholder = marked.empty(tf.Variable(tf.ones([2, 3], tf.float16)))
+    assert placeholder.shape == [2, 3] and placeholder.dtype == tf.float16
     assert marked.empty(some).shape == [0]
 
 

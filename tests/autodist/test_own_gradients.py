@@ -60,9 +60,9 @@ def _found(make: Callable[..., tf.Tensor]) -> bool:
     with tf.Graph().as_default() as graph:
         x, y = v1.placeholder(tf.float32, [None, 3]), v1.placeholder(tf.float32, [None])
         w = v1.get_variable("w", [3], use_resource=True)
-        made = make(x, y, w)
+        result = make(x, y, w)
         known = Values(Program(graph, [w]).flow)
-        return known.not_kept([made]) is not None or known.of(made) == UNKNOWN
+        return known.not_kept([result]) is not None or known.of(result) == UNKNOWN
 
 
 @pytest.mark.parametrize("name", [*KEPT, *NOT_KEPT])
@@ -93,5 +93,5 @@ def test_a_gradient_by_a_gradient_is_what_it_was_of() -> None:
 
 def test_what_calls_functions_is_looked_into() -> None:
     with tf.Graph().as_default():
-        made = tf.function(lambda: tf.nn.silu(tf.ones([2])) + tf.tanh(1.0))()
-        assert list(own_gradients.between([made + 1.0])) == [made.op]
+        result = tf.function(lambda: tf.nn.silu(tf.ones([2])) + tf.tanh(1.0))()
+        assert list(own_gradients.between([result + 1.0])) == [result.op]

@@ -23,9 +23,9 @@ def test_each_replica_has_its_ops_where_it_is_and_shared_ones_are_there_once() -
         x = v1.placeholder(tf.float32, [None], "x")
         rate = v1.placeholder(tf.float32, [2], "rate")
         w = tf.Variable([3.0, 4.0], name="w")
-        made = tf.multiply(x[:, None] * w, rate, name="made")
+        product = tf.multiply(x[:, None] * w, rate, name="made")
         replicas = autodist.create_distributed_session()._replicas
-    places = [place[made.op] for place in replicas.places]
+    places = [place[product.op] for place in replicas.places]
     assert [op.name for op in places] == [
         *("made", f"{PREFIX}1/made", f"{PREFIX}2/made")
     ]
@@ -64,9 +64,9 @@ def test_what_is_not_where_a_strategy_has_it_is_said_with_the_reason() -> None:
         scope(2, strategy.PS()) as autodist,
     ):
         w = tf.Variable([1.0, 2.0], name="w")
-        made = tf.function(lambda: w * 2, jit_compile=True)()
+        product = tf.function(lambda: w * 2, jit_compile=True)()
         session = autodist.create_distributed_session()
-        assert session.run(made).tolist() == [2, 4]
+        assert session.run(product).tolist() == [2, 4]
     (call,) = warning.call_args_list
     message = str(call.args[0]) % call.args[1:]
     assert message.startswith("w is on all replicas, and not where the strategy has it")

@@ -23,8 +23,8 @@ COUNTS = (2, 1)
 
 def _joined(value: Value, *own: Any, are_split: bool = True) -> Any:
     given = [[None if x is None else tf.convert_to_tensor(x) for x in own]]
-    (found,) = results.joined([Result(value, "a.py:3")], given, COUNTS, are_split)
-    return found
+    (joined,) = results.joined([Result(value, "a.py:3")], given, COUNTS, are_split)
+    return joined
 
 
 def test_leaves_are_joined_by_what_they_are_of_the_examples() -> None:

@@ -73,9 +73,9 @@ def both(fetch, feed=X, num_replicas=3):
 )
 def test_what_is_fetched_is_that_of_one_device(fetch, rows):
     name = "reduce_max(x) + 0"
-    found, expected = both(fetch, X[:rows])
+    actual, expected = both(fetch, X[:rows])
     for a, b in zip(
-        tf.nest.flatten(found, expand_composites=True),
+        tf.nest.flatten(actual, expand_composites=True),
         tf.nest.flatten(expected, expand_composites=True),
         strict=True,
     ):

@@ -103,8 +103,8 @@ def test_values_of_the_whole_batch_are_joined_or_computed() -> None:
             copies.shares.joined(one, copies.plan, copies.places, 1)
             for one in copies.made
         ]
-    for found, expected in zip(copies.run(whole), make(X), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for actual, expected in zip(copies.run(whole), make(X), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
     drawn = _Copies(lambda x: tf.random.shuffle(x)[0])
     with (
         drawn.graph.as_default(),

@@ -53,11 +53,13 @@ def _in_a_session(build: Any, num_replicas: int | None) -> Any:
         else:
             session = v1.Session()
             session.run(v1.global_variables_initializer())
-        found = []
+        results = []
         for n in SIZES:
             feed = dict(zip(given, _examples(n), strict=True))
-            found.append((session.run([fetches, ops], feed)[0], session.run(variables)))
-        return found
+            results.append(
+                (session.run([fetches, ops], feed)[0], session.run(variables))
+            )
+        return results
 
 
 def _in_a_function(build: Any, make: Any, num_replicas: int | None) -> Any:
@@ -70,11 +72,11 @@ def _in_a_function(build: Any, make: Any, num_replicas: int | None) -> Any:
         return build(variables, *given)
 
     run = autodist.function(step) if autodist else tf.function(step)
-    found = []
+    results = []
     for n in SIZES:
-        made = tf.nest.map_structure(np.asarray, run(*_examples(n)))
-        found.append((made, [v.numpy() for v in variables]))
-    return found
+        result = tf.nest.map_structure(np.asarray, run(*_examples(n)))
+        results.append((result, [v.numpy() for v in variables]))
+    return results
 
 
 def _train(loss: Any, form: str, num_replicas: int | None) -> Any:

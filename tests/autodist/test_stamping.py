@@ -53,16 +53,16 @@ def test_copies_wait_for_copies_and_for_what_others_have_become() -> None:
 
 def test_nothing_is_copied_of_no_ops_and_one_stamp_makes_many_copies() -> None:
     with tf.Graph().as_default() as graph:
-        made = tf.constant(3.0, name="made")
-        with tf.compat.v1.colocate_with(made):
-            double = made * 2
+        constant = tf.constant(3.0, name="made")
+        with tf.compat.v1.colocate_with(constant):
+            double = constant * 2
         stamp = stamping.Stamp(graph, graph.get_operations())
         empty = stamping.Stamp(graph, [])
     with tf.Graph().as_default() as target, v1.Session() as session:
         assert empty.press(target, "", lambda t: t, lambda op: "", {}) == {}
         for scope in ("", "a/", "b/"):
             new = stamp.press(target, scope, lambda t: t, lambda op: "", {})
-            assert new[made.op].name == f"{scope}made"
+            assert new[constant.op].name == f"{scope}made"
             assert not new[double.op].colocation_groups()[0].startswith(b"loc:@made")
             assert session.run(stamping.of(new, double)) == 6
 

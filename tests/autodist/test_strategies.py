@@ -84,12 +84,12 @@ def _session(program, optimizer, builder, num_replicas):
 
 def _places(session):
     """Returns the devices of the components of all variables, by their names."""
-    found = collections.defaultdict(list)
+    devices = collections.defaultdict(list)
     for op in session._replicas.graph.get_operations():
         if op.type == "VarHandleOp" and op.name.startswith(_PLACES):
             name = op.name.removeprefix(_PLACES).partition("/replica_")[0]
-            found[name].append(tf.DeviceSpec.from_string(op.device).device_index)
-    return found
+            devices[name].append(tf.DeviceSpec.from_string(op.device).device_index)
+    return devices
 
 
 _SHAPES = {"table": (10, 4), "dense": (12, 2)}
@@ -113,15 +113,17 @@ def test_the_strategy_in_force_is_the_builders(name):
             assert list(actual.sizes) == list(
                 node.extents(_SHAPES[node.name][node.axis])
             )
-        for own, said in zip([actual, *actual.parts], [node, *node.parts], strict=True):
-            assert type(own.synchronizer) is type(said.synchronizer)
+        for own, expected in zip(
+            [actual, *actual.parts], [node, *node.parts], strict=True
+        ):
+            assert type(own.synchronizer) is type(expected.synchronizer)
             if isinstance(own.synchronizer, strategy.PSSynchronizer):
                 assert own.synchronizer.reduction_destination.endswith(
-                    said.synchronizer.reduction_destination[-5:]
+                    expected.synchronizer.reduction_destination[-5:]
                 )
                 assert (
                     own.synchronizer.local_replication
-                    == said.synchronizer.local_replication
+                    == expected.synchronizer.local_replication
                 )
 
 

@@ -46,11 +46,11 @@ def _function(autodist: Any) -> Any:
         return loss, by_x, tf.sort(x[:, 0])[1]
 
     run = autodist.function(step) if autodist else tf.function(step)
-    found = []
+    results = []
     for n, around in ((6, contextlib.nullcontext()), (5, tf.GradientTape())):
         with around:
-            found.append(run(X[:n]))
-    return tf.nest.map_structure(np.asarray, (found, w.numpy()))
+            results.append(run(X[:n]))
+    return tf.nest.map_structure(np.asarray, (results, w.numpy()))
 
 
 @pytest.mark.parametrize("num_replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -77,9 +77,9 @@ def _session(autodist: Any) -> Any:
         else:
             session = v1.Session()
             session.run(v1.global_variables_initializer())
-        found = [session.run([loss, train], {x: X[:n]})[0] for n in (6, 5)]
+        losses = [session.run([loss, train], {x: X[:n]})[0] for n in (6, 5)]
         later = tf.sort(x @ w, 0)
-        return [*found, session.run(later, {x: X[:3]}), session.run(w)]
+        return [*losses, session.run(later, {x: X[:3]}), session.run(w)]
 
 
 @pytest.mark.parametrize("plan", ["mirrored", strategy.PartitionedPS()])

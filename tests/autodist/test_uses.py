@@ -108,6 +108,6 @@ def test_handles_are_told_through_what_passes_them_on() -> None:
 
 def _traced(function: Callable[..., Any]) -> Any:
     specs = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource)
-    made = tf.function(function).get_concrete_function(*specs)
-    made.add_to_graph(v1.get_default_graph())
-    return made
+    traced = tf.function(function).get_concrete_function(*specs)
+    traced.add_to_graph(v1.get_default_graph())
+    return traced

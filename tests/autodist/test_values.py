@@ -147,15 +147,15 @@ def test_what_sums_are_divided_by_and_rows_less_are_of_the_whole_batch() -> None
     tensor, value = known(lambda x: tf.reduce_sum(x) / tf.reduce_sum(x * x))
     (whole,) = value.wholes
     assert whole.tensor is tensor.op.inputs[1] and whole.power == 1
-    made = []
+    results = []
 
     def make(x: tf.Tensor) -> tf.Tensor:
-        made.append(x - tf.reduce_mean(x, 0))
-        return tf.reduce_sum(2 * made[0])
+        results.append(x - tf.reduce_mean(x, 0))
+        return tf.reduce_sum(2 * results[0])
 
     _, value = known(make)
     (whole,) = value.wholes
-    assert whole.tensor is made[0].op.inputs[1] and whole.power == 0
+    assert whole.tensor is results[0].op.inputs[1] and whole.power == 0
     assert value.mixed is None and value.kind is Kind.MEAN
 
 
@@ -164,8 +164,8 @@ def test_statistics_of_what_is_trained_are_named_wherever_they_go() -> None:
         x = v1.placeholder(tf.float32, [None, 3])
         trained = x * tf.Variable(2.0)
         rows = trained - tf.reduce_mean(trained, 0)
-        made = tf.reduce_sum(2 * rows)
+        total = tf.reduce_sum(2 * rows)
         program = Program(v1.get_default_graph(), autodist._scope.variables)
-        value = Values(program.flow).of(made)
+        value = Values(program.flow).of(total)
     assert not value.wholes
     assert value.mixed is rows.op and value.kind is Kind.MEAN

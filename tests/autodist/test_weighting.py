@@ -73,8 +73,8 @@ def test_gradients_of_one_loss_may_be_taken_several_times(take):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_what_is_no_number_counts_for_nothing_where_there_is_nothing(sparse):
-    made = tf.constant([np.nan, 1.0])
-    gradient = tf.IndexedSlices(made, tf.range(2), [2]) if sparse else made
+    values = tf.constant([np.nan, 1.0])
+    gradient = tf.IndexedSlices(values, tf.range(2), [2]) if sparse else values
     for weight, wanted in ((0.0, [0.0, 0.0]), (0.5, [np.nan, 1.0])):
         known = weighting.make(None, SAME, tf.constant(weight), True, False)
         kept = weighting.guarded(gradient, known)

@@ -47,29 +47,29 @@ def test_operands_that_are_one_tensor_are_together_in_one_order() -> None:
     with tf.Graph().as_default():
         total, other = tf.constant(1.0) + 0.0, tf.constant(2.0) + 0.0
         one, two, three = 1.0 / total, total / other, 3.0 / other
-        made = [Whole(one.op, 1), Whole(two.op, 0), Whole(three.op, 1)]
-        actual = wholes.by_tensor(made)
+        operands = [Whole(one.op, 1), Whole(two.op, 0), Whole(three.op, 1)]
+        actual = wholes.by_tensor(operands)
         assert actual is not None
         assert [len(several) for several in actual.values()] == [2, 1]
-        assert list(actual) == list(wholes.by_tensor(made[::-1]) or ())
+        assert list(actual) == list(wholes.by_tensor(operands[::-1]) or ())
         assert wholes.by_tensor([Whole(one.op, 1), Whole(two.op, 0, 1.0)]) is None
 
 
 def test_gradients_use_a_tensor_behind_their_start() -> None:
     with tf.Graph().as_default():
         x, by = v1.placeholder(tf.float32, []), v1.placeholder(tf.float32, [])
-        made, unrelated = tf.square(x) / by, by * 3.0
+        quotient, unrelated = tf.square(x) / by, by * 3.0
         start = tf.ones([])
-        (gradient,) = tf.gradients(made, [x], [start])
+        (gradient,) = tf.gradients(quotient, [x], [start])
         actual = wholes.in_gradients(by, {start.op})
         between = wholes.between(by, [gradient.op])
         assert {op.type for op, _ in actual} == {"RealDiv"}
-        assert {made.op, unrelated.op}.isdisjoint(op for op, _ in actual)
-        assert set(between) - {(made.op, 1)} <= set(actual)  # none is left out
+        assert {quotient.op, unrelated.op}.isdisjoint(op for op, _ in actual)
+        assert set(between) - {(quotient.op, 1)} <= set(actual)  # none is left out
         assert unrelated.op not in dict(between)
-        wholes.put(by * 2.0, [(made.op, 1), *actual])
+        wholes.put(by * 2.0, [(quotient.op, 1), *actual])
         with v1.Session() as session:
-            values = session.run([made, gradient], {x: 3.0, by: 4.0})
+            values = session.run([quotient, gradient], {x: 3.0, by: 4.0})
     np.testing.assert_allclose(values, [9 / 8, 6 / 8])
 
 

@@ -56,8 +56,8 @@ def embedding(optimizer: Any) -> Built:
     y = v1.placeholder(tf.float32, [None, 2], "y")
     table = v1.get_variable("table", [10, 4])
     dense = v1.get_variable("dense", [12, 2])
-    found = tf.reshape(tf.nn.embedding_lookup(table, ids), [-1, 12])
-    loss = tf.reduce_mean((tf.matmul(found, dense) - y) ** 2)
+    rows = tf.reshape(tf.nn.embedding_lookup(table, ids), [-1, 12])
+    loss = tf.reduce_mean((tf.matmul(rows, dense) - y) ** 2)
     return Built(
         [loss, optimizer.minimize(loss)],
         lambda n: {ids: np.arange(3 * n).reshape(n, 3) % 7, y: examples(n, 2)},
@@ -72,12 +72,12 @@ def condition(optimizer: Any) -> Built:
     use = v1.placeholder_with_default(True, [])
     table = v1.get_variable("table", [10, 4])
     base = v1.get_variable("base", [4, 4])
-    found = tf.cond(
+    rows = tf.cond(
         use,
         lambda: tf.nn.embedding_lookup(table, ids) @ base,
         lambda: tf.zeros([tf.size(ids), 4]) + base[0],
     )
-    loss = tf.reduce_mean((tf.reduce_sum(found, 1) - y) ** 2)
+    loss = tf.reduce_mean((tf.reduce_sum(rows, 1) - y) ** 2)
     return Built(
         [loss, optimizer.minimize(loss)],
         lambda n: {ids: np.arange(n) % 7, y: examples(n), use: n != 7},
@@ -90,12 +90,12 @@ def loop(optimizer: Any) -> Built:
     x = v1.placeholder(tf.float32, [None, 4], "x")
     turns = v1.placeholder(tf.int32, [])
     w = v1.get_variable("w", [4, 4])
-    _, made = tf.while_loop(
+    _, output = tf.while_loop(
         lambda k, h: k < turns,
         lambda k, h: (k + 1, tf.tanh(tf.matmul(h, w))),
         [0, x],
     )
-    loss = tf.reduce_mean((made - 1.0) ** 2)
+    loss = tf.reduce_mean((output - 1.0) ** 2)
     return Built(
         [loss, optimizer.minimize(loss)],
         lambda n: {x: examples(n, 4), turns: n % 3 + 1},

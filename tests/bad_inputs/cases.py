@@ -364,8 +364,8 @@ def main(program: str, *arguments: str) -> None:
         finally:
             sys.stderr.flush()
             file.seek(0)
-            said = file.read().decode(errors="replace")
-    raise Ended(status, said)
+            errors = file.read().decode(errors="replace")
+    raise Ended(status, errors)
 
 
 @contextlib.contextmanager

@@ -180,14 +180,14 @@ def _as_plain(case: cases.Case, error: BaseException) -> bool:
     names = {**cases.namespace(case), **cases.plain_names()}
     line = case.program.plain
     code = compile(line, programs.FILE, "exec")
-    said = set()
+    messages = set()
     traced = tf.function(lambda: exec(code, names), autograph=False)
     for run in (lambda: exec(code, names), traced):
         try:
             run()
         except Exception as other:
-            said.add(type(other).__name__)
-    return type(error).__name__ in said
+            messages.add(type(other).__name__)
+    return type(error).__name__ in messages
 
 
 def _compared(case: cases.Case, names: dict[str, Any]) -> str:

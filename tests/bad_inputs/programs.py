@@ -83,8 +83,8 @@ class Program:
     def source(self, mode: str) -> str:
         """Returns the source of the file that runs the line in a mode."""
         used = [
-            made
-            for name, made in _SETUP.items()
+            lines
+            for name, lines in _SETUP.items()
             if re.search(rf"\b{name}\b", self.line)
         ]
         in_step = self.modes == STEP_MODES

@@ -62,7 +62,9 @@ def test_cases_are_told_apart_by_their_names() -> None:
 def test_a_sample_is_right() -> None:
     drawn = [case for case in cases.sample(500, seed=5) if not case.cold]
     verdicts = {case.name: judge.run(case) for case in drawn[:80]}
-    bad = {name: said for name, said in verdicts.items() if said.startswith("BAD")}
+    bad = {
+        name: verdict for name, verdict in verdicts.items() if verdict.startswith("BAD")
+    }
     assert not bad
     assert {"accepted", "refused"} <= set(verdicts.values())
 

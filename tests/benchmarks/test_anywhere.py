@@ -32,8 +32,8 @@ def test_a_wrong_result_is_called_wrong() -> None:
 def test_what_raises_is_called_refused() -> None:
     program = PROGRAMS["broadcast"]
     broken = type(program)(lambda repl, x: repl.broadcast(x, 7), program.plain)
-    said = anywhere.try_replicator(broken, PLACES["cond"])
-    assert said == f"{anywhere.REFUSED} (ArgumentError)"
+    verdict = anywhere.try_replicator(broken, PLACES["cond"])
+    assert verdict == f"{anywhere.REFUSED} (ArgumentError)"
 
 
 CELLS = {"all_reduce": dict.fromkeys(PLACES, ("works", "hangs"))}

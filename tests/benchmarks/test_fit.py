@@ -11,8 +11,10 @@ from tests.benchmarks.helpers import as_dict, refusal, results
 def test_all_are_measured_and_compute_the_same(tmp_path):
     printed, facts = results("benchmarks.fit", tmp_path, "--only=small")
     assert list(facts["results"]) == ["on", "off"]
-    for found in facts["results"].values():
-        assert list(found) == ["small"] and list(found["small"]) == list(fit.NAMES)
+    for by_workload in facts["results"].values():
+        assert list(by_workload) == ["small"] and list(by_workload["small"]) == list(
+            fit.NAMES
+        )
     assert "epoch of fit" in printed
 
 

@@ -60,14 +60,14 @@ def test_all_run_between_namespaces(tmp_path):
 @pytest.mark.root
 def test_hosts_are_on_networks_of_their_own():
     _skip_without_namespaces()
-    with namespaces.linked("1gbit") as made:
+    with namespaces.linked("1gbit") as pair:
         inside = [
             subprocess.run(
                 host.command("ip", "-o", "-4", "addr"), capture_output=True, text=True
             ).stdout
-            for host in made
+            for host in pair
         ]
-        for host, other, said in zip(made, made[::-1], inside, strict=True):
+        for host, other, said in zip(pair, pair[::-1], inside, strict=True):
             assert f"{host.interface}" in said and host.address in said
             assert other.address not in said
 

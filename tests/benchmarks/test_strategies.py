@@ -45,16 +45,18 @@ FOUND = {
 
 def test_the_tables_have_a_row_per_builder_and_a_column_per_network():
     measurements = {setting: {"small": FOUND} for setting in ("on", "off")}
-    made = strategies.tables(measurements)
-    assert [table.title for table in made] == [
+    result_tables = strategies.tables(measurements)
+    assert [table.title for table in result_tables] == [
         "Median step under each strategy, oneDNN on, in ms",
         "Predicted for keeping variables equal, oneDNN on, in ms",
         "Median step under each strategy, oneDNN off, in ms",
         "Predicted for keeping variables equal, oneDNN off, in ms",
         "Bytes communicated in a step under each strategy",
     ]
-    step, said, *_, sent = made
-    assert {tuple(table.columns) for table in made} == {("", "32-64-64-10 MLP")}
+    step, said, *_, sent = result_tables
+    assert {tuple(table.columns) for table in result_tables} == {
+        ("", "32-64-64-10 MLP")
+    }
     assert step.rows == [
         [BASELINE, "1.000"],
         ["Mirrored", "4.000 (2.00)"],

@@ -35,16 +35,16 @@ def epochs(repl: Replicator, inputs: Any, steps: int = 1, mode: str = "per_repli
         return repl.all_reduce(tf.reduce_sum(x))
 
     step = repl.build(step_fn, inputs, mode, steps)
-    found = []
+    counts = []
     for _ in range(2):
         sums: list[Any] = []
         try:
             while True:
                 sums.append(step()[0].numpy().tolist())
         except tf.errors.OutOfRangeError:
-            found.append([sums, int(count)])
+            counts.append([sums, int(count)])
         step.initialize()
-    return found
+    return counts
 
 
 def gathers(repl: Replicator, inputs: Any) -> int:

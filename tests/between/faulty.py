@@ -76,10 +76,10 @@ def ends_by_an_error(cluster: Any) -> list[Any]:
     repl.run(step_fn)
     if cluster.host_id == 1:
         raise ValueError("no more memory")
-    found: list[Any] = []
-    with _noted(found):
+    results: list[Any] = []
+    with _noted(results):
         repl.run(step_fn)
-    return found
+    return results
 
 
 def ends_at_different_times(cluster: Any) -> float:
@@ -102,18 +102,18 @@ def a_step_fails(cluster: Any) -> dict[str, Any]:
         tf.debugging.assert_less(limit, 2.0, message="above two")
         return v.assign_add(repl.all_reduce(total + limit))
 
-    said: dict[str, Any] = {"right": float(repl.run(step_fn, args=(1.0,))[0])}
+    errors: dict[str, Any] = {"right": float(repl.run(step_fn, args=(1.0,))[0])}
     try:
         repl.run(step_fn, args=(3.0,))
     except tf.errors.InvalidArgumentError as error:
-        said["both"] = "above two" in str(error)
-    said["again"] = float(repl.run(step_fn, args=(1.0,))[0])
+        errors["both"] = "above two" in str(error)
+    errors["again"] = float(repl.run(step_fn, args=(1.0,))[0])
     began = time.monotonic()
     for attempt in ("alone", "after"):
         try:
             repl.run(step_fn, args=(1.0 + 2 * cluster.host_id,))
         except tf.errors.OpError as error:
-            said[attempt] = [type(error).__name__, str(error)]
-    said["seconds"] = time.monotonic() - began
-    said["v"] = float(v)
-    return said
+            errors[attempt] = [type(error).__name__, str(error)]
+    errors["seconds"] = time.monotonic() - began
+    errors["v"] = float(v)
+    return errors

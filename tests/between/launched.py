@@ -52,16 +52,16 @@ def lives(said: Said, hosts: int = 2) -> list[Life]:
         said: The launcher's standard output.
         hosts: The number of hosts.
     """
-    found: list[Life] = []
+    result: list[Life] = []
     for _, line in said.lines:
         match = re.fullmatch(r"\[(\S+)\] +(begun|loss|fault|named) (.*)\n", line)
         if match is None:
             continue
         host, word, rest = match.groups()
         words = rest.split()
-        if word == "begun" and (not found or len(found[-1].begun) == hosts):
-            found.append(Life())
-        life = found[-1]
+        if word == "begun" and (not result or len(result[-1].begun) == hosts):
+            result.append(Life())
+        life = result[-1]
         if word == "begun":
             life.begun.append(int(rest))
         elif word == "loss":
@@ -70,13 +70,13 @@ def lives(said: Said, hosts: int = 2) -> list[Life]:
             life.fault = float(rest)
         else:
             life.named.append((float(words[0]), words[1:]))
-    return found
+    return result
 
 
 def flags(restarts: int, *more: str, heartbeat: float = HEARTBEAT) -> list[str]:
     """Returns the launcher's flags."""
-    said = [f"--heartbeat={heartbeat:g}", f"--max-restarts={restarts}"]
-    return ["--mode=between", *said, *more]
+    arguments = [f"--heartbeat={heartbeat:g}", f"--max-restarts={restarts}"]
+    return ["--mode=between", *arguments, *more]
 
 
 @contextlib.contextmanager
@@ -141,6 +141,6 @@ def run(
         shape: The number of hosts, and of replicas on each.
     """
     words = flags(restarts, *shape, heartbeat=heartbeat)
-    with started(place, words, module, *arguments) as (launcher, *said):
-        finish(place, launcher, (said[0], said[1]), restarts)
-    return said[0], said[1]
+    with started(place, words, module, *arguments) as (launcher, *streams):
+        finish(place, launcher, (streams[0], streams[1]), restarts)
+    return streams[0], streams[1]

@@ -139,7 +139,7 @@ CASES: dict[str, Callable[[Replicator, int], None]] = {
 def mismatches(cluster: Any) -> dict[str, Any]:
     """Returns each case's error, its time, and a correct step's result afterwards."""
     repl = Replicator(cluster.devices)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, case in CASES.items():
         repl.run(lambda: repl.all_reduce(0.0))  # all begin at once
         began = time.monotonic()
@@ -153,8 +153,8 @@ def mismatches(cluster: Any) -> dict[str, Any]:
             after = float(repl.run(lambda: repl.all_reduce(21.0))[0])
         except Exception as error:
             after = repr(error)
-        found[name] = [*told, seconds, after]
-    return found
+        results[name] = [*told, seconds, after]
+    return results
 
 
 def clash(cluster: Any, kind: str) -> list[Any]:

@@ -62,13 +62,13 @@ def run(
     """
     started = start(name, cpus, *arguments)
     try:
-        told = [process.communicate(timeout=limit) for process in started]
+        outputs = [process.communicate(timeout=limit) for process in started]
     finally:
         for process in started:
             process.kill()
-    for process, (_, said) in zip(started, told, strict=True):
-        assert process.returncode == 0, said[-6000:]
-    return [json.loads(out.splitlines()[-1]) for out, _ in told]
+    for process, (_, errors) in zip(started, outputs, strict=True):
+        assert process.returncode == 0, errors[-6000:]
+    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
 
 
 # --- The programs ---------------------------------------------------------------------
@@ -81,11 +81,11 @@ def digits(cluster: Any) -> dict[str, Any]:
 
 def all_steps(cluster: Any, folder: str) -> None:
     """Writes the results of all steps of programs.py into a folder."""
-    made = {
+    results = {
         name: _plain(step(replicator.Replicator(cluster.devices)))
         for name, step in programs.STEPS.items()
     }
-    pathlib.Path(folder, str(cluster.host_id)).write_bytes(pickle.dumps(made))
+    pathlib.Path(folder, str(cluster.host_id)).write_bytes(pickle.dumps(results))
 
 
 def _plain(value: Any) -> Any:
@@ -106,12 +106,12 @@ def several(cluster: Any, *names: str) -> dict[str, Any]:
 
 def fits(cluster: Any, folder: str, *names: str) -> None:
     """Writes the results of programs with Keras' fit into a folder."""
-    made = {}
+    results = {}
     for name in names:
         keras.backend.clear_session()
         world = worlds.World(replicator.Replicator(cluster.devices))
-        made[name] = _plain(getattr(test_programs, name)(world))
-    pathlib.Path(folder, str(cluster.host_id)).write_bytes(pickle.dumps(made))
+        results[name] = _plain(getattr(test_programs, name)(world))
+    pathlib.Path(folder, str(cluster.host_id)).write_bytes(pickle.dumps(results))
 
 
 def resumed(cluster: Any, folder: str, until: str, with_inputs: str) -> Any:

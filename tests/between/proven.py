@@ -21,14 +21,14 @@ def proofs(cluster: Any) -> dict[str, list[str]]:
         wrapped = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
         plain = keras.optimizers.SGD(0.1)
     host = cluster.host_id
-    found = {}
+    results = {}
 
     def tried(name: str, run: Callable[[], Any]) -> None:
         try:
             run()
-            found[name] = ["", ""]
+            results[name] = ["", ""]
         except (replicator.ReplicatorError, tf.errors.OpError) as error:
-            found[name] = [type(error).__name__, str(error)]
+            results[name] = [type(error).__name__, str(error)]
 
     def update(gradient: Any) -> None:
         plain.apply_gradients([(gradient, v)])
@@ -53,7 +53,7 @@ def proofs(cluster: Any) -> dict[str, list[str]]:
     v.assign([5.0, 6.0])
     tried("equal again", lambda: repl.run(lambda: v * 3.0))
     _orders(repl, tried)
-    return found
+    return results
 
 
 def _orders(repl: Replicator, tried: Callable[[str, Callable[[], Any]], None]) -> None:

@@ -36,14 +36,14 @@ def _lose(kind: int, moment: str, which: int, count: int) -> list[tuple[float, A
         began = time.time()
         started[which].send_signal(kind)
         others = [process for k, process in enumerate(started) if k != which]
-        said = [process.communicate(timeout=servers.LIMIT) for process in others]
+        outputs = [process.communicate(timeout=servers.LIMIT) for process in others]
     finally:
         for process in started:
             process.kill()
-    for process, (_, text) in zip(others, said, strict=True):
+    for process, (_, text) in zip(others, outputs, strict=True):
         assert process.returncode == 0, text[-6000:]
         assert "Traceback" not in text
-    return [(began, json.loads(out.splitlines()[-1])) for out, _ in said]
+    return [(began, json.loads(out.splitlines()[-1])) for out, _ in outputs]
 
 
 def _check(kind: int, moment: str, which: int, count: int = 2) -> None:
@@ -84,14 +84,14 @@ def test_faults(kind: int, moment: str, which: int) -> None:
 def test_a_program_that_ends_by_an_error_frees_the_others() -> None:
     started = processes.start("ends_by_an_error", [1, 1])
     try:
-        said = [process.communicate(timeout=servers.LIMIT) for process in started]
+        outputs = [process.communicate(timeout=servers.LIMIT) for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0, 1], said[0][1][-4000:]
-    assert said[1][1].count("Traceback") == 1
-    assert "Traceback" not in said[0][1]
-    ((_, text, names),) = json.loads(said[0][0].splitlines()[-1])
+    assert [process.returncode for process in started] == [0, 1], outputs[0][1][-4000:]
+    assert outputs[1][1].count("Traceback") == 1
+    assert "Traceback" not in outputs[0][1]
+    ((_, text, names),) = json.loads(outputs[0][0].splitlines()[-1])
     assert names == ["host-1"]
     assert "  host-1: its program ended by ValueError: no more memory\n" in text
     assert "tests/between/faulty.py:" in text
@@ -101,11 +101,11 @@ def test_a_program_that_ends_by_an_error_frees_the_others() -> None:
 def test_programs_end_at_different_times() -> None:
     started = processes.start("ends_at_different_times", [1, 1, 1])
     try:
-        said = [process.communicate(timeout=servers.LIMIT) for process in started]
+        outputs = [process.communicate(timeout=servers.LIMIT) for process in started]
     finally:
         for process in started:
             process.kill()
-    for process, (out, text) in zip(started, said, strict=True):
+    for process, (out, text) in zip(started, outputs, strict=True):
         assert process.returncode == 0, text[-4000:]
         assert float(out.splitlines()[-1]) == 3.0
         assert "Traceback" not in text

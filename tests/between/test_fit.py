@@ -39,12 +39,12 @@ def test_a_fit_goes_on_after_a_host_was_killed(place: Place) -> None:
     def trained(moment: str, which: int) -> list[launched.Life]:
         folder = place.folder / f"{moment}-{which}"
         restarts = int(moment != "never")
-        said, _ = launched.run(
+        stdout, _ = launched.run(
             *(place, "tests.between.fitting", moment, which, folder), restarts=restarts
         )
-        found = launched.lives(said)
-        assert len(found) == 1 + restarts
-        return found
+        all_lives = launched.lives(stdout)
+        assert len(all_lives) == 1 + restarts
+        return all_lives
 
     (plain,) = trained("never", 0)
     assert {k for _, k in plain.losses} == {*range(fitting.EPOCHS)}

@@ -91,14 +91,14 @@ def _check_losses(
 
 def _check_named(lives: Sequence[Life], stderr: Said, name: str, kind: str) -> None:
     """Fails unless the launcher and the programs have named the host, in time."""
-    told = stderr.times(f"{name}: the program has ended: {_ENDS[kind]}")
+    times = stderr.times(f"{name}: the program has ended: {_ENDS[kind]}")
     faults = [life.fault for life in lives[:-1]]
     assert lives[-1].fault is None
-    assert len(told) == len(faults), stderr.text[-6000:]
+    assert len(times) == len(faults), stderr.text[-6000:]
     if kind == "stop":  # its keeper reports the kill, which takes a while
-        told = stderr.times(f"[{name}] replicator.launch: silent for ")
-        assert len(told) == len(faults), stderr.text[-6000:]
-    seconds = [when - fault for when, fault in zip(told, faults, strict=True) if fault]
+        times = stderr.times(f"[{name}] replicator.launch: silent for ")
+        assert len(times) == len(faults), stderr.text[-6000:]
+    seconds = [when - fault for when, fault in zip(times, faults, strict=True) if fault]
     by_programs = [
         when - life.fault
         for life in lives

@@ -76,7 +76,7 @@ def cluster() -> Iterator[dict[str, str]]:
         for _ in range(2)
     ]
     try:
-        told = [json.loads(server.stdout.readline()) for server in servers]
+        server_facts = [json.loads(server.stdout.readline()) for server in servers]
         described = {
             "version": 1,
             "source": "a test",
@@ -84,7 +84,7 @@ def cluster() -> Iterator[dict[str, str]]:
             "client": "127.0.0.1:0",
             "hosts": [
                 {"name": f"host-{k}", "address": own["address"], "cpus": 2, "gpus": 0}
-                for k, own in enumerate(told)
+                for k, own in enumerate(server_facts)
             ],
         }
         yield {**environment, "REPLICATOR_CLUSTER": json.dumps(described)}

@@ -20,12 +20,12 @@ def _program(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_program_writes_what_a_replicator_reads(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "rates.json"
-    done = _program(
+    result = _program(
         "--devices=CPU:0,CPU:1", "--kibibytes=1,64", "--rounds=1", f"--output={path}"
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     for shown in ("message", "GB/s", "shuffled", "64.0 KiB"):
-        assert shown in done.stdout
+        assert shown in result.stdout
     read = rates.load(path)
     facts = json.loads(path.read_text())
     assert list(read.rates) == list(facts["rates"]) == ["cpu"]
@@ -49,7 +49,7 @@ def test_the_program_writes_what_a_replicator_reads(tmp_path: pathlib.Path) -> N
     ],
 )
 def test_bad_arguments_are_one_line(given: str, said: str) -> None:
-    done = _program(given)
-    assert done.returncode == 2
-    (line,) = [shown for shown in done.stderr.splitlines() if said in shown]
-    assert "Traceback" not in done.stderr
+    result = _program(given)
+    assert result.returncode == 2
+    (line,) = [shown for shown in result.stderr.splitlines() if said in shown]
+    assert "Traceback" not in result.stderr

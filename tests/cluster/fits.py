@@ -42,12 +42,12 @@ def equal(addresses: Sequence[str]) -> dict[str, Any]:
     """
     cluster = replicator.connect(addresses)
     both = [d for d in cluster.devices if d.endswith(":0")], cluster.devices
-    found = {}
+    results = {}
     for program in _PROGRAMS:
         plain = _results(program, None)
         repls = [replicator.Replicator(names, variables="mirrored") for names in both]
-        found[program.__name__] = [_compared(program, plain, repl) for repl in repls]
-    return found
+        results[program.__name__] = [_compared(program, plain, repl) for repl in repls]
+    return results
 
 
 def _results(program: worlds.Program, repl: Any) -> list[Any]:
@@ -148,11 +148,11 @@ def _fault(hosts: Sequence[_Server], which: int, moment: str) -> dict[str, Any]:
                 hosts[which].again()
                 raise
 
-        told = replicator.resilient(train, _addresses(hosts), heartbeat=3.0)
+        result = replicator.resilient(train, _addresses(hosts), heartbeat=3.0)
     return {
         "named": named == [hosts[which].address],
         "errors": errors,
-        "losses": told,
+        "losses": result,
     }
 
 

@@ -44,16 +44,16 @@ def steps(addresses: Sequence[str]) -> dict[str, Any]:
     """Variables, checkpoints and a training over two hosts with two replicas each."""
     cluster = replicator.connect(addresses)
     plain = _train(None)
-    found: dict[str, Any] = {"plain": plain}
+    results: dict[str, Any] = {"plain": plain}
     for kind in ("mirrored", "sharded"):
         repl = replicator.Replicator(cluster.devices, variables=kind)
-        found[kind] = {
+        results[kind] = {
             "overtaken": _overtaken(repl),
             "losses": _train(repl),
             "variable": _variable(repl),
             "checkpoint": _checkpoint(repl),
         }
-    return found
+    return results
 
 
 def _overtaken(repl: replicator.Replicator) -> int:
@@ -140,7 +140,7 @@ def names(addresses: Sequence[str]) -> dict[str, Any]:
     """The devices that names refer to, once connected."""
     cluster = replicator.connect(addresses)
     make = replicator.Replicator
-    found = {
+    results = {
         "all": list(cluster.devices),
         "none": list(make(None).devices),
         "own": list(make(["CPU:0"]).devices),
@@ -152,15 +152,15 @@ def names(addresses: Sequence[str]) -> dict[str, Any]:
         "repr": repr(cluster),
     }
     with tf.device("CPU:0"):
-        found["client computes"] = tf.random.uniform([]).device
+        results["client computes"] = tf.random.uniform([]).device
     repl = make(cluster.devices[:2])
     step = repl.build(lambda: repl.all_reduce(1.0))
     step()
     with tf.experimental.async_scope():
-        found["async"] = message(step)
-    found["after async"] = [float(x) for x in step()]
+        results["async"] = message(step)
+    results["after async"] = [float(x) for x in step()]
     cluster.close()
-    return found
+    return results
 
 
 def unordered(addresses: Sequence[str]) -> dict[str, Any]:
@@ -168,15 +168,15 @@ def unordered(addresses: Sequence[str]) -> dict[str, Any]:
     spec = tf.train.ClusterSpec({"worker": list(addresses)})
     tf.config.experimental_connect_to_cluster(spec)
     devices = [f"/job:worker/task:{k}/device:CPU:0" for k in range(2)]
-    found = {
+    results = {
         "refused": message(lambda: replicator.Replicator(devices)),
         "none": message(lambda: replicator.Replicator(None)),
         "own": list(replicator.Replicator(["CPU:0"]).devices),
         "connect": message(lambda: replicator.connect(addresses)),
     }
     os.environ[state.ORDERING] = "0"
-    found["ordered"] = list(replicator.Replicator(None).devices)
-    return found
+    results["ordered"] = list(replicator.Replicator(None).devices)
+    return results
 
 
 def task(addresses: Sequence[str]) -> dict[str, Any]:
@@ -196,42 +196,42 @@ def task(addresses: Sequence[str]) -> dict[str, Any]:
 def connecting(addresses: Sequence[str]) -> dict[str, Any]:
     """Connects, closes, reconnects elsewhere, and its errors."""
     connect = replicator.connect
-    found: dict[str, Any] = {"missing": _missing(addresses)}
+    results: dict[str, Any] = {"missing": _missing(addresses)}
     v, kept = tf.Variable(1.0), tf.constant(2.0)
     cluster = connect(addresses)
-    found["kept"] = float(kept + 1.0)
-    found["variable made before"] = message(lambda: v + 1.0)[0]
-    found["twice"] = message(lambda: connect(addresses))
-    found["check"] = message(cluster.check)
-    found["in a graph"] = message(tf.function(lambda: connect(addresses)))
+    results["kept"] = float(kept + 1.0)
+    results["variable made before"] = message(lambda: v + 1.0)[0]
+    results["twice"] = message(lambda: connect(addresses))
+    results["check"] = message(cluster.check)
+    results["in a graph"] = message(tf.function(lambda: connect(addresses)))
     repl = replicator.Replicator(None)
-    found["in a step"] = message(lambda: repl.run(lambda: connect(addresses)))
+    results["in a step"] = message(lambda: repl.run(lambda: connect(addresses)))
     cluster.close()
     cluster.close()
-    found["closed"] = [repr(cluster), message(cluster.check), _sum()]
+    results["closed"] = [repr(cluster), message(cluster.check), _sum()]
     with connect(list(reversed(addresses)), client="127.0.0.2:0") as again:
-        found["again"] = [list(again.hosts), _sum(), cluster.connected]
+        results["again"] = [list(again.hosts), _sum(), cluster.connected]
     with connect(addresses[:1]) as one:
-        found["one"] = [one.num_hosts, _sum()]
-    found["error in a block"] = message(_fail_in_block(addresses))
-    found["names"] = names(addresses)
+        results["one"] = [one.num_hosts, _sum()]
+    results["error in a block"] = message(_fail_in_block(addresses))
+    results["names"] = names(addresses)
     wanted = {"hosts": [{"name": "tom", "address": addresses[0], "cpus": 3}]}
     os.environ["REPLICATOR_CLUSTER"] = json.dumps({"version": 1, **wanted})
-    found["cpus"] = message(connect)
+    results["cpus"] = message(connect)
     wanted["hosts"][0]["cpus"] = 2
     os.environ["REPLICATOR_CLUSTER"] = json.dumps({"version": 1, **wanted})
     with connect() as named:
-        found["launched"] = [repr(named), named.source, named.heartbeat]
-    return found
+        results["launched"] = [repr(named), named.source, named.heartbeat]
+    return results
 
 
 def _missing(addresses: Sequence[str]) -> list[Any]:
     """A server that does not exist: reported in time, without damage."""
     began = time.monotonic()
-    said = message(
+    error = message(
         lambda: replicator.connect([addresses[0], "127.0.0.1:1"], timeout=0.5)
     )
-    return [*said, time.monotonic() - began]
+    return [*error, time.monotonic() - began]
 
 
 def _sum() -> list[float]:
@@ -251,34 +251,34 @@ def faults(addresses: Sequence[str]) -> dict[str, Any]:
     """Kills, stops and restarts a server while connected; `addresses` is one more."""
     flags = ("--cpus=2", "--watch=stdin")
     server = servers.start(*flags)
-    told = servers.facts(server)
-    both = [*addresses, told["address"]]
+    facts = servers.facts(server)
+    both = [*addresses, facts["address"]]
     cluster = replicator.connect(both, heartbeat=1.0)
-    found: dict[str, Any] = {"sum": _sum()}
+    results: dict[str, Any] = {"sum": _sum()}
     server.send_signal(signal.SIGSTOP)
-    found["stopped"] = message(cluster.check)
-    found["close"] = message(cluster.close)
-    found["connect"] = message(lambda: replicator.connect(both, heartbeat=1.0))
+    results["stopped"] = message(cluster.check)
+    results["close"] = message(cluster.close)
+    results["connect"] = message(lambda: replicator.connect(both, heartbeat=1.0))
     server.send_signal(signal.SIGCONT)
-    found["goes on"] = [message(cluster.check), _sum()]
+    results["goes on"] = [message(cluster.check), _sum()]
     server.kill()
     server.wait()
-    found["killed"] = message(cluster.check)
+    results["killed"] = message(cluster.check)
     began = time.monotonic()
-    found["step"] = [message(_sum)[0], time.monotonic() - began]
-    port = told["address"].rpartition(":")[2]
+    results["step"] = [message(_sum)[0], time.monotonic() - began]
+    port = facts["address"].rpartition(":")[2]
     server = servers.start(*flags, f"--port={port}")
     servers.facts(server)
-    found["restarted"] = message(cluster.check)
+    results["restarted"] = message(cluster.check)
     again = replicator.connect(both)  # without closing the previous one
-    found["again"] = [_sum(), cluster.connected, message(again.check)]
+    results["again"] = [_sum(), cluster.connected, message(again.check)]
     server.kill()
     server.wait()
     moved = servers.start(*flags)
     both[1] = servers.facts(moved)["address"]
-    found["moved"] = [replicator.connect(both).num_hosts, _sum()]
+    results["moved"] = [replicator.connect(both).num_hosts, _sum()]
     moved.kill()
-    return found
+    return results
 
 
 # --- Sessions -------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def sessions(addresses: Sequence[str]) -> dict[str, Any]:
     config = v1.ConfigProto(log_device_placement=False, operation_timeout_in_ms=60000)
     given = cluster.session_arguments(config)
     arguments = cluster.session_arguments()
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "kept": given["config"].operation_timeout_in_ms,
         "untouched": [len(config.cluster_def.job), sorted(given) == sorted(arguments)],
         "not one": message(lambda: cluster.session_arguments("grpc://mine")),
@@ -312,11 +312,13 @@ def sessions(addresses: Sequence[str]) -> dict[str, Any]:
         fetches = repl.run(step_fn)
         initialize = v1.global_variables_initializer()
         v1.get_default_graph().finalize()  # as monitored sessions do
-        found["check"] = message(cluster.check)
+        results["check"] = message(cluster.check)
         session = v1.Session(**given)  # closing it would wait for the lost host
         session.run(initialize)
-        found["values"] = np.asarray([session.run(fetches) for _ in range(2)]).tolist()
-        found["held by"] = sorted({d.name for d in session.list_devices()})
+        results["values"] = np.asarray(
+            [session.run(fetches) for _ in range(2)]
+        ).tolist()
+        results["held by"] = sorted({d.name for d in session.list_devices()})
         server.kill()
         server.wait()
 
@@ -324,10 +326,10 @@ def sessions(addresses: Sequence[str]) -> dict[str, Any]:
             with cluster.named():
                 session.run(fetches)
 
-        found["lost"] = [*message(run), both[1]]
+        results["lost"] = [*message(run), both[1]]
     cluster.close()
-    found["closed"] = message(cluster.session_arguments)
-    return found
+    results["closed"] = message(cluster.session_arguments)
+    return results
 
 
 def examples(addresses: Sequence[str]) -> list[str]:

@@ -101,7 +101,7 @@ def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:
         addresses: The servers' addresses.
         **variables: Additional environment variables.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.cluster.programs", program, *addresses],
         cwd=ROOT,
         env=environment(**variables),
@@ -109,8 +109,8 @@ def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:
         text=True,
         timeout=LIMIT,
     )
-    assert done.returncode == 0, done.stderr[-6000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-6000:]
+    result = json.loads(process.stdout.splitlines()[-1])
     if isinstance(result, dict):
-        result["stderr"] = done.stderr
+        result["stderr"] = process.stderr
     return result

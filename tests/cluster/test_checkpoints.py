@@ -57,9 +57,9 @@ def test_goes_on_as_if_nothing_had_happened(tmp_path):
     assert resumed.checkpoint.step == 8
     rest = [resumed.step() for _ in resumed.checkpoint.steps(20, every=4)]
     assert rest == losses[8:]
-    done = _Training(tmp_path / "cut", _dataset())
-    assert list(done.checkpoint.steps(20)) == []
-    assert float(done.v) == losses[-1]
+    training = _Training(tmp_path / "cut", _dataset())
+    assert list(training.checkpoint.steps(20)) == []
+    assert float(training.v) == losses[-1]
 
 
 def test_sigterm_saves_and_ends(tmp_path):

@@ -69,8 +69,8 @@ def test_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
             doing.check()
         lines = str(caught.value).splitlines()
         assert "would wait for one another forever" in lines[0]
-        said = ("host 0 (a:1): runs f at", "host 1 (b:2): builds g at")
-        assert said[first] in lines[1] and said[second] in lines[2]
+        activities = ("host 0 (a:1): runs f at", "host 1 (b:2): builds g at")
+        assert activities[first] in lines[1] and activities[second] in lines[2]
 
 
 def test_steps_of_all_are_told_apart() -> None:

@@ -61,9 +61,9 @@ def test_names_of_devices(connecting, addresses):
     own = "/job:client/replica:0/task:0/device:CPU:0"
     assert results["own"] == [own]
     assert results["client computes"] == own
-    kind, said = results["missing"]
+    kind, message = results["missing"]
     assert kind == "DeviceError"
-    assert f"{_device(1, 7)} (on {addresses[1]}) does not exist; there are" in said
+    assert f"{_device(1, 7)} (on {addresses[1]}) does not exist; there are" in message
     assert results["no host"][1].startswith(f"{_device(2, 0)} does not exist")
     assert "CPU:1 does not exist" in results["too late"][1]
     assert "'CPU:0' is on none of " + ", ".join(addresses) in results["host of"][1]
@@ -75,10 +75,10 @@ def test_names_of_devices(connecting, addresses):
 
 def test_a_connection_without_ordering_is_refused(addresses):
     results = servers.run_client("unordered", addresses)
-    for kind, said in (results["refused"], results["none"]):
+    for kind, message in (results["refused"], results["none"]):
         assert kind == "ClusterError"
-        assert said.startswith(f"{_ALL[0]} is on another host, and what is written")
-        assert "Fix: connect by replicator.connect" in said
+        assert message.startswith(f"{_ALL[0]} is on another host, and what is written")
+        assert "Fix: connect by replicator.connect" in message
     assert results["own"] == ["/job:localhost/replica:0/task:0/device:CPU:0"]
     assert results["connect"][0] == "ClusterError"
     assert "by tf.config.experimental_connect_to_cluster" in results["connect"][1]
@@ -101,12 +101,12 @@ def test_connecting_and_closing(connecting, addresses):
     results = connecting
     assert results["kept"] == 3.0
     assert "variables and tf.functions that were made before" in results["stderr"]
-    kind, said, seconds = results["missing"]
+    kind, message, seconds = results["missing"]
     assert kind == "ClusterError" and seconds < 20
-    assert "1 of 2 hosts did not answer within 0.5 s." in said
-    assert "127.0.0.1:1: connection refused" in said
-    assert "the hosts are those of the list that connect was given\n" in said
-    assert "Fix: start `python -m replicator.serve` on each host" in said
+    assert "1 of 2 hosts did not answer within 0.5 s." in message
+    assert "127.0.0.1:1: connection refused" in message
+    assert "the hosts are those of the list that connect was given\n" in message
+    assert "Fix: start `python -m replicator.serve` on each host" in message
     assert results["variable made before"] == "InvalidArgumentError"
     assert "connected already, to " + ", ".join(addresses) in results["twice"][1]
     assert results["check"] == ["nothing", ""]

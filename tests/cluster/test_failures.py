@@ -20,20 +20,22 @@ _ERROR = tf.errors.InvalidArgumentError(
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """The processes that ended all others, and their reasons."""
     kept: dict[str, str] = {}
-    found: list[tuple[int, str]] = []
+    result: list[tuple[int, str]] = []
     monkeypatch.setattr(_tf, "store_put", kept.__setitem__)
     monkeypatch.setattr(_tf, "store_get", lambda key, _: kept.get(key))
-    monkeypatch.setattr(lookout, "fail", lambda own, text: found.append((own, text)))
+    monkeypatch.setattr(lookout, "fail", lambda own, text: result.append((own, text)))
     monkeypatch.setattr(failures, "_GRACE", 0.2)
-    return found
+    return result
 
 
 def _peers() -> list[peers.Peers]:
-    made = []
+    new_peers = []
     for k in (0, 1):
-        made.append(peers.Peers(peers.Facts(k, ("a:1", "b:2")), clashes.Doing(k, [])))
-        made[k]._number = 0
-    return made
+        new_peers.append(
+            peers.Peers(peers.Facts(k, ("a:1", "b:2")), clashes.Doing(k, []))
+        )
+        new_peers[k]._number = 0
+    return new_peers
 
 
 def test_one_ends_the_others(ended: list[tuple[int, str]]) -> None:

@@ -40,29 +40,29 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def _together(*does: Callable[[peers.Peers], Any]) -> list[Any]:
     """Runs a function in each process; returns each result or exception."""
     facts = [peers.Facts(k, ("a:1", "b:2")[: len(does)]) for k in (0, 1)]
-    made = [peers.Peers(known, clashes.Doing(known.own, [])) for known in facts]
-    for one in made:
+    processes = [peers.Peers(known, clashes.Doing(known.own, [])) for known in facts]
+    for one in processes:
         one._number = 0
-    found: list[Any] = [None] * len(does)
+    results: list[Any] = [None] * len(does)
 
     def run(k: int) -> None:
         try:
-            found[k] = does[k](made[k])
+            results[k] = does[k](processes[k])
         except replicator.ReplicatorError as error:
-            found[k] = error
+            results[k] = error
 
     threads = [threading.Thread(target=run, args=(k,)) for k in range(len(does))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return results
 
 
 def test_all_hear_what_all_say() -> None:
-    said = [{"x": [1, "ä"]}, None]
-    heard = _together(*(lambda p, s=s: p.exchange("builds f", s) for s in said))
-    assert heard == [said, said]
+    objects = [{"x": [1, "ä"]}, None]
+    heard = _together(*(lambda p, s=s: p.exchange("builds f", s) for s in objects))
+    assert heard == [objects, objects]
 
 
 def test_long_texts_come_in_parts(store: dict[str, str]) -> None:

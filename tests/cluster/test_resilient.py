@@ -126,7 +126,7 @@ def test_what_a_lost_life_has_made_is_let_go_of(connections: _Connections) -> No
 
     def train(cluster: Any) -> None:
         gc.collect()
-        assert all(made() is None for made in left)
+        assert all(reference() is None for reference in left)
         variables = _Cluster()
         left.append(weakref.ref(variables))
         if len(left) < 3:

@@ -87,9 +87,9 @@ def test_who_comes_late_is_waited_for():
 
 def test_waiting_ends_and_says_what_it_waits_for(monkeypatch):
     monkeypatch.setattr(waiting, "_PROGRESS", 0.2)
-    address, told = f"127.0.0.1:{addresses.free_port()}", []
-    actual = waiting.wait_for([address], 1.0, 5.0, lambda *line: told.append(line))
+    address, lines = f"127.0.0.1:{addresses.free_port()}", []
+    actual = waiting.wait_for([address], 1.0, 5.0, lambda *line: lines.append(line))
     assert actual == {address: "connection refused"}
-    assert all(problems == actual for problems, _ in told)
-    assert [0.2 <= passed <= 1.0 for _, passed in told] == [True] * len(told)
-    assert told
+    assert all(problems == actual for problems, _ in lines)
+    assert [0.2 <= passed <= 1.0 for _, passed in lines] == [True] * len(lines)
+    assert lines

@@ -38,9 +38,9 @@ class _Server:
 
 @pytest.fixture
 def server():
-    made = _Server()
-    yield made
-    made.socket.close()
+    new_server = _Server()
+    yield new_server
+    new_server.socket.close()
 
 
 @pytest.fixture

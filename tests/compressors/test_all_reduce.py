@@ -133,13 +133,13 @@ def test_rows_of_sparse_gradients_are_cast_at_most(name: str) -> None:
         return reduced.values, reduced.indices
 
     given = [per_replica(*values), per_replica(*indices)]
-    found, places = repl.run(step_fn, args=given)
+    actual, places = repl.run(step_fn, args=given)
     half = (values / 2).astype("f")
     if name == "bf16":
         half = tf.cast(tf.cast(half, tf.bfloat16), tf.float32).numpy()
     np.testing.assert_array_equal(places[0], [0, 3])
     expected = [half[0, 0], half[0, 1] + half[1, 0] + half[1, 1]]
-    np.testing.assert_array_equal(found[0], expected)
+    np.testing.assert_array_equal(actual[0], expected)
 
 
 def in_a_branch(function: Callable[[], tf.Tensor]) -> tf.Tensor:

@@ -65,8 +65,8 @@ def train(compressor: Any, seed: int) -> float:
     for _ in range(EPOCHS):
         repl.run(step_fn, data, steps_per_call=steps)
     helpers.assert_replicas_equal(model.trainable_variables)
-    told = tf.argmax(model(test_x, training=False), -1)
-    return 100 * float(np.mean(told == test_y))
+    predicted = tf.argmax(model(test_x, training=False), -1)
+    return 100 * float(np.mean(predicted == test_y))
 
 
 @functools.cache
@@ -84,6 +84,6 @@ def accuracy(compressor: Any) -> float:
     ],
 )
 def test_digits_are_told_as_well_as_without(compressor: str) -> None:
-    exact, found = accuracy(None), accuracy(compressor)
+    exact, compressed = accuracy(None), accuracy(compressor)
     assert exact > 98
-    assert abs(found - exact) <= POINTS, (found, exact)
+    assert abs(compressed - exact) <= POINTS, (compressed, exact)

@@ -108,7 +108,7 @@ DIFFERENT: dict[str, tuple[Call, str]] = {
 @pytest.mark.battery(2)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_the_error_names_both_sides_and_what_differs(name: str) -> None:
-    call, said = DIFFERENT[name]
+    call, text = DIFFERENT[name]
     repl = helpers.make(2)
 
     def step() -> tf.Tensor:
@@ -117,7 +117,7 @@ def test_the_error_names_both_sides_and_what_differs(name: str) -> None:
 
     with pytest.raises(
         errors.MismatchError,
-        match=rf"(?s)Communication call 0 differs between replicas: not the same {said}"
+        match=rf"(?s)Communication call 0 differs between replicas: not the same {text}"
         r".*replica 0 .* at tests.*test_mismatches.py:\d+ in "
         r".*replica 1 .* at tests.*test_mismatches.py:\d+ in .*Fix: ",
     ):

@@ -84,10 +84,10 @@ def test_steps_in_a_loop_of_a_session() -> None:
 
             def one(n: tf.Tensor) -> tf.Tensor:
                 loss = _loss(weights, repl.replica_id, n)
-                done = optimizer.apply_gradients(
+                update = optimizer.apply_gradients(
                     [(tf.gradients(loss, weights)[0], weights)]
                 )
-                with tf.control_dependencies([done]):
+                with tf.control_dependencies([update]):
                     return tf.identity(loss)
 
             def step() -> Any:

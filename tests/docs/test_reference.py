@@ -72,7 +72,7 @@ def test_each_program_says_what_it_is_and_takes(name: str) -> None:
 
 
 def test_flags_are_those_that_the_program_itself_prints() -> None:
-    said = subprocess.run(
+    usage = subprocess.run(
         [sys.executable, "-m", "replicator.launch", "--help"],
         capture_output=True,
         text=True,
@@ -80,7 +80,7 @@ def test_flags_are_those_that_the_program_itself_prints() -> None:
     ).stdout
     flags = programs.read("replicator.launch").flags
     assert {flag.name for flag in flags} >= {"hosts", "mode", "max-restarts"}
-    assert all(f"--{flag.name}" in said for flag in flags)
+    assert all(f"--{flag.name}" in usage for flag in flags)
 
 
 def test_two_programs_may_have_flags_of_one_name() -> None:

@@ -138,8 +138,8 @@ def test_a_run_is_not_resumed_for_fewer_epochs(finished):
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_a_checkpoint(signum, tmp_path):
     interrupt_after_an_epoch(f"--output_dir={tmp_path}", "--epochs=1000", signum=signum)
-    done = len(history(tmp_path)["loss"])
-    assert (tmp_path / "checkpoints" / f"ckpt-{done}.index").exists()
+    steps = len(history(tmp_path)["loss"])
+    assert (tmp_path / "checkpoints" / f"ckpt-{steps}.index").exists()
 
 
 @pytest.mark.slow
@@ -178,8 +178,8 @@ def test_a_full_disk_ends_with_one_line_and_leaves_what_was_saved(finished, tmp_
         timeout=300,
     )
     assert result.returncode == 1
-    said = re.split(r"[\r\n]", result.stderr)
-    errors = [line for line in said if "error" in line]
+    lines = re.split(r"[\r\n]", result.stderr)
+    errors = [line for line in lines if "error" in line]
     (line,) = [line for line in errors if not _TENSORFLOWS_OWN.match(line)]
     assert line.startswith("digits.py: error: stopped, go on with --resume: ")
     assert "File too large" in line
@@ -199,12 +199,12 @@ def assert_refused(result, said):
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
     broken, whole = tmp_path / "broken", tmp_path / "whole"
     interrupt_after_an_epoch(f"--output_dir={broken}", "--epochs=1000")
-    done = len(history(broken)["loss"])
-    epochs = done // 22 + 2
+    steps = len(history(broken)["loss"])
+    epochs = steps // 22 + 2
     run_well(f"--output_dir={broken}", f"--epochs={epochs}", "--resume")
     run_well(f"--output_dir={whole}", f"--epochs={epochs}")
 
-    assert 22 <= done < 22 * epochs
+    assert 22 <= steps < 22 * epochs
     assert history(broken) == history(whole)
 
 

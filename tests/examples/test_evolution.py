@@ -45,9 +45,9 @@ def play(parameters: np.ndarray, seed: int) -> float:
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_a_generation_is_that_of_the_definition(replicas: int) -> None:
     repl = helpers.make(replicas)
-    made = make(repl)
-    before = made.parameters.numpy()
-    mean = repl.run(made.step, args=(3,))
+    evolution = make(repl)
+    before = evolution.parameters.numpy()
+    mean = repl.run(evolution.step, args=(3,))
 
     noise = tf.random.stateless_normal([PAIRS, before.size], [SEED, 6]).numpy()
     drawn = tf.random.stateless_uniform([PAIRS], [SEED, 7], 0, 2**31 - 1, tf.int32)
@@ -63,7 +63,7 @@ def test_a_generation_is_that_of_the_definition(replicas: int) -> None:
     adam.apply_gradients([(tf.constant(-uphill, tf.float32), expected)])
 
     np.testing.assert_allclose([float(m) for m in mean], np.mean(returns))
-    np.testing.assert_allclose(made.parameters, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(evolution.parameters, expected, rtol=0, atol=1e-6)
 
 
 def test_replicas_send_their_returns_and_nothing_else() -> None:
@@ -77,11 +77,11 @@ def test_replicas_send_their_returns_and_nothing_else() -> None:
 
 def test_numbered_and_continuous_actions_are_played() -> None:
     repl = helpers.make(2)
-    made = make(repl, "Pendulum-v1")
-    before = made.parameters.numpy()
-    (mean, _) = repl.run(made.step, args=(0,))
+    evolution = make(repl, "Pendulum-v1")
+    before = evolution.parameters.numpy()
+    (mean, _) = repl.run(evolution.step, args=(0,))
     assert -2000 < float(mean) < 0
-    assert np.abs(made.parameters - before).max() > 0
+    assert np.abs(evolution.parameters - before).max() > 0
 
 
 def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been_and_returns_rise(

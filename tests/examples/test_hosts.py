@@ -134,11 +134,11 @@ def test_a_run_that_is_ended_goes_on_as_if_it_had_not_been(finished, tmp_path):
         started.communicate(timeout=_LIMIT)
     assert started.returncode == 128 + signal.SIGTERM
     names = (tmp_path / "checkpoints").glob("ckpt-*.index")
-    done = max(int(path.stem[5:]) for path in names)
-    assert done >= _STEPS
-    epochs = max(2, -(-done // _STEPS))
+    last_step = max(int(path.stem[5:]) for path in names)
+    assert last_step >= _STEPS
+    epochs = max(2, -(-last_step // _STEPS))
     printed = run(flags[0], f"--epochs={epochs}", "--resume")
-    assert f"step {done}" in printed
+    assert f"step {last_step}" in printed
     losses = history(tmp_path)["loss"]
     assert len(losses) == epochs * _STEPS
     assert losses[: 2 * _STEPS] == history(finished[0])["loss"]
@@ -272,10 +272,10 @@ def test_five_commands_between_two_hosts(tmp_path):
 def _copy(work: pathlib.Path) -> None:
     """Clones this repository in its current state on disk."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    found = subprocess.run(listed, cwd=_ROOT, capture_output=True, check=False)
-    if found.returncode:
+    files = subprocess.run(listed, cwd=_ROOT, capture_output=True, check=False)
+    if files.returncode:
         pytest.skip("this is no clone of git's")
-    for name in filter(None, found.stdout.decode().split("\0")):
+    for name in filter(None, files.stdout.decode().split("\0")):
         if (_ROOT / name).is_file():
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(_ROOT / name, work / name)

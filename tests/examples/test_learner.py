@@ -102,10 +102,10 @@ def test_a_step_is_that_of_one_device() -> None:
 
 
 def test_actors_have_the_policy_of_the_network() -> None:
-    made, _ = trained(1)
+    agent, _ = trained(1)
     seen = np.random.default_rng(0).normal(size=[3, 4]).astype(np.float32)
-    logits = [actors.forward(made.policy(), row) for row in seen]
-    np.testing.assert_allclose(logits, made.network(seen)[0], rtol=0, atol=1e-5)
+    logits = [actors.forward(agent.policy(), row) for row in seen]
+    np.testing.assert_allclose(logits, agent.network(seen)[0], rtol=0, atol=1e-5)
 
 
 # --- Actors ---------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_weights_reach_the_actors_and_none_is_left_behind() -> None:
-    with playing(restarts=0) as (players, said):
+    with playing(restarts=0) as (players, warnings):
         trajectories = players.trajectories()
         assert next(trajectories)["version"] == 0
         players.publish(8, UNTRAINED)
@@ -161,11 +161,11 @@ def test_weights_reach_the_actors_and_none_is_left_behind() -> None:
         assert len(processes) == 2
         assert all(map(is_alive, processes.values()))
     assert not any(map(is_alive, processes.values()))
-    assert list(trajectories) == said == []
+    assert list(trajectories) == warnings == []
 
 
 def test_an_actor_that_dies_is_named_and_started_again_or_ends_the_run() -> None:
-    with playing(restarts=1) as (players, said):
+    with playing(restarts=1) as (players, warnings):
         trajectories = players.trajectories()
         next(trajectories)
         first = players.processes()[0]
@@ -173,7 +173,7 @@ def test_an_actor_that_dies_is_named_and_started_again_or_ends_the_run() -> None
         while players.processes()[0] == first:
             next(trajectories)
         expected = f"actor 0 (process {first}) was killed by SIGKILL"
-        assert said == [f"{expected}, and is started again"]
+        assert warnings == [f"{expected}, and is started again"]
         second = players.processes()[0]
         os.kill(second, signal.SIGTERM)
         for _ in trajectories:
@@ -246,13 +246,13 @@ def test_a_mistake_ends_with_one_line(
 
 def actors_of(pid: int) -> list[int]:
     """Returns the actor processes of a learner."""
-    found = []
+    actors = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().decode().split("\0")
             if any("actors.py" in word for word in words) and str(pid) in words:
-                found.append(int(path.parent.name))
-    return found
+                actors.append(int(path.parent.name))
+    return actors
 
 
 @pytest.mark.slow

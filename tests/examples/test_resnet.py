@@ -49,9 +49,9 @@ def test_one_replica_reaches_the_same_losses(
     finished: tuple[pathlib.Path, str], tmp_path: pathlib.Path
 ) -> None:
     train(tmp_path, "--epochs=2", "--devices=CPU:0")
-    found, expected = programs.history(tmp_path), programs.history(finished[0])
-    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=5e-5)
-    np.testing.assert_allclose(found["accuracy"], expected["accuracy"], atol=2.1e-3)
+    actual, expected = programs.history(tmp_path), programs.history(finished[0])
+    np.testing.assert_allclose(actual["loss"], expected["loss"], rtol=5e-5)
+    np.testing.assert_allclose(actual["accuracy"], expected["accuracy"], atol=2.1e-3)
 
 
 def few_steps(replicas: int) -> tuple[list[float], list[np.ndarray]]:
@@ -76,8 +76,8 @@ def test_four_images_on_each_replica_train_as_sixteen_on_one(replicas: int) -> N
     losses, variables = few_steps(replicas)
     expected_losses, expected = few_steps(1)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
-    for found, value in zip(variables, expected, strict=True):
-        np.testing.assert_allclose(found, value, atol=1e-4)
+    for actual, value in zip(variables, expected, strict=True):
+        np.testing.assert_allclose(actual, value, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -69,16 +69,16 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
     finished: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     run, number = make_run(tmp_path)
-    made = []
+    steps = []
     with pytest.raises(support.Interrupted, match="Interrupted at step 30; go on"):
         for step in run.steps():
-            made.append(step)
+            steps.append(step)
             number.assign_add(1.0 / step)
             run.log(number=float(number))
             if step == 30:
                 os.kill(os.getpid(), signal.SIGTERM)
     resumed, number = make_run(tmp_path, resume=True)
-    assert (made[-1], resumed.step) == (30, 30)
+    assert (steps[-1], resumed.step) == (30, 30)
     train(resumed, number)
     assert programs.history(tmp_path) == programs.history(finished)
 

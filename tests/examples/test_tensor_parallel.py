@@ -56,9 +56,9 @@ def reference(weights: dict[str, np.ndarray]) -> tuple[tf.keras.Model, Any]:
     layers, names = tf.keras.layers, []
 
     def known(layer: Any, x: Any, *own: str) -> Any:
-        made = layer(*x) if isinstance(x, tuple) else layer(x)
+        output = layer(*x) if isinstance(x, tuple) else layer(x)
         names.append((layer, own))
-        return made
+        return output
 
     def dense(width: int, activation: Any = None) -> Any:
         return layers.Dense(width, activation, use_bias=False)

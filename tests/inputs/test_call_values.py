@@ -39,12 +39,12 @@ class State:
 def _run(mode: str, repl: Any, step_fn: Any, *inputs: Any, **options: Any) -> Any:
     """Runs a step on values that each mode's functions make."""
     with tf.Graph().as_default() if mode == "session" else tf.init_scope():
-        made = {name: option() for name, option in options.items()}
+        values = {name: option() for name, option in options.items()}
         if mode == "function":
             given = [value() for value in inputs]
-            call = tf.function(lambda: repl.run(step_fn, *given, **made))
+            call = tf.function(lambda: repl.run(step_fn, *given, **values))
             return tf.nest.map_structure(np.asarray, call())
-        returned = repl.run(step_fn, *(value() for value in inputs), **made)
+        returned = repl.run(step_fn, *(value() for value in inputs), **values)
         if mode == "session":
             with tf.compat.v1.train.MonitoredSession() as session:
                 return session.run(returned)
@@ -78,16 +78,16 @@ def test_args_are_handed_to_every_replica(mode: str, kind: str) -> None:
         assert all(leaf.device == repl.devices[repl.replica_id] for leaf in leaves)
         return x
 
-    made = KINDS[kind]()
+    value = KINDS[kind]()
     actual = _run(mode, repl, step_fn, args=lambda: (KINDS[kind](),))
-    expected = tf.nest.map_structure(lambda x: np.asarray(tf.constant(x)), made)
+    expected = tf.nest.map_structure(lambda x: np.asarray(tf.constant(x)), value)
     for r in range(2):
         own = [leaf for k, leaf in enumerate(tf.nest.flatten(actual)) if k % 2 == r]
         for one, other in zip(own, tf.nest.flatten(expected), strict=True):
             np.testing.assert_array_equal(one, other)
             assert mode == "session" or one.dtype == other.dtype
-    if isinstance(made, tuple | list | dict):
-        assert seen == [type(made)] * 2
+    if isinstance(value, tuple | list | dict):
+        assert seen == [type(value)] * 2
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)

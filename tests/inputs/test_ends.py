@@ -17,12 +17,12 @@ from tests import helpers
 
 def _drain(call: Any) -> list[Any]:
     """Returns all calls' results, until the inputs end."""
-    found = []
+    results = []
     while True:
         try:
-            found.append(call())
+            results.append(call())
         except tf.errors.OutOfRangeError:
-            return found
+            return results
 
 
 def _rounds(
@@ -43,8 +43,8 @@ def _rounds(
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [record.getMessage() for record in caplog.records]
-    return [said for said in found if "dropped" in said]
+    messages = [record.getMessage() for record in caplog.records]
+    return [message for message in messages if "dropped" in message]
 
 
 # --- Padded elements ------------------------------------------------------------------

@@ -103,11 +103,11 @@ def test_a_pipeline_reads_a_variable_as_it_is(ran):
     ],
 )
 def test_what_stays_is_said_once_with_the_line(ran, check, input_fn, reason):
-    said = ran.said[check]
-    assert said.count("are not made on the hosts of their replicas") == 1, said
-    assert re.search(rf"on_hosts\.py:\d+ in {input_fn}\b", said), said
-    assert reason in said
-    assert "cross the network" in said
+    stderr = ran.said[check]
+    assert stderr.count("are not made on the hosts of their replicas") == 1, stderr
+    assert re.search(rf"on_hosts\.py:\d+ in {input_fn}\b", stderr), stderr
+    assert reason in stderr
+    assert "cross the network" in stderr
 
 
 @pytest.mark.parametrize("check", ["files_are_those_of_the_host", "files_in_a_session"])

@@ -87,10 +87,10 @@ def test_a_dataset_of_a_graph_goes(name):
         sited = moving.moved(GOES[name](), HOME)
         assert (sited.home, sited.stays) == (HOME, "")
         with tf.device(HOME):
-            made = tf.compat.v1.data.make_initializable_iterator(sited.dataset)
-            element = made.get_next()
+            iterator = tf.compat.v1.data.make_initializable_iterator(sited.dataset)
+            element = iterator.get_next()
         with helpers.session() as session:
-            session.run(made.initializer)
+            session.run(iterator.initializer)
             seen = session.run(tf.nest.flatten(element, expand_composites=True))
     tf.random.set_seed(None)  # an earlier test may have set it, and graphs have none
     expected = tf.nest.flatten(next(iter(GOES[name]())), expand_composites=True)

@@ -74,10 +74,12 @@ def test_shards_behind_one_another_are_the_batch(kind: str, in_graph: bool) -> N
             split = tf.function(split, input_signature=[spec])
         for size in SIZES:
             batch = KINDS[kind](size)
-            made = split(batch)
-            assert [int(shard.count) for shard in made] == _counts(size, replicas)
-            assert {int(shard.total) for shard in made} == {size}
-            assert _joined([shard.element for shard in made]) == _whole(batch)
+            batch_shards = split(batch)
+            assert [int(shard.count) for shard in batch_shards] == _counts(
+                size, replicas
+            )
+            assert {int(shard.total) for shard in batch_shards} == {size}
+            assert _joined([shard.element for shard in batch_shards]) == _whole(batch)
 
 
 def _free(spec: Any) -> Any:

@@ -141,13 +141,13 @@ def _under_a_strategy(repl: Any, what: str) -> Any:
 def test_a_replicator_under_a_strategy_is_refused(what: str) -> None:
     repl = helpers.make(2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    said = (
+    message = (
         rf"(?s){what[:3]}.* of a Replicator was called under a MirroredStrategy.*"
         r"test_distribute\.py:\d+ in .*Fix: leave the strategy's scope"
     )
-    with strategy.scope(), pytest.raises(errors.ContextError, match=said):
+    with strategy.scope(), pytest.raises(errors.ContextError, match=message):
         _under_a_strategy(repl, what)
-    with pytest.raises(errors.ContextError, match=said):
+    with pytest.raises(errors.ContextError, match=message):
         strategy.run(_under_a_strategy, (repl, what))
     _under_a_strategy(repl, what)
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():

@@ -229,8 +229,8 @@ def test_a_function_that_fails_amid_its_writes_leaves_replicas_equal() -> None:
 
     @tf.function
     def fails(x: Any) -> None:
-        done = v.components[0].assign(x, read_value=False)
-        with tf.control_dependencies([done]):
+        write = v.components[0].assign(x, read_value=False)
+        with tf.control_dependencies([write]):
             tf.debugging.Assert(x < 0.0, ["no"])
 
     function = functions.BatchFunction(lambda *given: None, repl._settings, False)

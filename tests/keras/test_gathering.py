@@ -29,8 +29,8 @@ def _run(step_fn: Any, batch: Any, num_replicas: int = 2) -> Any:
 @pytest.mark.battery(3)
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 8])  # eight: some have no example
 def test_every_replica_gets_the_batch(num_replicas: int) -> None:
-    for found in _run(_whole, tf.constant(BATCH), num_replicas):
-        np.testing.assert_array_equal(found, BATCH)
+    for actual in _run(_whole, tf.constant(BATCH), num_replicas):
+        np.testing.assert_array_equal(actual, BATCH)
 
 
 def test_nests_come_with_what_is_no_tensor() -> None:
@@ -48,8 +48,8 @@ def test_nests_come_with_what_is_no_tensor() -> None:
 
 def test_ragged_tensors_are_gathered() -> None:
     ragged = tf.ragged.constant([[1], [], [2, 3], [4], [5, 6, 7]])
-    for found in _run(lambda x: _whole(x).to_tensor(), ragged):
-        np.testing.assert_array_equal(found, ragged.to_tensor())
+    for actual in _run(lambda x: _whole(x).to_tensor(), ragged):
+        np.testing.assert_array_equal(actual, ragged.to_tensor())
 
 
 def test_masks_come_along() -> None:
@@ -61,8 +61,8 @@ def test_masks_come_along() -> None:
         gathering.set_mask(x, own)
         return gathering.mask_of(_whole(x))
 
-    for found in _run(step_fn, (tf.range(5), tf.constant(mask))):
-        np.testing.assert_array_equal(found, mask)
+    for actual in _run(step_fn, (tf.range(5), tf.constant(mask))):
+        np.testing.assert_array_equal(actual, mask)
 
 
 def test_sparse_tensors_are_refused() -> None:
@@ -95,5 +95,5 @@ def test_weighed_means_of_gradients_are_those_of_one_device(num_replicas: int) -
         own_gradient = tape.gradient(loss, w)
         return repl.all_reduce(own_gradient, "mean", weight=repl.weight)
 
-    for found in repl.run(step_fn, tf.constant(BATCH), input_mode="global_batch"):
-        np.testing.assert_allclose(found, want, rtol=1e-6)  # weights are float32
+    for actual in repl.run(step_fn, tf.constant(BATCH), input_mode="global_batch"):
+        np.testing.assert_allclose(actual, want, rtol=1e-6)  # weights are float32

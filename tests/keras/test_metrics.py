@@ -94,8 +94,8 @@ METRICS: dict[str, Any] = {
 def test_metrics(kind: str) -> None:
     def make() -> keras.Model:
         model = keras.Sequential([worlds.mlp(), layers.Softmax()])
-        made = METRICS[kind]()
-        model.compile("sgd", "categorical_crossentropy", metrics=made)
+        metric = METRICS[kind]()
+        model.compile("sgd", "categorical_crossentropy", metrics=metric)
         return model
 
     class Batches(keras.callbacks.Callback):

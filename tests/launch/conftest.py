@@ -41,9 +41,9 @@ def remote(place: Place, tmp_path: pathlib.Path) -> Iterator[sshd.Server]:
     if sshd.PATH is None:
         pytest.skip("there is no sshd: apt-get install openssh-server")
     pytest.importorskip("asyncssh", reason="there is no asyncssh")
-    with socket.socket() as found:
-        found.bind((sshd.ADDRESS, 0))
-        port = found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind((sshd.ADDRESS, 0))
+        port = probe.getsockname()[1]
     config = sshd.configure(tmp_path, port, place.mark)
     with sshd.running([sshd.PATH, "-D", "-e", "-f", config]) as pid:
         yield sshd.Server(tmp_path, port, pid)

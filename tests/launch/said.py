@@ -47,11 +47,11 @@ class Said:
             word: The word.
             number: Which of these lines, from 0 on.
         """
-        found = wait_until(
+        result = wait_until(
             lambda: self.times(word)[number:],
             lambda: f"no {word!r} in {self.text}",
         )
-        return found[0]
+        return result[0]
 
     def finish(self) -> None:
         """Waits until the process has closed the stream."""

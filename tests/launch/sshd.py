@@ -111,10 +111,10 @@ def running(command: Sequence[str]) -> Iterator[int]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr
-            said = [server.stderr.readline()]
-            while "listening" not in said[-1]:
-                assert said[-1], f"sshd does not start: {said}"
-                said.append(server.stderr.readline())
+            lines = [server.stderr.readline()]
+            while "listening" not in lines[-1]:
+                assert lines[-1], f"sshd does not start: {lines}"
+                lines.append(server.stderr.readline())
             yield server.pid
         finally:
             server.kill()

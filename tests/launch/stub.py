@@ -114,7 +114,7 @@ class Place:
 
     def processes(self, word: str = "") -> dict[int, str]:
         """Returns the live processes with the mark: their command lines, by id."""
-        found = {}
+        result = {}
         mark = f"{MARK}={self.mark}".encode()
         for path in pathlib.Path("/proc").iterdir():
             if not path.name.isdecimal() or int(path.name) == os.getpid():
@@ -123,13 +123,13 @@ class Place:
                 if mark in (path / "environ").read_bytes():
                     line = (path / "cmdline").read_bytes().replace(b"\0", b" ")
                     if line and word in line.decode():
-                        found[int(path.name)] = line.decode()
-        return found
+                        result[int(path.name)] = line.decode()
+        return result
 
     def servers(self) -> list[int]:
         """Returns the servers, without their forks: each leads a session."""
-        found = self.processes("replicator.serve")
-        return [pid for pid in found if os.getsid(pid) == pid]
+        candidates = self.processes("replicator.serve")
+        return [pid for pid in candidates if os.getsid(pid) == pid]
 
     def expect_nothing_left(self) -> None:
         """Fails unless all processes with the mark end soon."""

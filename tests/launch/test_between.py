@@ -78,13 +78,13 @@ def test_every_program_is_told_of_all(place: Place) -> None:
     result = place.launch(*flags, "train.py", "--nnodes=7", "-m")
     assert result.returncode == 0, result.stderr
     lines = _of(result.stdout, "told")
-    told = [json.loads(line.partition("told ")[2]) for line in lines]
+    reports = [json.loads(line.partition("told ")[2]) for line in lines]
     assert [line[:13] for line in lines] == ["[localhost-0]", "[localhost-1]"]
-    for task, (*facts, cluster) in enumerate(told):
+    for task, (*facts, cluster) in enumerate(reports):
         own_flags = ["--nnodes=7", "-m"]
         assert facts == [own_flags, str(place.folder), 0, "", "of the flag"]
         assert cluster.pop("task") == task
-    assert told[0][-1] == (cluster := told[1][-1])
+    assert reports[0][-1] == (cluster := reports[1][-1])
     addresses = [host.pop("address") for host in cluster["hosts"]]
     assert len({*addresses}) == 2
     assert all(address.startswith("127.0.0.1:") for address in addresses)
@@ -325,8 +325,8 @@ sys.exit(f"ClusterError: host 0 ({address}) could not join the others: "
 
 
 def _attempts(place: Place) -> list[list[str]]:
-    found = sorted(place.folder.glob("attempt*"))
-    return [path.read_text().split() for path in found]
+    paths = sorted(place.folder.glob("attempt*"))
+    return [path.read_text().split() for path in paths]
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])

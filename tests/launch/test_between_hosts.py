@@ -34,9 +34,9 @@ _LOST = "its server has ended: the connection to its host is lost"
 @pytest.fixture
 def pair(place: Place, tmp_path: pathlib.Path) -> Iterator[namespaces.Pair]:
     """Two hosts; launchers run on one of them."""
-    with namespaces.pair(tmp_path, place.mark) as made:
-        place.prefix = made.here.command()
-        yield made
+    with namespaces.pair(tmp_path, place.mark) as hosts:
+        place.prefix = hosts.here.command()
+        yield hosts
 
 
 def _flags(pair: namespaces.Pair, *more: str) -> list[str]:
@@ -73,12 +73,12 @@ def test_a_host_that_is_cut_off_is_named_within_the_heartbeat(
 ) -> None:
     place.program(_WAIT)
     with place.start(*_flags(pair, way, "train.py")) as started:
-        said = Said(started.stdout), Said(started.stderr)
-        said[0].at("ready")
+        streams = Said(started.stdout), Said(started.stderr)
+        streams[0].at("ready")
         assert place.processes("replicator.serve")
         cut = time.monotonic()
         pair.set_link("down", far)
-        named = said[1].at(f"{pair.there.address}: {_LOST}")
+        named = streams[1].at(f"{pair.there.address}: {_LOST}")
         assert started.wait(60) == 255
     assert named - cut < _HEARTBEAT
     # There, the keeper loses its connection, and ends its process.
@@ -90,12 +90,12 @@ def test_a_link_that_is_cut_for_a_moment_ends_nothing(
 ) -> None:
     place.program(f"{_READY}import time\ntime.sleep({2 * _HEARTBEAT})\n")
     with place.start(*_flags(pair, "--insecure", "train.py")) as started:
-        said = Said(started.stdout), Said(started.stderr)
-        said[0].at("ready")
+        streams = Said(started.stdout), Said(started.stderr)
+        streams[0].at("ready")
         pair.set_link("down", far=True)
         time.sleep(_HEARTBEAT / 8)
         pair.set_link("up", far=True)
-        assert started.wait(60) == 0, said[1].text
+        assert started.wait(60) == 0, streams[1].text
 
 
 @pytest.mark.parametrize("way", ["--insecure", "--tunnel"])
@@ -105,12 +105,12 @@ def test_a_host_that_comes_back_is_used_again(
     again = "import os\nif os.environ['REPLICATOR_RESTARTS'] == '1':\n"
     place.program(f"{again}    raise SystemExit\n{_WAIT}")
     with place.start(*_flags(pair, way, "--max-restarts=1", "train.py")) as started:
-        said = Said(started.stdout), Said(started.stderr)
-        said[0].at("ready")
+        streams = Said(started.stdout), Said(started.stderr)
+        streams[0].at("ready")
         pair.set_link("down")
-        said[1].at(_LOST)
+        streams[1].at(_LOST)
         pair.set_link("up")
-        assert started.wait(120) == 0, said[1].text
+        assert started.wait(120) == 0, streams[1].text
 
 
 # --- Training with TensorFlow's servers ----------------------------------------------
@@ -150,21 +150,21 @@ def test_a_training_goes_on_after_the_link_was_cut(
     place: Place, pair: namespaces.Pair, tmp_path: pathlib.Path
 ) -> None:
     with _train(pair, place.mark, tmp_path / "whole") as started:
-        said = Said(started.stdout), Said(started.stderr)
-        assert started.wait(600) == 0, said[1].text
+        streams = Said(started.stdout), Said(started.stderr)
+        assert started.wait(600) == 0, streams[1].text
     there = pair.there.address
     with _train(pair, place.mark, tmp_path / "cut", "--max-restarts=1") as started:
-        said = Said(started.stdout), Said(started.stderr)
-        said[0].at("epoch  2/")
+        streams = Said(started.stdout), Said(started.stderr)
+        streams[0].at("epoch  2/")
         cut = time.monotonic()
         pair.set_link("down", far=True)
-        named = said[1].at(f"1 of 2 hosts is lost: {there}.")
-        told = said[1].at(f"{there}: {_LOST}; starting it again, 1 of 1")
+        named = streams[1].at(f"1 of 2 hosts is lost: {there}.")
+        lost_at = streams[1].at(f"{there}: {_LOST}; starting it again, 1 of 1")
         pair.set_link("up", far=True)
-        assert started.wait(600) == 0, said[1].text
-        epochs = re.findall(r"epoch +(\d+)/", said[0].text)
-    assert max(named, told) - cut < _LONGER
-    assert f"{there}: its server is up again" in said[1].text
+        assert started.wait(600) == 0, streams[1].text
+        epochs = re.findall(r"epoch +(\d+)/", streams[0].text)
+    assert max(named, lost_at) - cut < _LONGER
+    assert f"{there}: its server is up again" in streams[1].text
     assert epochs[-1] == str(_EPOCHS)
     assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
     assert not place.processes("replicator.serve")

@@ -36,8 +36,8 @@ def train(repl: replicator.Replicator) -> tuple[list[list[float]], str]:
     """Returns each step's losses, by replica, and a fingerprint of the weights."""
     losses, weights = programs.training(repl)
     bits = b"".join(weight.tobytes() for weight in weights)
-    told = [[float(loss) for loss in step] for step in losses]
-    return told, hashlib.sha256(bits).hexdigest()
+    by_step = [[float(loss) for loss in step] for step in losses]
+    return by_step, hashlib.sha256(bits).hexdigest()
 
 
 def _trained(done: subprocess.CompletedProcess[str]) -> dict[str, tuple]:

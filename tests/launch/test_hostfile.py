@@ -30,9 +30,9 @@ def test_what_is_wrong_has_a_line(word: str) -> None:
 @given(st.text(alphabet="a0 1=slotmax_-#\n\t:[]"))
 def test_any_text_is_lines_or_an_error(text: str) -> None:
     try:
-        found = hostfile.lines(text)
+        parsed = hostfile.lines(text)
     except hostfile.HostfileError as error:
         assert 1 <= error.number <= len(text.splitlines())
         return
-    for line in found:
+    for line in parsed:
         assert line.host == text.splitlines()[line.number - 1].split()[0].split("#")[0]

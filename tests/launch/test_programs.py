@@ -62,13 +62,13 @@ def test_no_port_is_given_to_two(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job((Host("a"), Host("b")), "", ("train.py",))
 
     async def start() -> list[Any]:
-        made: Any = _Machines(job)
-        await Programs(job, made, 0).start(retry=False)
-        return made.told
+        machines: Any = _Machines(job)
+        await Programs(job, machines, 0).start(retry=False)
+        return machines.told
 
-    told = asyncio.run(start())
-    assert [one["task"] for one in told] == [0, 1]
-    for one in told:
+    announced = asyncio.run(start())
+    assert [one["task"] for one in announced] == [0, 1]
+    for one in announced:
         assert [host["address"] for host in one["hosts"]] == [
             "10.0.0.1:6",
             "10.0.0.1:7",

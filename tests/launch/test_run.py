@@ -327,16 +327,16 @@ def test_a_terminals_interrupt_reaches_the_program_once(place: Place) -> None:
         os.chdir(place.folder)
         command = [sys.executable, "-m", "replicator.launch", "--grace=1", "train.py"]
         os.execve(sys.executable, command, place.env)
-    said = b""
-    while not re.search(rb"ready .*\n", said):
-        said += os.read(terminal, 1000)
-    assert b"ready True True" in said
+    output = b""
+    while not re.search(rb"ready .*\n", output):
+        output += os.read(terminal, 1000)
+    assert b"ready True True" in output
     os.write(terminal, b"\x03")
     with contextlib.suppress(OSError):  # how a terminal ends
         while data := os.read(terminal, 1000):
-            said += data
+            output += data
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 9
-    assert said.count(b"interrupted") == 1
-    assert b"[localhost-0]" in said
+    assert output.count(b"interrupted") == 1
+    assert b"[localhost-0]" in output
     os.close(terminal)

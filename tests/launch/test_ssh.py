@@ -252,8 +252,8 @@ def test_exposed_servers_are_refused() -> None:
     job = Job((Far.host,), "--hosts=host-b", ("train.py",))
     with pytest.raises(LaunchError) as raised:
         machines.refuse_exposed(job, [Far])
-    for said in ("host-b: whoever reaches 192.0.2.7 could run", "--tunnel", "--insec"):
-        assert said in str(raised.value)
+    for text in ("host-b: whoever reaches 192.0.2.7 could run", "--tunnel", "--insec"):
+        assert text in str(raised.value)
     machines.refuse_exposed(dataclasses.replace(job, tunnel=True), [Far])
     machines.refuse_exposed(dataclasses.replace(job, insecure=True), [Far])
     Far.address = "::1"

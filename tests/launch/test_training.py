@@ -47,8 +47,8 @@ else:
 
 
 def _losses(stdout: str) -> list[tuple[int, str]]:
-    told = [line.split() for line in stdout.splitlines() if line.startswith("loss")]
-    return [(int(k), loss) for _, k, loss in told]
+    losses = [line.split() for line in stdout.splitlines() if line.startswith("loss")]
+    return [(int(k), loss) for _, k, loss in losses]
 
 
 def _launch(

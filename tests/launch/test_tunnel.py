@@ -181,5 +181,5 @@ def test_programs_of_all_hosts_meet(place: Place, remote: sshd.Server) -> None:
     more = ("--mode=between", "--tunnel", f"{hosts},localhost", *flags)
     result = place.launch(*more, "train.py")
     assert result.returncode == 0, result.stderr
-    said = [line.partition("] ")[2] for line in result.stdout.splitlines()]
-    assert {*said} == {"heard 0", "heard 1", "networks lo"}
+    lines = [line.partition("] ")[2] for line in result.stdout.splitlines()]
+    assert {*lines} == {"heard 0", "heard 1", "networks lo"}

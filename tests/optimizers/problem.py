@@ -146,10 +146,10 @@ def train(
     def make_step() -> tuple[Any, list[Any]]:
         with repl.context():
             parameters = family.variables()
-            made = None if inside else repl.wrap_optimizer(make(), **options)
+            wrapped = None if inside else repl.wrap_optimizer(make(), **options)
 
         def step_fn(element: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-            optimizer = repl.wrap_optimizer(make(), **options) if inside else made
+            optimizer = repl.wrap_optimizer(make(), **options) if inside else wrapped
             loss, grads = gradients(parameters, *element)
             assert isinstance(grads[0], tf.IndexedSlices)
             family.apply(optimizer, grads, parameters)

@@ -99,8 +99,10 @@ def test_global_step_counts_updates() -> None:
             )
 
         def step_fn() -> Any:
-            done = optimizer.apply_gradients([(tf.constant(1.0), w)], global_step=step)
-            with tf.control_dependencies([done]):
+            update = optimizer.apply_gradients(
+                [(tf.constant(1.0), w)], global_step=step
+            )
+            with tf.control_dependencies([update]):
                 return w.read_value(), step.read_value()
 
         return step_fn

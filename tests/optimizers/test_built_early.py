@@ -17,8 +17,8 @@ def test_slots_of_replicated_variables_are_replicated() -> None:
         variable = keras.Variable([1.0, 2.0])
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
     optimizer.build([variable])
-    made = [plain(v) for v in optimizer.variables]
-    assert all(isinstance(v, ReplicatedVariable) for v in made)
+    slots = [plain(v) for v in optimizer.variables]
+    assert all(isinstance(v, ReplicatedVariable) for v in slots)
 
     def step_fn() -> None:
         optimizer.apply([tf.constant([1.0, 1.0])], [variable])

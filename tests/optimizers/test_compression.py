@@ -156,9 +156,9 @@ def test_keras_fit_compresses() -> None:
         losses[compressor] = history.history["loss"]
         helpers.assert_replicas_equal(model.trainable_variables)
     exact = losses.pop(None)
-    for compressor, found in losses.items():
-        assert found != exact, compressor
-        np.testing.assert_allclose(found, exact, rtol=0.5, err_msg=compressor)
+    for compressor, loss in losses.items():
+        assert loss != exact, compressor
+        np.testing.assert_allclose(loss, exact, rtol=0.5, err_msg=compressor)
 
 
 def test_what_only_the_owner_needs_goes_to_the_owner() -> None:
@@ -173,8 +173,8 @@ def test_what_only_the_owner_needs_goes_to_the_owner() -> None:
 
             def step_fn() -> Any:
                 gradient = helpers.opaque(np.ones([40, 50], "f"))
-                done = optimizer.apply_gradients([(gradient, only)])
-                with tf.control_dependencies([done]):
+                update = optimizer.apply_gradients([(gradient, only)])
+                with tf.control_dependencies([update]):
                     return tf.constant(1.0)
 
             return step_fn

@@ -66,8 +66,8 @@ def _updated(
 
         def step_fn() -> Any:
             calls.assign_add(1)
-            done = _apply(optimizer, grads_of(repl.replica_id), variables)
-            with tf.control_dependencies([done] if family == "v1" else []):
+            update = _apply(optimizer, grads_of(repl.replica_id), variables)
+            with tf.control_dependencies([update] if family == "v1" else []):
                 return [v.read_value() for v in variables], calls.read_value()
 
         return step_fn
@@ -184,8 +184,8 @@ def test_unused_with_a_v1_optimizer_made_inside_the_step(mode: str) -> None:
             ws = [variable("a"), variable("b")]
             optimizer = repl.wrap_optimizer(v1.train.MomentumOptimizer(0.5, 0.5))
             grads = [None, tf.constant(2.0)] if repl.replica_id else [2.0, None]
-            done = optimizer.apply_gradients(zip(grads, ws, strict=True))
-            with tf.control_dependencies([done]):
+            update = optimizer.apply_gradients(zip(grads, ws, strict=True))
+            with tf.control_dependencies([update]):
                 return [w.read_value() for w in ws]
 
         return step_fn
@@ -209,8 +209,8 @@ def test_slots_made_inside_the_step_are_told_apart(mode: str) -> None:
             grads = [
                 tf.ones_like(w) * 3.0 if k in mine else None for k, w in enumerate(ws)
             ]
-            done = optimizer.apply_gradients(zip(grads, ws, strict=True))
-            with tf.control_dependencies([done]):
+            update = optimizer.apply_gradients(zip(grads, ws, strict=True))
+            with tf.control_dependencies([update]):
                 return [w.read_value() for w in ws]
 
         return step_fn

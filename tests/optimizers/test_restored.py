@@ -184,8 +184,10 @@ def test_sums_are_saved_by_the_saver_of_a_session(
                     rows = tf.gather(table, (examples + seen) % 3)
                     targets = tf.cast(examples + seen, tf.float64)
                     loss = tf.reduce_mean((tf.reduce_sum(rows, 1) - targets) ** 2)
-                done = optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-                with tf.control_dependencies([done]):
+                update = optimizer.apply_gradients(
+                    [(tape.gradient(loss, table), table)]
+                )
+                with tf.control_dependencies([update]):
                     return seen.assign_add(1, read_value=False)
 
             fetches, read = repl.run(step_fn), table.read_value()

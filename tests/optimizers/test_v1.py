@@ -73,7 +73,7 @@ def _minimize(how: str, mode: str) -> tuple[list[np.ndarray], int]:
                 return tf.reduce_sum(w * w) * (repl.replica_id + 1.0)
 
             if how == "minimize":
-                done = optimizer.minimize(
+                update = optimizer.minimize(
                     loss() if symbolic else loss, global_step=step, var_list=[w]
                 )
             else:
@@ -81,8 +81,8 @@ def _minimize(how: str, mode: str) -> tuple[list[np.ndarray], int]:
                     loss() if symbolic else loss, var_list=[w]
                 )
                 assert pairs[0][1] is w
-                done = optimizer.apply_gradients(pairs, global_step=step)
-            with tf.control_dependencies([done] if symbolic else []):
+                update = optimizer.apply_gradients(pairs, global_step=step)
+            with tf.control_dependencies([update] if symbolic else []):
                 return w.read_value(), step.read_value()
 
         return step_fn
@@ -114,8 +114,8 @@ def test_minimize_finds_the_trainable_variables_of_a_graph() -> None:
             w = v1.get_variable("w", initializer=3.0)
             step = v1.train.get_or_create_global_step()
             optimizer = repl.wrap_optimizer(v1.train.AdamOptimizer(0.5))
-            done = optimizer.minimize(w * (1.0 + repl.replica_id), global_step=step)
-            with tf.control_dependencies([done]):
+            update = optimizer.minimize(w * (1.0 + repl.replica_id), global_step=step)
+            with tf.control_dependencies([update]):
                 return tf.stack(
                     [w.read_value(), tf.cast(step.read_value(), tf.float32)]
                 )

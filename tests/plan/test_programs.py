@@ -81,8 +81,8 @@ def test_what_a_step_raises_is_told_with_the_users_line(
 
 
 def test_stacks_of_python_functions_are_left_out() -> None:
-    said, _, _ = _error(_in_python).partition(" (raised at ")
-    assert said == "it: UnknownError: KeyError: 'lost'"
+    message, _, _ = _error(_in_python).partition(" (raised at ")
+    assert message == "it: UnknownError: KeyError: 'lost'"
 
 
 # --- Flags of the module --------------------------------------------------------------

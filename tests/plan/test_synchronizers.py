@@ -27,12 +27,12 @@ def _plan(strategy: Any) -> Plan:
 
 
 def test_rows_say_the_synchronizers_of_variables() -> None:
-    said = {
+    synchronizers = {
         "groups": (AllReduce(chunk_size=2), ["all-reduce group 0, all-reduce group 1"]),
         "servers": (PSLoadBalancing(), ["PS 0, PS 1"]),
         "copies": (PS(local_proxy_variable=True), ["PS 0", ""]),
     }
-    for strategy, expected in said.values():
+    for strategy, expected in synchronizers.values():
         plan = _plan(strategy)
         assert [row.synchronizer for row in plan] == [*expected, ""]
         assert Plan.from_json(plan.to_json()) == plan

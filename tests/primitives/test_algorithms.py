@@ -407,9 +407,9 @@ def test_nccl_is_one_op_on_each_gpu(op: str, reduction: str, dtype: str) -> None
         ops = [o for o in graph.get_operations() if o.type == "NcclAllReduce"]
         assert [o.device for o in ops] == list(job.devices)
         assert len({o.get_attr("shared_name") for o in ops}) == 1
-        for made in ops:
-            assert made.get_attr("num_devices") == 2
-            assert made.get_attr("reduction").decode() == reduction
+        for graph_op in ops:
+            assert graph_op.get_attr("num_devices") == 2
+            assert graph_op.get_attr("reduction").decode() == reduction
         wide = tf.float32 if op in ("sum", "mean", "prod") else tf.as_dtype(dtype)
         assert {o.get_attr("T") for o in ops} == {wide}
         for (result,), device in zip(results, job.devices, strict=True):

@@ -163,13 +163,13 @@ def test_a_shape_that_turns_out_different_is_an_error_of_the_step(
             return x
         return repl.recv(x if handed_in == "tensor" else tf.TensorSpec([3]), 0)
 
-    said = {
+    patterns = {
         "spec": r"(?s)what was sent is not of the shape that recv is told.*replica 1: "
         r"recv .*float32\[3\].*test_message_errors\.py:\d+.*replica 0: \[2\]\nFix",
         "tensor": r"(?s)recv on replica 1: what was sent differs in shape.*"
         r"at tests.primitives.test_message_errors\.py:\d+ in step.*: \[2\] \[3\]\nFix",
     }
-    with pytest.raises(tf.errors.InvalidArgumentError, match=said[handed_in]):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=patterns[handed_in]):
         repl.run(step)
 
 

@@ -380,8 +380,8 @@ def test_what_each_replica_compares_may_be_copied(rows: int) -> None:
 
     arguments = (replicator.PerReplica([tf.range(3)] * 3),)
     if rows == 3:
-        for made in repl.run(step, args=arguments):
-            np.testing.assert_array_equal(made, np.full([3, 2], 3.0))
+        for replica_result in repl.run(step, args=arguments):
+            np.testing.assert_array_equal(replica_result, np.full([3, 2], 3.0))
     else:
         with pytest.raises(tf.errors.InvalidArgumentError, match="and of indices"):
             repl.run(step, args=arguments)

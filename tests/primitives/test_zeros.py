@@ -64,9 +64,9 @@ def reduced(
 def test_sums_are_those_with_the_zeros(
     having: tuple[int, ...], op: str, dtype: tf.DType
 ) -> None:
-    found, _ = reduced(having, op, dtype)
+    actual, _ = reduced(having, op, dtype)
     expected, _ = reduced(having, op, dtype, hidden=True)
-    for own, other in zip(found, expected, strict=True):
+    for own, other in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(own, other)
 
 
@@ -79,9 +79,9 @@ def test_where_one_replica_has_something_only_that_is_sent() -> None:
 
 @pytest.mark.parametrize("op", ["max", "min", "prod"])
 def test_zeros_count_where_they_are_not_added(op: str) -> None:
-    found, plan = reduced((1,), op)
+    actual, plan = reduced((1,), op)
     expected, _ = reduced((1,), op, hidden=True)
-    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(actual[0], expected[0])
     assert plan[0].algorithm != "zeros left out"
 
 

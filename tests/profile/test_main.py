@@ -220,9 +220,9 @@ def test_bad_input_is_one_line(
     module: str, capsys: Any, arguments: tuple[str, ...], message: str
 ) -> None:
     assert _status(*(argument.format(module) for argument in arguments)) == 2
-    said = capsys.readouterr().err.strip()
-    assert message in said and "\n" not in said and "Traceback" not in said
-    assert 'File "' not in said
+    stderr = capsys.readouterr().err.strip()
+    assert message in stderr and "\n" not in stderr and "Traceback" not in stderr
+    assert 'File "' not in stderr
 
 
 def test_an_interrupt_is_no_traceback(module: str, capsys: Any) -> None:

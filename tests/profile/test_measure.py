@@ -28,8 +28,8 @@ def _program(times: list[float]) -> measure.Program:
 def test_neither_a_lucky_step_nor_most_that_were_disturbed_count() -> None:
     steps = [0.1] + [1.0] * 10 + [5.0] * 89
     random.Random(0).shuffle(steps)
-    made = _program(steps)
-    assert (made.seconds, made.work) == (1.0, 2.0)
+    program = _program(steps)
+    assert (program.seconds, program.work) == (1.0, 2.0)
     assert _program([0.3]).seconds == 0.3
 
 
@@ -40,15 +40,15 @@ def test_rates_that_were_calibrated_are_taken() -> None:
 
 def test_rates_are_measured_where_there_are_two_devices_and_nobody_has() -> None:
     known = rates.Calibration({"hosts": _OWN}, {frozenset("ab"): _OWN})
-    found, source = measure.calibrated(_CPUS, known)
+    calibration, source = measure.calibrated(_CPUS, known)
     assert source == "measured just now"
-    rates_ = found.of("cpu")
+    rates_ = calibration.of("cpu")
     assert (
         rates_.op > 0
         and rates_.message >= 0
         and rates_.link == 0.0
         and not rates_.apart
     )
-    assert found.of("hosts") == _OWN and found.links == known.links
+    assert calibration.of("hosts") == _OWN and calibration.links == known.links
     for devices in (_CPUS[:1], _HOSTS):
         assert measure.calibrated(devices, rates.Calibration())[1] == "by default"

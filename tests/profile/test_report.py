@@ -22,9 +22,9 @@ def _report(network: float = 1e-10, **facts) -> reports.Report:
 
 
 def test_a_network_that_costs_nothing_pays_as_far_as_it_is_asked() -> None:
-    said = _report(1e-15).verdict(reports.APART)
-    assert said.startswith("on hosts of their own: 64 replicas compute most, 6")
-    assert "more may pay further" in said
+    verdict = _report(1e-15).verdict(reports.APART)
+    assert verdict.startswith("on hosts of their own: 64 replicas compute most, 6")
+    assert "more may pay further" in verdict
 
 
 def test_cores_that_are_shared_do_not_pay() -> None:
@@ -87,8 +87,8 @@ def test_a_trace_has_a_thread_for_each_communication() -> None:
         ),
     ]
     events = json.loads(chrome.to_json(ran, rows))["traceEvents"]
-    told = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert {"replica 0", "communication"} < told
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert {"replica 0", "communication"} < names
     one, other = [event for event in events if event["ph"] == "X"]
     assert (one["ts"], one["dur"]) == (0.0, 1e6) and one["name"] == "MatMul"
     assert (other["ts"], other["tid"]) == (1e6, 1) and other["name"] == "broadcast"

@@ -148,10 +148,10 @@ def _block(
         bounded: Whether to keep the results small, as the block is repeated.
     """
     like = [simulator.types(scope[name]) for name in results]
-    made = by.statements(scope, depth)
-    yields = [_alike(by, scope, types, made) for types in like]
-    made += _finish(by, scope, made, yields, bounded)
-    return p.Block(tuple(made), tuple(yields))
+    body = by.statements(scope, depth)
+    yields = [_alike(by, scope, types, body) for types in like]
+    body += _finish(by, scope, body, yields, bounded)
+    return p.Block(tuple(body), tuple(yields))
 
 
 def _alike(by: Any, scope: Scope, types: Any, made: Sequence[p.Statement]) -> str:

@@ -62,7 +62,7 @@ def test_a_function_that_python_makes_anew_at_each_look_is_the_same(name: str) -
 
 def test_all_others_are_different() -> None:
     partial = functools.partial
-    functions = [made() for made in _SAME.values()]
+    functions = [make() for make in _SAME.values()]
     functions += [_function(1), _function(1), _Thing(), _Thing().method, _list.copy]
     functions += [partial(_function, x) for x in (1, 1.0, True, "1", b"1", None)]
     functions += [partial(_function, x) for x in (0.0, -0.0, 0, False, 0j, 2, (2,))]

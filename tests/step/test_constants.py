@@ -137,11 +137,11 @@ def test_what_has_the_same_bits_is_one_tensor() -> None:
 
     def step_fn() -> Any:
         graphs.append(tf.compat.v1.get_default_graph())
-        made = [tf.constant(value) for value in (*tables, zeros, -zeros, _table(0))]
-        made.append(tf.constant(tables[0].astype(np.float64)))
-        made.append(tf.constant(tables[0].reshape([64, _ROWS])))
+        tensors = [tf.constant(value) for value in (*tables, zeros, -zeros, _table(0))]
+        tensors.append(tf.constant(tables[0].astype(np.float64)))
+        tensors.append(tf.constant(tables[0].reshape([64, _ROWS])))
         small = tf.constant(_table()[:-1])
-        return [tf.reduce_min(tf.math.reciprocal(value)) for value in made], small
+        return [tf.reduce_min(tf.math.reciprocal(value)) for value in tensors], small
 
     (least, small) = repl.run(step_fn)
     assert len(graphs[-1].captures) == 6

@@ -178,14 +178,14 @@ def test_functions_are_traced_again_for_each_step_that_talks(mode: str) -> None:
 
 def test_variables_of_a_step_that_talks_are_made_once() -> None:
     repl = helpers.make(2)
-    made = []
+    variables = []
 
     def step() -> tf.Tensor:
         # One line makes it: those of two lines are two variables, each on all replicas.
         size = 0 if repl.replica_id else repl.all_gather_object(3)[1]
-        made.append(tf.Variable(2.0))
+        variables.append(tf.Variable(2.0))
         size = repl.all_gather_object(3)[0] if repl.replica_id else size
-        return made[-1].assign_add(float(size))
+        return variables[-1].assign_add(float(size))
 
     assert [float(v) for v in repl.run(step)] == [5.0, 5.0]
     assert [float(v) for v in repl.run(step)] == [8.0, 8.0]

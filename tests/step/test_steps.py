@@ -101,11 +101,11 @@ def test_assignments_from_outside_wait_for_a_step() -> None:
     repl = helpers.make(3)
     with repl.context():
         variable = tf.Variable(tf.zeros([32]))
-    made = []
+    variables = []
 
     def make() -> None:
         with repl.context():
-            made.append(tf.Variable(0.0))
+            variables.append(tf.Variable(0.0))
 
     def step_fn() -> Any:
         for k in range(10):
@@ -129,7 +129,7 @@ def test_assignments_from_outside_wait_for_a_step() -> None:
                 turns.wait(60)
                 works[k]()
                 if turns.wait(60) == 0:
-                    helpers.assert_replicas_equal([variable, *made])
+                    helpers.assert_replicas_equal([variable, *variables])
         except BaseException:
             turns.abort()
             raise

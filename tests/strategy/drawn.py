@@ -60,5 +60,5 @@ def nodes(draw: st.DrawFn, name: str) -> Node:
 def strategies(draw: st.DrawFn) -> Strategy:
     """Draws a strategy."""
     names = draw(st.lists(_NAMES, unique=True, max_size=4))
-    made = tuple(draw(nodes(name)) for name in names)
-    return Strategy(made, tuple(draw(st.lists(_NAMES, max_size=3))))
+    result = tuple(draw(nodes(name)) for name in names)
+    return Strategy(result, tuple(draw(st.lists(_NAMES, max_size=3))))

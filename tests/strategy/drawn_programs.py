@@ -42,11 +42,11 @@ class Model:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the variables, by their paths."""
-        made = {"table/embeddings": (self.rows, self.widths[0])}
+        by_path = {"table/embeddings": (self.rows, self.widths[0])}
         for k, (inputs, outputs) in enumerate(itertools.pairwise(self.widths)):
-            made[f"dense{k}/kernel"] = (inputs, outputs)
-            made[f"dense{k}/bias"] = (outputs,)
-        return {**made, "temperature": ()}
+            by_path[f"dense{k}/kernel"] = (inputs, outputs)
+            by_path[f"dense{k}/bias"] = (outputs,)
+        return {**by_path, "temperature": ()}
 
     def initializers(self) -> dict[str, Any]:
         """Returns initializers by path; each call of one draws the same values."""
@@ -182,11 +182,13 @@ def rules(draw: st.DrawFn, model: Model) -> dict[str, strategy.Builder]:
         patterns |= {"kernel$": ANY_BUILDER | IN_PARTS, "dense0": ANY_BUILDER}
         patterns |= {"dense.*bias": ANY_BUILDER | IN_PARTS}
     chosen = draw(st.lists(st.sampled_from(sorted(patterns)), min_size=1, unique=True))
-    made = {pattern: draw(patterns[pattern]) for pattern in chosen}
+    drawn_rules = {pattern: draw(patterns[pattern]) for pattern in chosen}
     if draw(st.booleans()):
-        made[".*"] = draw(ANY_BUILDER)
-    hidden = dict(strategy.Rules(made).hidden(list(model.shapes)))
-    return {pattern: rule for pattern, rule in made.items() if pattern not in hidden}
+        drawn_rules[".*"] = draw(ANY_BUILDER)
+    hidden = dict(strategy.Rules(drawn_rules).hidden(list(model.shapes)))
+    return {
+        pattern: rule for pattern, rule in drawn_rules.items() if pattern not in hidden
+    }
 
 
 @st.composite
@@ -215,11 +217,11 @@ def nodes(draw: st.DrawFn, path: str, shape: Any, replicas: int) -> strategy.Nod
 @st.composite
 def given_nodes(draw: st.DrawFn, model: Model, replicas: int) -> strategy.Strategy:
     """Draws a node for each of some variables, saved and loaded."""
-    made = [
+    drawn_nodes = [
         draw(nodes(*path_and_shape, replicas))
         for path_and_shape in model.shapes.items()
     ]
-    kept = draw(st.sets(st.integers(0, len(made) - 1), min_size=1))
-    built = strategy.Strategy(tuple(made[k] for k in sorted(kept)))
+    kept = draw(st.sets(st.integers(0, len(drawn_nodes) - 1), min_size=1))
+    built = strategy.Strategy(tuple(drawn_nodes[k] for k in sorted(kept)))
     form = draw(st.sampled_from(["bytes", "text", "json"]))
     return getattr(strategy.Strategy, f"from_{form}")(getattr(built, f"to_{form}")())

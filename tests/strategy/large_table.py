@@ -52,14 +52,14 @@ def trained(rows: int) -> tuple[Any, list[tf.Variable], Any]:
 
 def held(variables: list[Any]) -> dict[str, int]:
     """Returns how many bytes of variables each device holds."""
-    found = {
+    by_component = {
         id(one): (one.device, one.shape.num_elements() * one.dtype.size)
         for variable in variables
         for part in getattr(variable, "parts", ()) or (variable,)
         for one in part.components
     }
     totals: dict[str, int] = collections.Counter()
-    for device, nbytes in found.values():
+    for device, nbytes in by_component.values():
         totals[device] += nbytes
     return dict(totals)
 

@@ -101,12 +101,12 @@ def test_only_floats_that_are_trained_are_asked_for() -> None:
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_a_server_need_not_be_a_replica(mode: str, cpus: tuple[int, ...]) -> None:
     repl = _replicator(*cpus, strategy=On("CPU:3"))
-    made: list[Any] = []
+    created: list[Any] = []
 
     def make_step() -> Any:
         v = tf.Variable([[1.0, 2.0]], name="v")
         optimizer = repl.wrap_optimizer(tf.keras.optimizers.Adam(0.1))
-        made[:] = [v, optimizer]
+        created[:] = [v, optimizer]
 
         def step_fn() -> tf.Tensor:
             with tf.GradientTape() as tape:
@@ -117,7 +117,7 @@ def test_a_server_need_not_be_a_replica(mode: str, cpus: tuple[int, ...]) -> Non
         return step_fn
 
     actual = helpers.run(mode, repl, make_step, steps=3)
-    v, optimizer = made
+    v, optimizer = created
     if mode != "session":
         slots = [one.value for one in optimizer.variables if one.shape == (1, 2)]
         assert len(slots) == 2
@@ -139,8 +139,8 @@ def test_a_strategy_is_saved_and_followed(tmp_path: pathlib.Path) -> None:
         assert [v.owner for v in new] == [0, 1, 2]
         return new
 
-    made = variables(repl)
-    assert all(isinstance(v.storage.synchronizer, ParameterServer) for v in made)
+    originals = variables(repl)
+    assert all(isinstance(v.storage.synchronizer, ParameterServer) for v in originals)
     in_force = repl.strategy
     in_force.save(tmp_path / "s.pb")
     for given in (in_force, str(tmp_path / "s.pb"), tmp_path / "s.pb"):
@@ -232,8 +232,11 @@ def test_a_device_that_does_not_exist_is_named() -> None:
 def test_a_compressor_that_there_is_not_is_refused_with_its_variable(
     compressor: Any, said: str
 ) -> None:
-    for made in (On("CPU:0", compressor=compressor), AllReduce(compressor=compressor)):
-        repl = helpers.make(2, strategy=made)
+    for builder in (
+        On("CPU:0", compressor=compressor),
+        AllReduce(compressor=compressor),
+    ):
+        repl = helpers.make(2, strategy=builder)
         whole = f"(?s)the gradient of variable v, but .*{said}"
         with pytest.raises(replicator.StrategyError, match=whole), repl.context():
             tf.Variable(1.0, name="v")

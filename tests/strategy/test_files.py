@@ -76,12 +76,12 @@ def test_a_strategy_of_autodist_s_fields_is_read() -> None:
       }
       graph_config { replicas: "GPU:0" replicas: "GPU:1" }
     """
-    made = Strategy.from_text(text)
-    assert made.id == "20200101T000000M000000"
-    assert made.replicas == ("GPU:0", "GPU:1")
-    assert made.node("W") == Node("W", PSSynchronizer("CPU:0"))  # sync by default
-    assert made.node("b") == Node("b", AllReduceSynchronizer("RING", "", 1))
-    parts = made.node("e")
+    parsed = Strategy.from_text(text)
+    assert parsed.id == "20200101T000000M000000"
+    assert parsed.replicas == ("GPU:0", "GPU:1")
+    assert parsed.node("W") == Node("W", PSSynchronizer("CPU:0"))  # sync by default
+    assert parsed.node("b") == Node("b", AllReduceSynchronizer("RING", "", 1))
+    parts = parsed.node("e")
     assert parts is not None and parts.axis == 1
     assert parts.extents(5) == (3, 2)
 
@@ -91,11 +91,11 @@ def test_a_strategy_of_autodist_s_fields_is_read() -> None:
 def test_random_bytes_are_refused_or_are_a_strategy(data: bytes) -> None:
     for read in (Strategy.from_bytes, Strategy.from_text, Strategy.from_json):
         try:
-            made = read(data)  # type: ignore[operator]
+            parsed = read(data)  # type: ignore[operator]
         except replicator.StrategyError as error:
             assert "there is no strategy in" in str(error) or ", " in str(error)
         else:
-            _same(Strategy.from_bytes(made.to_bytes()), made)
+            _same(Strategy.from_bytes(parsed.to_bytes()), parsed)
 
 
 @_QUICK
@@ -138,10 +138,10 @@ _KEYS = st.sampled_from(
 )
 def test_random_yaml_is_refused_or_is_a_strategy(known: dict[str, Any]) -> None:
     try:
-        made = Strategy.from_json(yaml.safe_dump(known))
+        parsed = Strategy.from_json(yaml.safe_dump(known))
     except replicator.StrategyError:
         return
-    _same(Strategy.from_text(made.to_text()), made)
+    _same(Strategy.from_text(parsed.to_text()), parsed)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_generated_code_is_that_of_the_proto() -> None:
     for name, message in descriptor.message_types_by_name.items():
         body = text.partition(f"message {name} {{")[2].partition("\n}")[0]
         fields = re.findall(r"(?m)^ +(?:repeated |optional )?\w+ (\w+) = (\d+);", body)
-        said = {(field, int(number)) for field, number in fields}
+        numbers = {(field, int(number)) for field, number in fields}
         enum = {("AUTO", 0)} if name == "AllReduceSynchronizer" else set()
-        assert said - enum == {(f.name, f.number) for f in message.fields}, name
+        assert numbers - enum == {(f.name, f.number) for f in message.fields}, name
     assert text_format.MessageToString(strategy_pb2.Strategy(id="x")) == 'id: "x"\n'  # type: ignore[attr-defined]

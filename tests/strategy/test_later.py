@@ -139,12 +139,12 @@ def test_variables_that_come_later_are_decided_on_later() -> None:
     repl = helpers.make(2, variables="mirrored", strategy=Parallax(chunk_size=1))
     owners = []
     with repl.context():
-        first, made = _language_model(repl, tf.keras.optimizers.SGD(0.5))
+        first, variables = _language_model(repl, tf.keras.optimizers.SGD(0.5))
     repl.run(first)
     with repl.context():
         second, others = _language_model(repl, tf.keras.optimizers.SGD(0.5))
     repl.run(second)
-    owners = [v.owner for v in (*made[:2], *others[:2])]
+    owners = [v.owner for v in (*variables[:2], *others[:2])]
     assert owners == [0, None, 1, None]  # balanced with the previous ones
     assert others[1].storage.synchronizer.bucket == "1"
 

@@ -57,10 +57,10 @@ def test_linear_regression_has_autodist_s_values(builder: str, case: str) -> Non
 
 def _given(builder: str, only: str = "") -> Any:
     """Returns a builder; with rules, only those that match something."""
-    made = laws.BUILDERS[builder]()
-    if isinstance(made, dict) and only:
-        return {only: made[".*"]}
-    return made
+    result = laws.BUILDERS[builder]()
+    if isinstance(result, dict) and only:
+        return {only: result[".*"]}
+    return result
 
 
 @functools.cache

@@ -129,9 +129,9 @@ def on_replicas(program: Program) -> list[Any]:
 
 def check(program: Program) -> None:
     """Asserts that a program computes one device's results."""
-    expected, found = on_one_device(program), on_replicas(program)
+    expected, actual = on_one_device(program), on_replicas(program)
     for path, one, other in zip(
-        ["loss", *program.model.shapes], expected, found, strict=True
+        ["loss", *program.model.shapes], expected, actual, strict=True
     ):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5, err_msg=path)
 

@@ -62,14 +62,14 @@ def test_several_steps_in_a_call(builder: Any) -> None:
 
 def test_variables_that_a_step_makes_have_paths_of_their_own() -> None:
     repl = helpers.make(2, strategy={"kernel": PS(), "bias": Mirrored()})
-    made: list[Any] = []
+    created: list[Any] = []
 
     def step_fn() -> Any:
-        if not made:
-            made.append(tf.keras.layers.Dense(2, name="lazy"))
-        return made[0](tf.ones([1, 3]))
+        if not created:
+            created.append(tf.keras.layers.Dense(2, name="lazy"))
+        return created[0](tf.ones([1, 3]))
 
     repl.run(step_fn)
-    (layer,) = made
+    (layer,) = created
     assert list(repl.strategy.by_name) == [v.path for v in layer.variables]
     assert [v.value.owner for v in layer.variables] == [0, None]

@@ -97,12 +97,12 @@ def test_programs_run_on_what_devices_there_are(monkeypatch, name) -> None:
     monkeypatch.setattr(gpu_programs, "_STEPS", 2)
     monkeypatch.setattr(gpu_programs, "_ROUNDS", 2)
     monkeypatch.setattr(gpu_programs, "_NETWORKS", ("small",))
-    said = gpu_programs.PROGRAMS[name]()
+    report = gpu_programs.PROGRAMS[name]()
     expected = {
         "mixed_precision": "loss ",
         "step_times": "32-64-64-10 MLP: one GPU ",
     }
-    assert said.startswith(expected[name])
+    assert report.startswith(expected[name])
 
 
 def test_elements_that_are_elsewhere_are_found(monkeypatch) -> None:

@@ -11,7 +11,9 @@ from tools import links
 def test_all_links_lead_somewhere() -> None:
     pages = links.pages(links._ROOT)
     assert {"README.md", "CONTRIBUTING.md", "SECURITY.md"} <= {p.name for p in pages}
-    assert {str(p): found for p in pages if (found := list(links.dead(p)))} == {}
+    assert {
+        str(p): dead_links for p in pages if (dead_links := list(links.dead(p)))
+    } == {}
 
 
 @pytest.mark.parametrize(

@@ -221,12 +221,12 @@ def on_hosts() -> int:
     def train_on(cluster: replicator.Cluster) -> int:
         repl = replicator.Replicator(cluster.devices)
         kept: replicator.Checkpoint = cluster.checkpoint("checkpoints", inputs=repl)
-        done = 0
+        steps_done = 0
         for step in kept.steps(100, every=10):
-            done = step
+            steps_done = step
             cluster.check()
         print(kept.latest, kept.save())
-        return done
+        return steps_done
 
     with replicator.connect(timeout=10.0) as connected:
         print(connected.num_hosts, connected.hosts, connected.host_of("CPU:0"))

@@ -213,12 +213,12 @@ def test_one_function_in_two_steps() -> None:
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_what_needs_no_agreement_is_written(mode: str) -> None:
     repl = helpers.make(2)
-    made = []
+    variables = []
 
     def make_step() -> Callable[[], Any]:
         count = tf.Variable(0)
         total = tf.Variable(0.0, synchronization=tf.VariableSynchronization.ON_READ)
-        made.extend([count, total])
+        variables.extend([count, total])
 
         def write(x: tf.Tensor) -> Any:
             count.assign_add(1)
@@ -232,7 +232,7 @@ def test_what_needs_no_agreement_is_written(mode: str) -> None:
     np.testing.assert_array_equal(counts, [3, 3])
     np.testing.assert_array_equal(totals, [3.0, 6.0])
     if mode != "session":
-        helpers.assert_replicas_equal(made[:1])
+        helpers.assert_replicas_equal(variables[:1])
 
 
 def test_what_would_have_to_be_averaged_is_refused() -> None:

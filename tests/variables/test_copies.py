@@ -75,10 +75,10 @@ def test_training_is_that_of_mirrored_variables(
     name: str, mode: str, optimizer: str
 ) -> None:
     expected, _, _ = _trained("none", 2, mode, optimizer)
-    found, _, _ = _trained(name, 2, mode, optimizer)
+    actual, _, _ = _trained(name, 2, mode, optimizer)
     tf.nest.map_structure(
         lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-6),
-        tf.nest.flatten(found),
+        tf.nest.flatten(actual),
         tf.nest.flatten(expected),
     )
 
@@ -87,9 +87,9 @@ def test_training_is_that_of_mirrored_variables(
 def test_accumulated_updates_reach_the_copies(name: str) -> None:
     for count in (1, 3):
         expected, _, _ = _trained("none", count, "eager", "Adam", accumulation_steps=2)
-        found, _, _ = _trained(name, count, "eager", "Adam", accumulation_steps=2)
+        actual, _, _ = _trained(name, count, "eager", "Adam", accumulation_steps=2)
         for one, two in zip(
-            tf.nest.flatten(found), tf.nest.flatten(expected), strict=True
+            tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True
         ):
             np.testing.assert_allclose(one, two, rtol=1e-6)
 

@@ -428,8 +428,8 @@ def test_a_creator_around_the_context_may_return_something_else() -> None:
         tf.variable_creator_scope(lambda next_creator, **_: other),
         repl.context(),
     ):
-        made = tf.Variable(1.0)
-    assert made is other
+        result = tf.Variable(1.0)
+    assert result is other
 
 
 def test_a_partitioner_makes_replicated_parts() -> None:

@@ -53,18 +53,18 @@ def test_parts_are_slices_of_the_whole(name: str, shape: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("name", BY_PART)
 def test_nothing_as_large_as_the_whole_is_made(name: str) -> None:
-    made = []
+    sizes = []
     shape = (4096, 8)
 
     def initial_value() -> tf.Tensor:
         value = BY_PART[name](shape, dtype="float32")
         if not tf.is_symbolic_tensor(value):
-            made.append(value)
+            sizes.append(value)
         return value
 
     for piece in drawing.pieces(initial_value, tf.float32, 0, [2048, 2048]):
         assert piece().shape == [2048, 8]
-    assert not made
+    assert not sizes
 
 
 def test_what_cannot_be_drawn_by_part_is_drawn_once() -> None:

@@ -85,7 +85,7 @@ def _make_all(
     repl: replicator.Replicator, wrap: bool
 ) -> tuple[list[Any], Callable[[], Any]]:
     """Returns variables, and a step that updates each by another optimizer."""
-    made = []
+    results = []
     for name, make in RIGHT.items():
         optimizer = make()
         if wrap:
@@ -97,16 +97,16 @@ def _make_all(
         own_variables = [make_one([[1.0, 2.0], [3.0, 4.0]]), make_one([5.0, 6.0])]
         if is_keras:
             optimizer.build(own_variables)
-        made.append((optimizer, own_variables))
+        results.append((optimizer, own_variables))
 
     def step_fn() -> None:
-        for optimizer, variables in made:
+        for optimizer, variables in results:
             grads = [tf.random.normal(variable.shape) for variable in variables]
             if not wrap:
                 grads = repl.all_reduce(grads, "mean")
             _apply(optimizer, grads, variables)
 
-    return made, step_fn
+    return results, step_fn
 
 
 @pytest.mark.slow
@@ -124,12 +124,12 @@ def test_right_optimizers_communicate_gradients_only(
 ) -> None:
     repl = helpers.make(3 if "build" in options else 2, **options)
     with repl.context():
-        made, step_fn = _make_all(repl, wrap)
+        variables, step_fn = _make_all(repl, wrap)
     step = repl.build(step_fn)
     for _ in range(3):
         step()
-    assert len(step.plan) == len(made)
-    for _, variables_ in made:
+    assert len(step.plan) == len(variables)
+    for _, variables_ in variables:
         helpers.assert_replicas_equal(variables_)
 
 
@@ -261,15 +261,15 @@ def test_what_cannot_be_aggregated_is_refused(make: Any, name: str, op: str) -> 
 def test_optimizers_that_are_not_wrapped(name: str, variables: str) -> None:
     """Correct if gradients are equal on all replicas, as on one device."""
     repl, plain = helpers.make(2, variables=variables), helpers.make(1)
-    made = []
+    results = []
     for one in (repl, plain):
         with one.context():
             variable = keras.Variable([1.0, 2.0], name="w").value
             optimizer = RIGHT[name]()
-        made.append((optimizer, variable))
+        results.append((optimizer, variable))
 
     def step_fn(k: int, one: Any, combine: bool = True) -> None:
-        optimizer, variable = made[k]
+        optimizer, variable = results[k]
         gradient = tf.constant([1.0, -3.0])
         if k == 0:
             gradient *= 0.5 + tf.cast(one.replica_id, tf.float32)
@@ -279,12 +279,12 @@ def test_optimizers_that_are_not_wrapped(name: str, variables: str) -> None:
     for _ in range(2):
         repl.run(lambda: step_fn(0, repl))
         plain.run(lambda: step_fn(1, plain))
-    helpers.assert_replicas_equal([made[0][1]])
-    np.testing.assert_array_equal(made[0][1].numpy(), made[1][1].numpy())
-    before = made[0][1].numpy()
+    helpers.assert_replicas_equal([results[0][1]])
+    np.testing.assert_array_equal(results[0][1].numpy(), results[1][1].numpy())
+    before = results[0][1].numpy()
     with pytest.raises(ContextError, match=r"(?s)at \S*test_drift.py:\d+.*Fix: wrap"):
         repl.run(lambda: step_fn(0, repl, combine=False))
-    np.testing.assert_array_equal(before, made[0][1].numpy())
+    np.testing.assert_array_equal(before, results[0][1].numpy())
 
 
 # --- Writes of different variables, or by different methods ---------------------------

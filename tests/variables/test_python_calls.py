@@ -171,10 +171,10 @@ def test_a_function_that_autograph_converts_is_found() -> None:
         return tf.py_function(write, [], tf.float32)
 
     line = step_fn.__code__.co_firstlineno + 4
-    said = (
+    message = (
         rf"(?s)writes variable v:0.*called by the step at \S+:{line} in step_fn.*Fix:"
     )
-    with pytest.raises(tf.errors.OpError, match=said):
+    with pytest.raises(tf.errors.OpError, match=message):
         repl.run(step_fn)
     assert helpers.components(variable) == [5.0, 5.0]
 

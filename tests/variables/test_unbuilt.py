@@ -107,14 +107,14 @@ def test_optimizer_that_builds_itself_by_a_step_is_refused_for_good(
     repl = make(way)
     with repl.context():
         variable = tf.Variable(X)
-        made = keras.optimizers.ScheduleFreeAdamW(0.1)
+        optimizer = keras.optimizers.ScheduleFreeAdamW(0.1)
 
     def step_fn() -> None:
         if wrapped:
             inside = repl.wrap_optimizer(keras.optimizers.ScheduleFreeAdamW(0.1))
             update(inside, variable)
         else:
-            update(made, variable, repl.all_reduce)
+            update(optimizer, variable, repl.all_reduce)
 
     message = CONTEXT_ERROR.format("momentum", r"\S*test_unbuilt.py:\d+")
     for _ in range(3):

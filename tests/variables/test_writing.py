@@ -288,11 +288,11 @@ def test_what_is_assigned_in_control_flow_is_averaged(where: str, mode: str) -> 
     if mode == "session" and where == "if":
         where = "cond"  # without a function around there is no AutoGraph
     repl = helpers.make(2)
-    made = []
+    variables = []
 
     def make_step() -> Callable[[], Any]:
         variable = make(repl, 1.0)
-        made.append(variable)
+        variables.append(variable)
 
         def write() -> tf.Tensor:
             return variable.assign(2.0 + repl.replica_id).read_value()
@@ -314,7 +314,7 @@ def test_what_is_assigned_in_control_flow_is_averaged(where: str, mode: str) -> 
 
     assert list(helpers.run(mode, repl, make_step)) == [2.5, 2.5]
     if mode != "session":
-        assert helpers.components(made[0]) == [2.5, 2.5]
+        assert helpers.components(variables[0]) == [2.5, 2.5]
 
 
 def test_integers_may_be_counted_inside_control_flow() -> None:

@@ -90,13 +90,13 @@ class Maker:
 
     def statements(self, most: int, depth: int) -> list[p.Statement]:
         """Draws the statements of a block."""
-        made = []
+        block = []
         for _ in range(min(most, self.integer(1, most + 2))):  # rather many than few
             drawn = self._statement(depth)
             if drawn is None or drawn.verdict not in self._kind.verdicts:
                 drawn = self._right()
-            made.append(drawn)
-        return made
+            block.append(drawn)
+        return block
 
     def _right(self) -> p.Statement:
         """Draws a statement that is valid everywhere."""

@@ -99,18 +99,21 @@ def test_with_less_optimizing_keeps_what_users_say():
     rewriter = config.graph_options.rewrite_options
     rewriter.layout_optimizer, rewriter.meta_optimizer_iterations = on, 2
     before = config.SerializeToString()
-    made = _tf.with_less_optimizing(config, only_cpus=True)
+    options = _tf.with_less_optimizing(config, only_cpus=True)
     assert config.SerializeToString() == before
-    assert made.inter_op_parallelism_threads == 7
-    made = made.graph_options.rewrite_options
-    assert (made.layout_optimizer, made.meta_optimizer_iterations) == (on, 2)
-    assert made.memory_optimization == 0  # as it was
+    assert options.inter_op_parallelism_threads == 7
+    options = options.graph_options.rewrite_options
+    assert (options.layout_optimizer, options.meta_optimizer_iterations) == (on, 2)
+    assert options.memory_optimization == 0  # as it was
 
 
 @pytest.mark.parametrize("only_cpus", [False, True])
 def test_with_less_optimizing_of_the_process_has_its_devices(only_cpus):
-    made = _tf.with_less_optimizing(None, only_cpus)
-    assert made.device_count["CPU"] == len(tf.config.list_logical_devices("CPU"))
-    made = made.graph_options.rewrite_options
-    assert (made.meta_optimizer_iterations, made.disable_tfg_optimizer) == (1, True)
-    assert (made.layout_optimizer == 2) == only_cpus  # off
+    options = _tf.with_less_optimizing(None, only_cpus)
+    assert options.device_count["CPU"] == len(tf.config.list_logical_devices("CPU"))
+    options = options.graph_options.rewrite_options
+    assert (options.meta_optimizer_iterations, options.disable_tfg_optimizer) == (
+        1,
+        True,
+    )
+    assert (options.layout_optimizer == 2) == only_cpus  # off

@@ -94,8 +94,10 @@ def vector_quantizer() -> Training:
     quantize = snt.nets.VectorQuantizer(4, 5, 0.25)
 
     def loss(x: tf.Tensor) -> tf.Tensor:
-        found = quantize(net(x), is_training=True)
-        return found["loss"] + tf.reduce_mean((found["quantize"] - x[:, :4]) ** 2)
+        quantized = quantize(net(x), is_training=True)
+        return quantized["loss"] + tf.reduce_mean(
+            (quantized["quantize"] - x[:, :4]) ** 2
+        )
 
     return Training(
         loss,
@@ -115,8 +117,10 @@ def vector_quantizer_ema() -> Training:
     quantize = snt.nets.VectorQuantizerEMA(4, 5, 0.25, decay=0.9, epsilon=1e-7)
 
     def loss(x: tf.Tensor) -> tf.Tensor:
-        found = quantize(net(x), is_training=True)
-        return found["loss"] + tf.reduce_mean((found["quantize"] - x[:, :4]) ** 2)
+        quantized = quantize(net(x), is_training=True)
+        return quantized["loss"] + tf.reduce_mean(
+            (quantized["quantize"] - x[:, :4]) ** 2
+        )
 
     return Training(
         loss,

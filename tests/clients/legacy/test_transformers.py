@@ -37,8 +37,8 @@ def bert() -> Training:
     model = transformers.TFBertForSequenceClassification(config)
 
     def loss(tokens: tf.Tensor, mask: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        found = model(tokens, attention_mask=mask, labels=labels, training=True)
-        return tf.reduce_mean(found.loss)
+        output = model(tokens, attention_mask=mask, labels=labels, training=True)
+        return tf.reduce_mean(output.loss)
 
     return Training(
         loss,

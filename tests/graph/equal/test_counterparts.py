@@ -19,7 +19,7 @@ DEVICES = ("CPU:0", "CPU:1", "CPU:2")
 def call(**changes: Any) -> Call:
     """Returns replica 0's call of an all_reduce, with some fields changed."""
     values = (Value("float32", (6, 4)),)
-    made = Call(
+    new_call = Call(
         primitive="all_reduce",
         options={"op": "sum"},
         replica_id=0,
@@ -30,8 +30,8 @@ def call(**changes: Any) -> Call:
         agreed=values,
         line="step.py:1 in step",
     )
-    made = dataclasses.replace(made, **changes)
-    return dataclasses.replace(made, facts=table.FACTS[made.primitive])
+    new_call = dataclasses.replace(new_call, **changes)
+    return dataclasses.replace(new_call, facts=table.FACTS[new_call.primitive])
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ def _both(build: Callable[[int], tf.Tensor]) -> bool:
     """Whether the values that two replicas build get the same number."""
     with tf.Graph().as_default():
         labels = value_numbering.Labels()
-        made = []
+        values = []
         for replica_id in range(2):
             with tf.device(f"/device:CPU:{replica_id}"):
-                made.append(build(replica_id))
-        return labels.same(made)
+                values.append(build(replica_id))
+        return labels.same(values)
 
 
 SAME: dict[str, Callable[[int], Any]] = {

@@ -99,8 +99,8 @@ def _trained(flow: Flow, count: int, options: dict[str, Any]) -> list[Any]:
             w, b = variables
             loss = tf.reduce_mean(tf.reduce_sum(flow(w, x, b) ** 2, -1))
             grads = optimizer.compute_gradients(loss, variables)
-            done = optimizer.apply_gradients(grads)
-            return (repl.all_reduce(loss, "mean") if count else loss), done
+            update = optimizer.apply_gradients(grads)
+            return (repl.all_reduce(loss, "mean") if count else loss), update
 
         parts = DATA.reshape(max(count, 1), -1, 4)
         if count:

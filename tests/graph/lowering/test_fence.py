@@ -27,8 +27,8 @@ def _effect(name: str) -> tf.Operation:
 def _waits(graph: tf.Graph) -> dict[str, list[str]]:
     """Adds the fences; returns the control inputs of each op."""
     ops = graph.get_operations()
-    made = {op for op in ops if op.name.startswith("make")}
-    fence.put_up(ops, control_flow.find_sites(ops, 0), made)
+    initializers = {op for op in ops if op.name.startswith("make")}
+    fence.put_up(ops, control_flow.find_sites(ops, 0), initializers)
     waits = {op.name: [o.name for o in op.control_inputs] for op in ops}
     return {name: before for name, before in waits.items() if before}
 

@@ -15,7 +15,7 @@ def _copied(function: Any, *values: Any) -> tuple[Any, inline.Copy]:
     """Copies a traced function into another one; returns its results, and the copy."""
     graph = function.graph
     captured = [outside for outside, _ in graph.captures]
-    made: list[inline.Copy] = []
+    copies: list[inline.Copy] = []
 
     @tf.function
     def outer() -> Any:
@@ -24,11 +24,11 @@ def _copied(function: Any, *values: Any) -> tuple[Any, inline.Copy]:
         outer_graph = tf.compat.v1.get_default_graph()
         arguments = [outer_graph.capture(t) for t in arguments]
         copy = inline.copy(graph, graph.outputs, arguments, "copied")
-        made.append(copy)
+        copies.append(copy)
         with tf.control_dependencies(copy.must_run):
             return [tf.identity(result) for result in copy.results]
 
-    return outer(), made[-1]
+    return outer(), copies[-1]
 
 
 def test_the_copy_computes_what_the_function_does() -> None:

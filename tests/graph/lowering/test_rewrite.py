@@ -35,14 +35,14 @@ def _before(op: tf.Operation) -> Iterable[tf.Operation]:
 
 
 def _ancestors(starts: Iterable[tf.Operation]) -> set[tf.Operation]:
-    found: set[tf.Operation] = set()
+    result: set[tf.Operation] = set()
     waiting = list(starts)
     while waiting:
         op = waiting.pop()
-        if op not in found:
-            found.add(op)
+        if op not in result:
+            result.add(op)
             waiting += _before(op)
-    return found
+    return result
 
 
 def _devices(ops: Iterable[tf.Operation]) -> set[str]:

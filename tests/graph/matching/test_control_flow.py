@@ -59,7 +59,7 @@ def test_a_graph_that_is_no_part_of_the_step_is_refused_by_its_name() -> None:
 
 @pytest.mark.parametrize("inside", ["conditional", "loop"])
 def test_control_flow_of_v1_is_refused(inside: str) -> None:
-    v1, said = tf.compat.v1, []
+    v1, messages = tf.compat.v1, []
 
     def branch(*_: Any) -> tf.Tensor:
         with pytest.raises(
@@ -68,7 +68,7 @@ def test_control_flow_of_v1_is_refused(inside: str) -> None:
             r".*Fix: .*enable_control_flow_v2",
         ):
             _refuse(graph, graph)
-        said.append(inside)
+        messages.append(inside)
         return tf.constant(1)
 
     with helpers.v1_control_flow(), tf.Graph().as_default() as graph:
@@ -77,7 +77,7 @@ def test_control_flow_of_v1_is_refused(inside: str) -> None:
         else:
             v1.while_loop(lambda x: x < 1, branch, [tf.constant(0)])
         _refuse(graph, graph)  # after it, everything works
-    assert said
+    assert messages
 
 
 def test_a_place_where_ops_run_at_once_is_refused() -> None:

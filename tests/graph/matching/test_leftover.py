@@ -84,7 +84,7 @@ PLACES = [
 def test_what_is_left_is_named_where_a_result_or_an_effect_needs_it(
     place: Callable[[tf.Tensor], tf.Tensor],
 ) -> None:
-    said = (
+    message = (
         r"(?s)mistake of Replicator.*replica 1 \(/device:CPU:1\): all_reduce op=sum "
         r"float32\[\] at train\.py:4 in step_fn\nFix: please report"
     )
@@ -94,7 +94,7 @@ def test_what_is_left_is_named_where_a_result_or_an_effect_needs_it(
             if needed == "effect":
                 tf.raw_ops.Assert(condition=y > 0.0, data=[y])
             returned = {"result": {"y": [y, None]}, "effect": None, "op": y.op}
-            with pytest.raises(errors.InternalError, match=said):
+            with pytest.raises(errors.InternalError, match=message):
                 leftover.check(graph.get_operations(), returned[needed])
 
 

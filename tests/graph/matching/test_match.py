@@ -124,7 +124,7 @@ DIFFERENCES = {
 
 @pytest.mark.parametrize("what", DIFFERENCES)
 def test_a_difference_names_both_lines_and_the_fix(what: str) -> None:
-    change, said, shown = DIFFERENCES[what]
+    change, message, shown = DIFFERENCES[what]
     everyone = (0, 1, 2)
     calls = [
         [call("0", r, group=everyone), call("1", r, group=everyone)] for r in range(2)
@@ -133,7 +133,7 @@ def test_a_difference_names_both_lines_and_the_fix(what: str) -> None:
     calls.append([call("0", 2, group=everyone), other])
     with pytest.raises(
         errors.MismatchError,
-        match=rf"(?s)Communication call 1 differs between replicas: {said}.*"
+        match=rf"(?s)Communication call 1 differs between replicas: {message}.*"
         r"replica 0 \(/device:CPU:0\): all_reduce op=sum float32\[3\] "
         r"at train.py:4 in step_fn\n"
         rf".*replica 2 \(/device:CPU:2\): .*{shown}.* at train.py:44 in step_fn\n"

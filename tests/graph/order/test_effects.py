@@ -268,13 +268,13 @@ def test_control_dependencies_hold_through_a_collective(mode):
 
 def _summaries(folder: Any) -> list[tuple[str, int, float]]:
     """Returns (tag, step, value) of all scalars written under a folder."""
-    found = []
+    scalars = []
     for path in sorted(folder.glob("*tfevents*")):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             for value in event.summary.value:
                 scalar = float(tf.make_ndarray(value.tensor))
-                found.append((value.tag, event.step, scalar))
-    return found
+                scalars.append((value.tag, event.step, scalar))
+    return scalars
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])

@@ -17,15 +17,15 @@ INTEGERS = tf.TensorSpec([2], tf.int32)
 
 def _op(build: Callable[..., Any], *specs: tf.TensorSpec) -> tf.Operation:
     """Returns the op of a function's result, in a graph."""
-    made: list[tf.Operation] = []
+    ops: list[tf.Operation] = []
 
     @tf.function(autograph=False)
     def function(*args: tf.Tensor) -> None:
         result = build(*args)
-        made.append(result if isinstance(result, tf.Operation) else result.op)
+        ops.append(result if isinstance(result, tf.Operation) else result.op)
 
     function.get_concrete_function(*specs)
-    return made[0]
+    return ops[0]
 
 
 SAFE: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {

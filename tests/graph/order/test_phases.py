@@ -19,11 +19,11 @@ def graph() -> Iterator[tf.Graph]:
 
 
 def _variables(count: int) -> list[tf.Variable]:
-    made = []
+    ops = []
     for r in range(count):
         with tf.device(f"CPU:{r}"):
-            made.append(tf.compat.v1.Variable(0.0, use_resource=True))
-    return made
+            ops.append(tf.compat.v1.Variable(0.0, use_resource=True))
+    return ops
 
 
 def _add(variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
@@ -75,15 +75,15 @@ def test_what_can_fail_behind_a_write_waits_for_the_writes_of_all_replicas() -> 
 
 
 def _ancestors(op: tf.Operation) -> set[tf.Operation]:
-    found: set[tf.Operation] = set()
+    result: set[tf.Operation] = set()
     stack = [op]
     while stack:
         top = stack.pop()
         for source in [*(t.op for t in top.inputs), *top.control_inputs]:
-            if source not in found:
-                found.add(source)
+            if source not in result:
+                result.add(source)
                 stack.append(source)
-    return found
+    return result
 
 
 def test_order_that_is_yet_to_come_counts() -> None:

@@ -38,10 +38,10 @@ def ops_of(step_of: Callable[[Any], Any], repl: Any) -> dict[str, list[tf.Operat
         if op not in needed:
             needed[op] = None
             waiting += [t.op for t in op.inputs] + list(op.control_inputs)
-    found = collections.defaultdict(list)
+    by_type = collections.defaultdict(list)
     for op in needed:
-        found[op.type].append(op)
-    return found
+        by_type[op.type].append(op)
+    return by_type
 
 
 def gathers_of_the_value(v: Any) -> Any:

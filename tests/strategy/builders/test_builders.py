@@ -190,7 +190,7 @@ def test_chunks_hold_something(builder: type[Builder], size: object) -> None:
 
 
 def test_other_options_are_checked() -> None:
-    for make, said in (
+    for make, message in (
         (lambda: AllReduce(all_reduce_spec="MPI"), "AllReduce was given spec='MPI'"),
         (lambda: PartitionedAR(compressor=3), "PartitionedAR was given compressor=3"),
         (lambda: RandomAxisPartitionAR(seed="x"), "seed='x'"),  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def test_other_options_are_checked() -> None:
         (lambda: Partitioned(axis="rows"), "axis='rows'"),  # type: ignore[arg-type]
         (lambda: PS(local_proxy_variable=1), "local replication 1"),  # type: ignore[arg-type]
     ):
-        with pytest.raises(replicator.StrategyError, match=said):
+        with pytest.raises(replicator.StrategyError, match=message):
             make()
 
 
