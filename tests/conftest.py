@@ -131,13 +131,13 @@ def pytest_collection_modifyitems(
         hosts.mark(items)
     chosen = config.getoption("--with")
     sample = config.getoption("--sample")
-    drawn = sampling.draw(sample, items) if sample else {item: [] for item in items}
-    for item, more in drawn.items():
+    options = sampling.draw(sample, items) if sample else {item: [] for item in items}
+    for item, more in options.items():
         item.stash[_OPTIONS] = [*chosen, *more]
-    left_out = [item for item in items if item not in drawn]
+    left_out = [item for item in items if item not in options]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = list(drawn)
+        items[:] = list(options)
 
 
 def _value(assignment: str) -> tuple[str, Any]:

@@ -185,16 +185,16 @@ def test_generators_stay_apart_after_a_restore(tmp_path: pathlib.Path) -> None:
     _, plain = generators(None, 5)
     path = tf.train.Checkpoint(g=plain).write(str(tmp_path / "c"))
     expected = plain.normal([4])
-    drawn = []
+    draws = []
     for num_replicas in (2, 3):
         repl, generator = generators(num_replicas, 9)
         tf.train.Checkpoint(g=generator).read(path).assert_consumed()
-        drawn.append(
+        draws.append(
             np.stack(repl.run(lambda generator=generator: generator.normal([4])))
         )
-    np.testing.assert_array_equal(drawn[0], drawn[1][:2])
-    np.testing.assert_array_equal(drawn[0][0], expected)
-    assert len(np.unique(drawn[1])) == 12
+    np.testing.assert_array_equal(draws[0], draws[1][:2])
+    np.testing.assert_array_equal(draws[0][0], expected)
+    assert len(np.unique(draws[1])) == 12
 
 
 @pytest.mark.parametrize("where", ["context", "step"])

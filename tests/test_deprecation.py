@@ -52,13 +52,13 @@ def _announced(source: str) -> list[tuple[str, str]]:
     versions = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
-            given = {
+            keywords = {
                 k.arg: k.value.value
                 for k in node.keywords
                 if isinstance(k.value, ast.Constant)
             }
-            if {"since", "removed_in"} <= set(given):
-                versions.append((given["since"], given["removed_in"]))
+            if {"since", "removed_in"} <= set(keywords):
+                versions.append((keywords["since"], keywords["removed_in"]))
     return versions
 
 

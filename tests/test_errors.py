@@ -218,8 +218,8 @@ def test_none_of_our_lines_are_in_the_text_of_others_errors(where: str) -> None:
 
     @tf.function
     def train() -> Any:
-        given = (lambda: fail()) if where == "input_fn" else None
-        return repl.run(step_fn, given)
+        input_fn = (lambda: fail()) if where == "input_fn" else None
+        return repl.run(step_fn, input_fn)
 
     @tf.function
     def twice() -> Any:

@@ -286,13 +286,13 @@ def test_epochs_of_a_rebound_dictionary() -> None:
     repl = helpers.make(2)
 
     def train(epochs: int) -> list[float]:
-        seen = []
+        elements = []
         for epoch in range(1, epochs + 1):
             data = {"x": tf.constant([2.0 * epoch, 2.0 * epoch])}
             slices = tf.data.Dataset.from_tensor_slices
             fed = repl.run(_echo, lambda: slices(data))  # noqa: B023
-            seen.append(float(fed["x"][1]))
-        return seen
+            elements.append(float(fed["x"][1]))
+        return elements
 
     assert train(6) == [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
 

@@ -11,16 +11,16 @@ import pytest
 
 def _drawn() -> list[object]:
     """Returns one seed's draws."""
-    drawn: list[object] = []
+    draws: list[object] = []
 
     @hypothesis.settings(max_examples=300, database=None, derandomize=False)
     @hypothesis.seed(0)
     @hypothesis.given(st.lists(st.integers(0, 10**6)), st.floats(-1, 1))
     def note(whole: list[int], broken: float) -> None:
-        drawn.append((whole, broken))
+        draws.append((whole, broken))
 
     note()
-    return drawn
+    return draws
 
 
 def test_what_is_drawn_does_not_depend_on_what_was_imported(

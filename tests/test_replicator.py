@@ -369,9 +369,9 @@ def test_lambdas_that_hold_different_values_are_different_steps():
     def holding(value):
         return lambda: tf.constant(value)
 
-    seen = [repl.run(lambda k=k: tf.constant(k))[1] for k in range(3)]
+    results = [repl.run(lambda k=k: tf.constant(k))[1] for k in range(3)]
     held = [repl.run(holding(k))[0] for k in range(3)]
-    assert [int(v) for v in seen] == [int(v) for v in held] == [0, 1, 2]
+    assert [int(v) for v in results] == [int(v) for v in held] == [0, 1, 2]
 
 
 def test_an_unhashable_callable_is_a_step():

@@ -81,9 +81,11 @@ def test_all_options_are_in_the_sample() -> None:
         for value in values[1:]
     }
     for seed in range(20):  # each value in every sample
-        drawn = sampling.options(random.Random(seed), COUNT)
-        assert {option for chosen in drawn for option in chosen} == expected
-        names = [[option.partition("=")[0] for option in chosen] for chosen in drawn]
+        option_sets = sampling.options(random.Random(seed), COUNT)
+        assert {option for chosen in option_sets for option in chosen} == expected
+        names = [
+            [option.partition("=")[0] for option in chosen] for chosen in option_sets
+        ]
         assert all(len(chosen) == len(set(chosen)) for chosen in names)
 
 

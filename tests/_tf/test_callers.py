@@ -248,12 +248,12 @@ def test_differentiated_tells_what_tapes_and_gradients_are_taken_of():
         with tf.GradientTape() as tape:
             tape.watch(x)
             target = {"a": tf.identity(watched(x), "target"), "b": watched(x)}
-        given = [tf.identity(x, "given"), None]
-        return tape.gradient(target, x, given)
+        inputs = [tf.identity(x, "given"), None]
+        return tape.gradient(target, x, inputs)
 
     by_tape.get_concrete_function(tf.constant(1.0))
-    targets, given = look(seen[0])
-    assert targets[0] == "target:0" and given == ["given:0", None]
+    targets, inputs = look(seen[0])
+    assert targets[0] == "target:0" and inputs == ["given:0", None]
     seen.clear()
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [])

@@ -53,7 +53,7 @@ def test_traces_are_forgotten_but_for_those_of_others(plain_graph):
     outermost = tf.function(lambda: inner() + 1, autograph=False)
     others = tf.function(lambda: inner() + 1, autograph=False)
     assert int(others()) == int(inner()) + 1 == 3
-    kept = len(inner._variable_creation_config.function_cache)
+    cache_size = len(inner._variable_creation_config.function_cache)
 
     def build():
         graph, traces = tf.compat.v1.get_default_graph(), _tf.Traces()
@@ -63,9 +63,9 @@ def test_traces_are_forgotten_but_for_those_of_others(plain_graph):
             anew()
             results.append(inner.get_concrete_function()())
         cache = inner._variable_creation_config.function_cache
-        assert len(cache) == kept + 2
+        assert len(cache) == cache_size + 2
         traces.forget()
-        assert len(cache) == kept
+        assert len(cache) == cache_size
         assert len(outermost._variable_creation_config.function_cache) == 0
         assert not traces._unknown
         return results

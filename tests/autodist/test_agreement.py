@@ -84,9 +84,9 @@ def test_what_gradients_lead_to_is_that_of_all_examples() -> None:
             for v, g in zip((w, table), slopes, strict=True)
         ]
         session = autodist.create_distributed_session()
-        given = {x: N, ids: [3, 0, 3, 1, 3, 3, 1]}
-        assert session.run(slopes[0], given) == 28
-        session.run(train, given)
+        feeds = {x: N, ids: [3, 0, 3, 1, 3, 3, 1]}
+        assert session.run(slopes[0], feeds) == 28
+        session.run(train, feeds)
         actual = session.run([w, table])
     assert actual[0] == 2 - 28
     expected = 1 - 2 * np.array([[1], [2], [0], [4]]) / 7

@@ -77,8 +77,8 @@ def test_what_differs_is_behind_what_each_replica_has_of_its_own() -> None:
 
 def test_random_numbers_are_found_in_functions_too() -> None:
     with tf.Graph().as_default() as graph:
-        drawn = tf.random.uniform([2])
-        plain = drawn + 1.0
+        draw = tf.random.uniform([2])
+        plain = draw + 1.0
         called = tf.function(lambda: tf.random.normal([]))()
         quiet = tf.function(lambda: tf.zeros([2]) * 2.0)()
         asked = tf.numpy_function(lambda: 1.0, [], tf.float64)

@@ -101,8 +101,8 @@ def _cut(make: Callable[[tf.Tensor], tf.Tensor], shape: Any = (None, 2), **how: 
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, shape)
         tensor = make(x)
-        known = Values(Program(graph, []).flow)
-        return x, tensor, joining.cut(known, tensor, **how)
+        values = Values(Program(graph, []).flow)
+        return x, tensor, joining.cut(values, tensor, **how)
 
 
 def test_a_value_is_cut_where_it_can_be_joined_and_computed_once_more() -> None:

@@ -295,7 +295,7 @@ NESTED = (_hessian, _inner_step, _weighted, _penalty, _third)
 
 def _nested(autodist, make, form):
     """Returns variables after steps on 7, 4 and 1 examples."""
-    given = (X, Y)
+    batch = (X, Y)
     if form == "function" or autodist is None:
         with autodist.scope() if autodist else tf.init_scope():
             w, b = tf.Variable(examples(3, 2)), tf.Variable([0.5, -0.5])
@@ -313,9 +313,9 @@ def _nested(autodist, make, form):
         return w.numpy(), b.numpy()
     with tf.Graph().as_default(), autodist.scope():
         w, b = tf.Variable(examples(3, 2)), tf.Variable([0.5, -0.5])
-        given = [v1.placeholder(tf.float32, [None, k]) for k in (3, 2)]
+        batch = [v1.placeholder(tf.float32, [None, k]) for k in (3, 2)]
         with tf.GradientTape() as tape:
-            loss = make(*given, w, b)
+            loss = make(*batch, w, b)
         grads = tape.gradient(loss, [w, b])
         ops = [
             v.assign_sub(0.1 * g).op
@@ -324,7 +324,7 @@ def _nested(autodist, make, form):
         ]
         session = autodist.create_distributed_session()
         for n in (7, 4, 1):
-            session.run(ops, dict(zip(given, (X[:n], Y[:n]), strict=True)))
+            session.run(ops, dict(zip(batch, (X[:n], Y[:n]), strict=True)))
         return tuple(session.run([w, b]))
 
 

@@ -61,8 +61,8 @@ def _found(make: Callable[..., tf.Tensor]) -> bool:
         x, y = v1.placeholder(tf.float32, [None, 3]), v1.placeholder(tf.float32, [None])
         w = v1.get_variable("w", [3], use_resource=True)
         result = make(x, y, w)
-        known = Values(Program(graph, [w]).flow)
-        return known.not_kept([result]) is not None or known.of(result) == UNKNOWN
+        values = Values(Program(graph, [w]).flow)
+        return values.not_kept([result]) is not None or values.of(result) == UNKNOWN
 
 
 @pytest.mark.parametrize("name", [*KEPT, *NOT_KEPT])

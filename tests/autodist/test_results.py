@@ -22,8 +22,8 @@ COUNTS = (2, 1)
 
 
 def _joined(value: Value, *own: Any, are_split: bool = True) -> Any:
-    given = [[None if x is None else tf.convert_to_tensor(x) for x in own]]
-    (joined,) = results.joined([Result(value, "a.py:3")], given, COUNTS, are_split)
+    leaves = [[None if x is None else tf.convert_to_tensor(x) for x in own]]
+    (joined,) = results.joined([Result(value, "a.py:3")], leaves, COUNTS, are_split)
     return joined
 
 
@@ -56,11 +56,11 @@ def test_where_nothing_is_split_the_first_replica_has_computed_all() -> None:
 
 
 def test_what_differs_and_is_not_known_is_refused_by_its_line() -> None:
-    for given in ([3.0, 6.0], [[1, 2], [1, 2]]):
+    for replica_values in ([3.0, 6.0], [[1, 2], [1, 2]]):
         with pytest.raises(
             errors.UnsupportedError, match=r"(?s)at a\.py:3.*Fix: return"
         ):
-            _joined(UNKNOWN, *given)
+            _joined(UNKNOWN, *replica_values)
 
 
 def test_what_normalized_examples_make_is_a_mean_and_a_warning_says_so(
@@ -89,8 +89,8 @@ def test_leaves_are_looked_at_and_what_they_are_computed_of_is_needed() -> None:
         x = tf.compat.v1.placeholder(tf.float32, [None, 2])
         mean = tf.reduce_mean(x)
         leaves = ["a", mean, tf.sqrt(mean), x, tf.random.uniform([])]
-        known = Values(Program(graph, []).flow)
-        own: Any = types.SimpleNamespace(are_split=True, kinds=lambda tensors: known)
+        values = Values(Program(graph, []).flow)
+        own: Any = types.SimpleNamespace(are_split=True, kinds=lambda tensors: values)
         actual = results.look(leaves, own)
         kinds = [one.value.kind for one in actual]
         assert kinds == [Kind.SAME, Kind.MEAN, Kind.STATISTIC, Kind.ROWS, Kind.DRAWN]

@@ -165,13 +165,13 @@ def test_gradients_of_a_tape_are_those_of_one_device():
 
 def test_iterators_begin_anew_with_what_they_are_fed():
     with scope(2) as autodist:
-        given = v1.placeholder(tf.float32, [None])
-        data = tf.data.Dataset.from_tensor_slices(given).batch(2)
+        placeholder = v1.placeholder(tf.float32, [None])
+        data = tf.data.Dataset.from_tensor_slices(placeholder).batch(2)
         iterator = v1.data.make_initializable_iterator(data)
         mean = tf.reduce_mean(iterator.get_next())
         session = autodist.create_distributed_session()
         for values in ([1, 2, 6], [3, 5, 7, 9]):
-            session.run(iterator.initializer, {given: values})
+            session.run(iterator.initializer, {placeholder: values})
             assert session.run(mean) == np.mean(values)
 
 

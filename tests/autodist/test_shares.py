@@ -105,12 +105,12 @@ def test_values_of_the_whole_batch_are_joined_or_computed() -> None:
         ]
     for actual, expected in zip(copies.run(whole), make(X), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-6)
-    drawn = _Copies(lambda x: tf.random.shuffle(x)[0])
+    shuffled = _Copies(lambda x: tf.random.shuffle(x)[0])
     with (
-        drawn.graph.as_default(),
+        shuffled.graph.as_default(),
         pytest.raises(errors.UnsupportedError, match=r"(?s)is not known.*test_shares"),
     ):
-        drawn.shares.whole(drawn.made, drawn.plan, drawn.places, 0)
+        shuffled.shares.whole(shuffled.made, shuffled.plan, shuffled.places, 0)
 
 
 def test_where_nothing_is_split_all_weigh_alike() -> None:

@@ -46,8 +46,8 @@ def _in_a_session(build: Any, num_replicas: int | None) -> Any:
     with tf.Graph().as_default(), contextlib.ExitStack() as stack:
         if autodist:
             stack.enter_context(autodist.scope())
-        given = _placeholders()
-        ops, fetches, variables = build(*given)
+        inputs = _placeholders()
+        ops, fetches, variables = build(*inputs)
         if autodist:
             session = autodist.create_distributed_session()
         else:
@@ -55,7 +55,7 @@ def _in_a_session(build: Any, num_replicas: int | None) -> Any:
             session.run(v1.global_variables_initializer())
         results = []
         for n in SIZES:
-            feed = dict(zip(given, _examples(n), strict=True))
+            feed = dict(zip(inputs, _examples(n), strict=True))
             results.append(
                 (session.run([fetches, ops], feed)[0], session.run(variables))
             )

@@ -75,10 +75,10 @@ def test_gradients_of_one_loss_may_be_taken_several_times(take):
 def test_what_is_no_number_counts_for_nothing_where_there_is_nothing(sparse):
     values = tf.constant([np.nan, 1.0])
     gradient = tf.IndexedSlices(values, tf.range(2), [2]) if sparse else values
-    for weight, wanted in ((0.0, [0.0, 0.0]), (0.5, [np.nan, 1.0])):
+    for weight, expected in ((0.0, [0.0, 0.0]), (0.5, [np.nan, 1.0])):
         known = weighting.make(None, SAME, tf.constant(weight), True, False)
         kept = weighting.guarded(gradient, known)
-        np.testing.assert_array_equal(kept.values if sparse else kept, wanted)
+        np.testing.assert_array_equal(kept.values if sparse else kept, expected)
 
 
 def test_nothing_is_guarded_where_every_replica_has_an_example():

@@ -60,8 +60,8 @@ def test_cases_are_told_apart_by_their_names() -> None:
 
 
 def test_a_sample_is_right() -> None:
-    drawn = [case for case in cases.sample(500, seed=5) if not case.cold]
-    verdicts = {case.name: judge.run(case) for case in drawn[:80]}
+    sample = [case for case in cases.sample(500, seed=5) if not case.cold]
+    verdicts = {case.name: judge.run(case) for case in sample[:80]}
     bad = {
         name: verdict for name, verdict in verdicts.items() if verdict.startswith("BAD")
     }
@@ -105,12 +105,12 @@ def test_the_judge_tells_bad_from_right(line: str, said: str, monkeypatch) -> No
             own(case) | {"raises": raises, "closes": closes}
         ),
     )
-    kept = os.dup(2)
+    saved_fd = os.dup(2)
     try:
         verdict = judge.run(
             cases.Case(programs.Program(line, ("eager",)), "eager", "1")
         )
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved_fd, 2)
+        os.close(saved_fd)
     assert re.match(said, verdict)

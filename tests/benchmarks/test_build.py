@@ -25,9 +25,11 @@ def test_the_parts_of_a_build_make_the_whole(options):
 def test_builds_are_measured_in_processes_of_their_own(tmp_path):
     printed, facts = results("benchmarks.build", tmp_path, "--build_counts=2")
     measurements = facts["results"]["small"]
-    known = [n for n in build.QUICK["small"] if n in ("one device", "MirroredStrategy")]
+    contenders = [
+        n for n in build.QUICK["small"] if n in ("one device", "MirroredStrategy")
+    ]
     assert list(measurements) == [
-        *known,
+        *contenders,
         *(n for n in build.OPTIONS if n in measurements),
     ]
     assert {"Replicator"} <= set(measurements)

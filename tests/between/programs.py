@@ -380,8 +380,8 @@ def compressed(repl: Replicator) -> Any:
 
             received = [repl.run(step_fn) for _ in range(1 if name == "int8" else 2)]
             memory = optimizer._replicator_combiner.compression.memory
-            kept = [v.numpy() for v in memory.variables if "noise" not in v.name]
-            results.append([received, w.numpy(), kept])
+            state = [v.numpy() for v in memory.variables if "noise" not in v.name]
+            results.append([received, w.numpy(), state])
     return results
 
 

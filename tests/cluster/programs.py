@@ -197,9 +197,9 @@ def connecting(addresses: Sequence[str]) -> dict[str, Any]:
     """Connects, closes, reconnects elsewhere, and its errors."""
     connect = replicator.connect
     results: dict[str, Any] = {"missing": _missing(addresses)}
-    v, kept = tf.Variable(1.0), tf.constant(2.0)
+    v, constant = tf.Variable(1.0), tf.constant(2.0)
     cluster = connect(addresses)
-    results["kept"] = float(kept + 1.0)
+    results["kept"] = float(constant + 1.0)
     results["variable made before"] = message(lambda: v + 1.0)[0]
     results["twice"] = message(lambda: connect(addresses))
     results["check"] = message(cluster.check)
@@ -215,11 +215,11 @@ def connecting(addresses: Sequence[str]) -> dict[str, Any]:
         results["one"] = [one.num_hosts, _sum()]
     results["error in a block"] = message(_fail_in_block(addresses))
     results["names"] = names(addresses)
-    wanted = {"hosts": [{"name": "tom", "address": addresses[0], "cpus": 3}]}
-    os.environ["REPLICATOR_CLUSTER"] = json.dumps({"version": 1, **wanted})
+    spec = {"hosts": [{"name": "tom", "address": addresses[0], "cpus": 3}]}
+    os.environ["REPLICATOR_CLUSTER"] = json.dumps({"version": 1, **spec})
     results["cpus"] = message(connect)
-    wanted["hosts"][0]["cpus"] = 2
-    os.environ["REPLICATOR_CLUSTER"] = json.dumps({"version": 1, **wanted})
+    spec["hosts"][0]["cpus"] = 2
+    os.environ["REPLICATOR_CLUSTER"] = json.dumps({"version": 1, **spec})
     with connect() as named:
         results["launched"] = [repr(named), named.source, named.heartbeat]
     return results
@@ -340,17 +340,17 @@ def examples(addresses: Sequence[str]) -> list[str]:
     runner = doctest.DocTestRunner(verbose=False)
     for example in test_docstrings.EXAMPLES:
         if test_docstrings.needs_servers(example):
-            given: dict[str, Any] = {"replicator": replicator, "tf": tf}
-            given["addresses"] = list(addresses)
+            names: dict[str, Any] = {"replicator": replicator, "tf": tf}
+            names["addresses"] = list(addresses)
             made_by_itself = "connect(" in example.docstring
             made_by_itself |= "resilient(" in example.docstring
             if not made_by_itself:
-                given["cluster"] = replicator.connect(addresses)
-            example.globs = given
+                names["cluster"] = replicator.connect(addresses)
+            example.globs = names
             with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
                 runner.run(example, out=wrong.append, clear_globs=False)
-            if "cluster" in given:
-                given["cluster"].close()
+            if "cluster" in names:
+                names["cluster"].close()
     return [f"{runner.summarize(verbose=False).attempted} examples", *wrong]
 
 

@@ -18,13 +18,13 @@ LIMIT = 240  # seconds; machines may be busy
 
 def environment(**more: str) -> dict[str, str]:
     """Returns the environment of a process without GPUs and other clusters."""
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("TF_", "SLURM_", "OMPI_", "REPLICATOR_CLUSTER"))
     }
     quiet = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return {**kept, **quiet, "PYTHONPATH": str(ROOT), **more}
+    return {**inherited, **quiet, "PYTHONPATH": str(ROOT), **more}
 
 
 def start(*flags: str, **options: Any) -> subprocess.Popen[str]:

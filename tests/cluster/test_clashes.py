@@ -45,11 +45,11 @@ def test_a_process_that_is_ahead_is_waited_for() -> None:
 
 
 def test_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: dict[str, str] = {}
+    store: dict[str, str] = {}
     ended: list[str] = []
-    monkeypatch.setattr(_tf, "store_put", kept.__setitem__)
-    monkeypatch.setattr(_tf, "store_delete", kept.__delitem__)
-    monkeypatch.setattr(_tf, "store_get", lambda key, _: kept.get(key))
+    monkeypatch.setattr(_tf, "store_put", store.__setitem__)
+    monkeypatch.setattr(_tf, "store_delete", store.__delitem__)
+    monkeypatch.setattr(_tf, "store_get", lambda key, _: store.get(key))
     monkeypatch.setattr(_tf, "abort_collectives", ended.append)
     names = ["host 0 (a:1)", "host 1 (b:2)"]
     one, other = (clashes.Doing(k, names) for k in (0, 1))
@@ -63,7 +63,7 @@ def test_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
             one.check()  # nobody has sent anything else yet
             other._look(other._now)
             one._look(one._now)
-    assert ended and len(kept) == 2
+    assert ended and len(store) == 2
     for doing, first, second in ((one, 0, 1), (other, 1, 0)):
         with pytest.raises(replicator.MismatchError) as caught:
             doing.check()

@@ -24,11 +24,11 @@ def _accepted(server: socket.socket, address: tuple[str, int]):
 def test_only_connections_to_the_address_are_cut():
     with (
         socket.create_server(("127.0.0.1", 0)) as cut,
-        socket.create_server(("127.0.0.1", 0)) as kept,
+        socket.create_server(("127.0.0.1", 0)) as other_server,
     ):
         first = _accepted(cut, cut.getsockname())
         second = _accepted(cut, cut.getsockname())
-        other = _accepted(kept, kept.getsockname())
+        other = _accepted(other_server, other_server.getsockname())
         assert cutting.cut(f"127.0.0.1:{cut.getsockname()[1]}") == 2
         for connection, peer in (first, second):
             peer.settimeout(5)

@@ -19,10 +19,10 @@ _ERROR = tf.errors.InvalidArgumentError(
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """The processes that ended all others, and their reasons."""
-    kept: dict[str, str] = {}
+    store: dict[str, str] = {}
     result: list[tuple[int, str]] = []
-    monkeypatch.setattr(_tf, "store_put", kept.__setitem__)
-    monkeypatch.setattr(_tf, "store_get", lambda key, _: kept.get(key))
+    monkeypatch.setattr(_tf, "store_put", store.__setitem__)
+    monkeypatch.setattr(_tf, "store_get", lambda key, _: store.get(key))
     monkeypatch.setattr(lookout, "fail", lambda own, text: result.append((own, text)))
     monkeypatch.setattr(failures, "_GRACE", 0.2)
     return result

@@ -67,9 +67,9 @@ def test_who_fell_silent_since_was_not_started_again(servers: _Servers) -> None:
 
 
 def test_of_whom_something_is_known_is_not_asked(servers: _Servers) -> None:
-    known = {"10.0.0.1:1": "killed"}
-    assert health.lost(_HOSTS, 1.0, known) == known
-    assert known == {"10.0.0.1:1": "killed"}  # the caller's own is not modified
+    problems = {"10.0.0.1:1": "killed"}
+    assert health.lost(_HOSTS, 1.0, problems) == problems
+    assert problems == {"10.0.0.1:1": "killed"}  # the caller's own is not modified
     assert servers.asked == ["10.0.0.2:1", "10.0.0.3:1"]
 
 

@@ -42,12 +42,12 @@ def test_a_host_that_answers_is_left_alone(listener):
     def answer():
         while True:
             try:
-                kept.append(listener.accept()[0])
-                kept[-1].sendall(_SETTINGS)
+                connections.append(listener.accept()[0])
+                connections[-1].sendall(_SETTINGS)
             except OSError:
                 return
 
-    kept: list[socket.socket] = []
+    connections: list[socket.socket] = []
     threading.Thread(target=answer, daemon=True).start()
     host = _host(listener)
     beside = watch.Lifeline([host], 0.5)
@@ -57,7 +57,7 @@ def test_a_host_that_answers_is_left_alone(listener):
         connection.settimeout(2.0)
         with pytest.raises(TimeoutError):
             connection.recv(1)
-        assert len(kept) > 2  # it was asked
+        assert len(connections) > 2  # it was asked
     beside.release()
 
 

@@ -129,8 +129,8 @@ class Training:
                 for r in range(self.repl.num_replicas)
             ]
             alone = len(elements) == 1  # a PerReplica of one tuple is that tuple
-            given = elements[0] if alone else replicator.PerReplica(*elements)
-            self.repl.run(self.step_fn, args=[given])
+            element = elements[0] if alone else replicator.PerReplica(*elements)
+            self.repl.run(self.step_fn, args=[element])
             helpers.assert_replicas_equal(self.variables)
 
     @property

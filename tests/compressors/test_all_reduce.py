@@ -132,8 +132,8 @@ def test_rows_of_sparse_gradients_are_cast_at_most(name: str) -> None:
         reduced = repl.all_reduce(rows, "mean", compressor=name)
         return reduced.values, reduced.indices
 
-    given = [per_replica(*values), per_replica(*indices)]
-    actual, places = repl.run(step_fn, args=given)
+    arguments = [per_replica(*values), per_replica(*indices)]
+    actual, places = repl.run(step_fn, args=arguments)
     half = (values / 2).astype("f")
     if name == "bf16":
         half = tf.cast(tf.cast(half, tf.bfloat16), tf.float32).numpy()

@@ -80,9 +80,9 @@ def test_gradients_of_unknown_rank(name: str) -> None:
             loss = repl.linked(tf.reduce_sum(case.run(repl, x) ** 2))
         return tape.gradient(loss, x)
 
-    known = helpers.run("eager", repl, lambda: lambda: step(()))
+    static = helpers.run("eager", repl, lambda: lambda: step(()))
     unknown = helpers.run("eager", repl, lambda: lambda: step(None))
-    for one, two in zip(known, unknown, strict=True):
+    for one, two in zip(static, unknown, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-15)
 
 

@@ -41,13 +41,13 @@ def test_tensor_arrays_and_their_gradients(mode: str) -> None:
         x = helpers.opaque([1.0, 2.0, 3.0]) * (repl.replica_id + 1.0)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            given = tf.TensorArray(tf.float32, size=3).unstack(x)
+            array = tf.TensorArray(tf.float32, size=3).unstack(x)
             made = tf.TensorArray(tf.float32, size=3)
             made = tf.while_loop(
                 lambda n, _: n < 3,
                 lambda n, made: (
                     n + 1,
-                    made.write(n, repl.all_reduce(given.read(n)) ** 2),
+                    made.write(n, repl.all_reduce(array.read(n)) ** 2),
                 ),
                 [tf.constant(0), made],
             )[1]

@@ -88,9 +88,14 @@ def test_tensors_share_a_bucket_only_if_their_rows_are_alike() -> None:
 
 def test_a_tensor_of_unknown_size_has_a_bucket_of_its_own() -> None:
     with tf.Graph().as_default():
-        known = tf.zeros([5])
+        static = tf.zeros([5])
         unknown = tf.compat.v1.placeholder(tf.float32, [None])
-        columns = [[known, known], [known, unknown], [unknown, known], [known, known]]
+        columns = [
+            [static, static],
+            [static, unknown],
+            [unknown, static],
+            [static, static],
+        ]
         assert cost.buckets(columns, POLICY) == [[0, 3], [1], [2]]
 
 

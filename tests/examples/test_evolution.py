@@ -35,9 +35,9 @@ def policy(parameters: np.ndarray, seen: np.ndarray) -> int:
 
 def play(parameters: np.ndarray, seed: int) -> float:
     game, total, over = gymnasium.make("CartPole-v1"), 0.0, False
-    seen, _ = game.reset(seed=seed)
+    observation, _ = game.reset(seed=seed)
     while not over:
-        seen, reward, ended, cut, _ = game.step(policy(parameters, seen))
+        observation, reward, ended, cut, _ = game.step(policy(parameters, observation))
         total, over = total + float(reward), ended or cut
     return total
 
@@ -87,13 +87,13 @@ def test_numbered_and_continuous_actions_are_played() -> None:
 def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been_and_returns_rise(
     tmp_path: pathlib.Path,
 ) -> None:
-    given = ["--pairs=16", "--judge_every=4", "--noise=0.2", "--learning_rate=0.1"]
+    flags = ["--pairs=16", "--judge_every=4", "--noise=0.2", "--learning_rate=0.1"]
     broken, whole = (f"--output_dir={tmp_path / name}" for name in ("broken", "whole"))
-    programs.call_well("evolution", broken, *given, "--steps=6")
-    given.append("--steps=10")
+    programs.call_well("evolution", broken, *flags, "--steps=6")
+    flags.append("--steps=10")
     one = "--devices=CPU:0"
-    printed = programs.call_well("evolution", broken, *given, "--resume", one)
-    programs.call_well("evolution", whole, *given)
+    printed = programs.call_well("evolution", broken, *flags, "--resume", one)
+    programs.call_well("evolution", whole, *flags)
 
     resumed, expected = (
         programs.history(tmp_path / name) for name in ("broken", "whole")

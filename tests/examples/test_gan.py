@@ -62,9 +62,9 @@ def test_two_replicas_train_both_networks_as_one_does() -> None:
 
 def test_vectors_and_moving_statistics_are_the_same_bits_on_all_replicas() -> None:
     gan, _, _ = few_steps(2)
-    kept = [*gan.generator.non_trainable_variables, *(s.u for s in spectral(gan))]
-    assert len(kept) == 6 + 4
-    for variable in kept:
+    state = [*gan.generator.non_trainable_variables, *(s.u for s in spectral(gan))]
+    assert len(state) == 6 + 4
+    for variable in state:
         components = [one.numpy().tobytes() for one in variable.value.components]
         assert len(components) == 2
         assert len(set(components)) == 1

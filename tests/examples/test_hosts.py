@@ -244,15 +244,15 @@ def test_five_commands_between_two_hosts(tmp_path):
     variables = _offline(tmp_path)
     with namespaces.pair(tmp_path, mark, variables, (work, there)) as pair:
         _configure(tmp_path, pair.there.address)
-        given = {**os.environ, **variables, "HOME": str(tmp_path), MARK: mark}
-        for name in [n for n in given if n.startswith(("COVERAGE_", "GIT_"))]:
-            del given[name]
+        environment = {**os.environ, **variables, "HOME": str(tmp_path), MARK: mark}
+        for name in [n for n in environment if n.startswith(("COVERAGE_", "GIT_"))]:
+            del environment[name]
         message = ""
         for command in (five := commands()):
             result = subprocess.run(
                 pair.here.command("bash", "-o", "pipefail", "-c", command),
                 cwd=work,
-                env=given,
+                env=environment,
                 capture_output=True,
                 text=True,
                 timeout=2 * _LIMIT,

@@ -103,9 +103,11 @@ def test_a_step_is_that_of_one_device() -> None:
 
 def test_actors_have_the_policy_of_the_network() -> None:
     agent, _ = trained(1)
-    seen = np.random.default_rng(0).normal(size=[3, 4]).astype(np.float32)
-    logits = [actors.forward(agent.policy(), row) for row in seen]
-    np.testing.assert_allclose(logits, agent.network(seen)[0], rtol=0, atol=1e-5)
+    observations = np.random.default_rng(0).normal(size=[3, 4]).astype(np.float32)
+    logits = [actors.forward(agent.policy(), row) for row in observations]
+    np.testing.assert_allclose(
+        logits, agent.network(observations)[0], rtol=0, atol=1e-5
+    )
 
 
 # --- Actors ---------------------------------------------------------------------------
@@ -261,9 +263,9 @@ def test_whatever_ends_the_learner_no_actor_is_left(
     signum: signal.Signals, tmp_path: pathlib.Path
 ) -> None:
     command = [sys.executable, str(programs.EXAMPLES / "learner.py")]
-    given = [f"--output_dir={tmp_path}", "--steps=100000", "--batch_size=4"]
+    flags = [f"--output_dir={tmp_path}", "--steps=100000", "--batch_size=4"]
     with subprocess.Popen(
-        [*command, *given],
+        [*command, *flags],
         env=programs.ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -289,9 +291,9 @@ def test_actors_that_die_again_and_again_end_the_run_with_one_line(
     tmp_path: pathlib.Path,
 ) -> None:
     command = [sys.executable, str(programs.EXAMPLES / "learner.py")]
-    given = [f"--output_dir={tmp_path}", "--steps=100000", "--restarts=1"]
+    flags = [f"--output_dir={tmp_path}", "--steps=100000", "--restarts=1"]
     with subprocess.Popen(
-        [*command, *given],
+        [*command, *flags],
         env=programs.ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -86,13 +86,13 @@ def test_each_device_holds_its_stage_and_what_the_optimizer_keeps_of_it(
     training = pipeline.Training(CPUS[:2], mode)
     for k, stage in enumerate(training.stages):
         names = [v.path.replace("/", "_") for v in stage.trainable_variables]
-        kept = [
+        slots = [
             v
             for v in training.optimizer.variables
             if any(name in v.path for name in names)
         ]
-        assert len(kept) == 2 * len(names)  # Adam's two moments
-        for variable in (*stage.trainable_variables, *kept):
+        assert len(slots) == 2 * len(names)  # Adam's two moments
+        for variable in (*stage.trainable_variables, *slots):
             devices = {c.device for c in variable.value.components}
             assert [name[-5:] for name in devices] == [CPUS[k]]
 
@@ -116,13 +116,13 @@ def test_the_backward_pass_is_where_the_stage_is() -> None:
 def test_every_test_image_counts_once_and_a_run_may_go_on_with_other_stages(
     tmp_path: pathlib.Path,
 ) -> None:
-    given = ["--global_batch_size=256", "--micro_batches=2", "--learning_rate=0.01"]
+    flags = ["--global_batch_size=256", "--micro_batches=2", "--learning_rate=0.01"]
     broken, whole = (f"--output_dir={tmp_path / name}" for name in ("broken", "whole"))
-    programs.call_well("pipeline", broken, *given, "--epochs=1")
-    given.append("--epochs=3")
+    programs.call_well("pipeline", broken, *flags, "--epochs=1")
+    flags.append("--epochs=3")
     devices = ["--mode=devices", "--devices=CPU:0,CPU:1,CPU:2"]
-    printed = programs.call_well("pipeline", broken, "--resume", *devices, *given)
-    programs.call_well("pipeline", whole, *given)
+    printed = programs.call_well("pipeline", broken, "--resume", *devices, *flags)
+    programs.call_well("pipeline", whole, *flags)
 
     assert "epoch 3/3  loss" in printed
     assert f"Results are in {tmp_path / 'broken'}" in printed

@@ -44,16 +44,18 @@ def test_five_strategies_reach_one_loss_and_hold_what_they_say():
     for name in ("mirrored", "ps", "partitioned", "parallax", "bf16"):
         assert f"{name}: 100%" in result.stderr
     actual = rows(result.stdout)
-    held = {name: [mebibytes(c) for c in cells[1:3]] for name, cells in actual.items()}
+    mebibytes_held = {
+        name: [mebibytes(c) for c in cells[1:3]] for name, cells in actual.items()
+    }
     sent = {name: mebibytes(cells[3]) for name, cells in actual.items()}
     losses = {name: float(cells[4]) for name, cells in actual.items()}
 
-    whole, _ = held["mirrored"]
-    assert held["mirrored"] == held["bf16"] == [whole, whole]
-    assert sum(held["ps"]) == pytest.approx(whole, abs=0.02)
-    assert held["partitioned"] == pytest.approx([whole / 2] * 2, abs=0.02)
+    whole, _ = mebibytes_held["mirrored"]
+    assert mebibytes_held["mirrored"] == mebibytes_held["bf16"] == [whole, whole]
+    assert sum(mebibytes_held["ps"]) == pytest.approx(whole, abs=0.02)
+    assert mebibytes_held["partitioned"] == pytest.approx([whole / 2] * 2, abs=0.02)
     table = 3 * 4 * _VOCABULARY * _COLUMNS / 2**20  # with Adam's two slots
-    assert held["parallax"] == pytest.approx([whole, whole - table], abs=0.02)
+    assert mebibytes_held["parallax"] == pytest.approx([whole, whole - table], abs=0.02)
     assert sent["bf16"] < sent["partitioned"]
 
     exact = [losses[name] for name in losses if name != "bf16"]

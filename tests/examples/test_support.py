@@ -60,8 +60,10 @@ def test_a_run_leaves_checkpoints_history_summaries_and_curves(
     assert logged["steps"]["number"] == list(range(1, 45))
     (summaries,) = (finished / "summaries").iterdir()
     events = tf.compat.v1.train.summary_iterator(str(summaries))
-    seen = {e.step: tf.make_ndarray(v.tensor) for e in events for v in e.summary.value}
-    assert [float(seen[step]) for step in range(1, 45)] == logged["number"]
+    by_step = {
+        e.step: tf.make_ndarray(v.tensor) for e in events for v in e.summary.value
+    }
+    assert [float(by_step[step]) for step in range(1, 45)] == logged["number"]
     assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 

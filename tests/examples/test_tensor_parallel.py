@@ -140,9 +140,9 @@ def test_each_replica_holds_its_parts_and_what_the_optimizer_keeps_of_them() -> 
     variables = training.model.variables
     parts = {name: v for name, v in variables.items() if "/part_" in name}
     assert len(parts) == 2 * 4 * parallel.BLOCKS
-    kept = [v for v in training.optimizer.variables if "part_" in v.path]
-    assert len(kept) == 2 * len(parts)  # Adam's two moments
-    for name, variable in [*parts.items(), *((v.path, v.value) for v in kept)]:
+    slots = [v for v in training.optimizer.variables if "part_" in v.path]
+    assert len(slots) == 2 * len(parts)  # Adam's two moments
+    for name, variable in [*parts.items(), *((v.path, v.value) for v in slots)]:
         number = name.split("part_")[1][0]
         assert {c.device[-5:] for c in variable.components} == {f"CPU:{number}"}
 
@@ -171,13 +171,13 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been(
     tmp_path: pathlib.Path,
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    given = ["--batch_size=256", "--sequence_parallel", "--epochs=2"]
-    printed = programs.call_well("tensor_parallel", f"--output_dir={whole}", *given)
+    flags = ["--batch_size=256", "--sequence_parallel", "--epochs=2"]
+    printed = programs.call_well("tensor_parallel", f"--output_dir={whole}", *flags)
     shutil.copytree(whole, broken)
     for path in (broken / "checkpoints").glob("ckpt-10.*"):
         path.unlink()  # as if it had been stopped after the first epoch
-    given.append("--resume")
-    again = programs.call_well("tensor_parallel", f"--output_dir={broken}", *given)
+    flags.append("--resume")
+    again = programs.call_well("tensor_parallel", f"--output_dir={broken}", *flags)
 
     assert "epoch 2/2  loss" in printed
     assert f"Results are in {whole}" in printed
@@ -189,7 +189,7 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been(
     for picture in ("curves.png", "plan.png"):
         assert (whole / picture).read_bytes().startswith(b"\x89PNG")
     one = "--devices=CPU:0"
-    ended = programs.call("tensor_parallel", f"--output_dir={whole}", *given, one)
+    ended = programs.call("tensor_parallel", f"--output_dir={whole}", *flags, one)
     message = "the run began with --number_of_devices=2, not 1"
     programs.assert_refused(ended, "tensor_parallel", message)
 

@@ -84,14 +84,14 @@ def files_in_a_session(repl):
 
 @check
 def contexts_know_the_host(repl):
-    given = []
+    contexts = []
 
     def input_fn(ctx):
-        given.append([ctx.replica_id, ctx.host_id, ctx.num_hosts])
+        contexts.append([ctx.replica_id, ctx.host_id, ctx.num_hosts])
         return _Dataset.range(2)
 
     repl.run(same, input_fn)
-    return given
+    return contexts
 
 
 @check
@@ -182,8 +182,8 @@ def a_seeded_order_is_that_of_one_process(repl):
         return _Dataset.range(64).shuffle(64, seed=5).batch(8)
 
     expected = [batch.tolist() for batch in shuffled(None).as_numpy_iterator()]
-    seen = numbers(repl.build(same, shuffled), 8)
-    return [row == [batch] * 4 for row, batch in zip(seen, expected, strict=True)]
+    elements = numbers(repl.build(same, shuffled), 8)
+    return [row == [batch] * 4 for row, batch in zip(elements, expected, strict=True)]
 
 
 @check

@@ -41,8 +41,8 @@ def _run(mode: str, repl: Any, step_fn: Any, *inputs: Any, **options: Any) -> An
     with tf.Graph().as_default() if mode == "session" else tf.init_scope():
         values = {name: option() for name, option in options.items()}
         if mode == "function":
-            given = [value() for value in inputs]
-            call = tf.function(lambda: repl.run(step_fn, *given, **values))
+            arrays = [value() for value in inputs]
+            call = tf.function(lambda: repl.run(step_fn, *arrays, **values))
             return tf.nest.map_structure(np.asarray, call())
         returned = repl.run(step_fn, *(value() for value in inputs), **values)
         if mode == "session":

@@ -74,8 +74,8 @@ def test_each_element_arrives_once(mode: str, replicas: int, dealt: bool) -> Non
             lambda size=size: _batches(size, 2, dealt),
             remainder="pad",
         )
-        seen = [int(x) for batches in rounds for batch in batches for x in batch]
-        assert sorted(seen) == list(range(size)), size
+        elements = [int(x) for batches in rounds for batch in batches for x in batch]
+        assert sorted(elements) == list(range(size)), size
         each = size if dealt else math.ceil(size / replicas)  # of the longest pipeline
         batches = math.ceil(each / 2)
         assert len(rounds) == (math.ceil(batches / replicas) if dealt else batches)

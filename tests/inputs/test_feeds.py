@@ -26,12 +26,12 @@ def echo(element: Any) -> Any:
 
 def collect(step: Callable[[], Any], limit: int = 100) -> list[list[Any]]:
     """Runs an eager step until its inputs end; returns each replica's elements."""
-    seen = []
+    elements = []
     for _ in range(limit):
         try:
-            seen.append([value.numpy() for value in step()])
+            elements.append([value.numpy() for value in step()])
         except tf.errors.OutOfRangeError:
-            return [list(column) for column in zip(*seen, strict=True)]
+            return [list(column) for column in zip(*elements, strict=True)]
     raise AssertionError("the inputs did not end")
 
 
@@ -308,8 +308,8 @@ def test_elements_of_every_structure_arrive_whole(kind, dealt, mode):
                 steps = [session.run(fetches) for _ in range(2)]
     else:
         steps = [repl.run(echo, input_fn) for _ in range(2)]
-    seen = [_plain(_of_replica(step, r)) for step in steps for r in range(2)]
-    assert seen == [_plain(element) for element in _elements()[kind]]
+    elements = [_plain(_of_replica(step, r)) for step in steps for r in range(2)]
+    assert elements == [_plain(element) for element in _elements()[kind]]
 
 
 # --- Each element once ---------------------------------------------------------------
@@ -349,11 +349,11 @@ def test_an_element_without_partners_is_not_trained_on(mode):
         return
     with tf.Graph().as_default():
         fetches = repl.run(echo, input_fn)
-        seen = []
+        elements = []
         with tf.compat.v1.train.MonitoredSession() as session:
             while not session.should_stop():
-                seen.append(session.run(fetches))
-    assert [tuple(step) for step in seen] == [(0, 1), (2, 3)]
+                elements.append(session.run(fetches))
+    assert [tuple(step) for step in elements] == [(0, 1), (2, 3)]
 
 
 # --- Between calls -------------------------------------------------------------------

@@ -36,10 +36,10 @@ def test_elements_are_split_in_order(mode: str, replicas: int, source: str) -> N
         assert (ctx.num_pipelines, ctx.num_replicas) == (1, replicas)
         return input_fn()
 
-    given = {"Dataset": _data, "input_fn": lambda: input_fn}
-    given["context"] = lambda: with_context
+    sources = {"Dataset": _data, "input_fn": lambda: input_fn}
+    sources["context"] = lambda: with_context
     with tf.Graph().as_default() if mode == "session" else tf.init_scope():
-        data = given[source]()
+        data = sources[source]()
         step_fn: Any = lambda x, y: (x, repl.weight)  # noqa: E731
         run: Any = lambda: repl.run(step_fn, data, input_mode="global_batch")  # noqa: E731
         if mode == "session":
@@ -64,10 +64,10 @@ def test_elements_are_split_in_order(mode: str, replicas: int, source: str) -> N
 def test_other_inputs_are_split_as_well(source: str) -> None:
     repl = helpers.make(2)
     batch = np.arange(5.0), np.arange(5)
-    given: dict[str, Any] = {"arrays": batch}
-    given["tensors"] = lambda: tf.nest.map_structure(tf.constant, batch)
-    given["function"] = lambda: given["tensors"]
-    actual = repl.run(lambda x, y: (x, y), given[source], input_mode="global_batch")
+    sources: dict[str, Any] = {"arrays": batch}
+    sources["tensors"] = lambda: tf.nest.map_structure(tf.constant, batch)
+    sources["function"] = lambda: sources["tensors"]
+    actual = repl.run(lambda x, y: (x, y), sources[source], input_mode="global_batch")
     for values in actual:
         assert [v.numpy().tolist() for v in values] == [[0, 1, 2], [3, 4]]
 

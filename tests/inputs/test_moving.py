@@ -74,9 +74,9 @@ def test_a_dataset_that_goes_has_the_same_elements(name):
     assert tf.data.experimental.to_variant(sited.dataset).device == HOME
     expected = _values(GOES[name]())
     with tf.device(HOME):
-        seen = _values(sited.dataset)
-    assert len(seen) == len(expected) > 0
-    for own, other in zip(seen, expected, strict=True):
+        elements = _values(sited.dataset)
+    assert len(elements) == len(expected) > 0
+    for own, other in zip(elements, expected, strict=True):
         for leaf, like in zip(own, other, strict=True):
             np.testing.assert_array_equal(*(x.numpy() for x in (leaf, like)))
 
@@ -91,10 +91,10 @@ def test_a_dataset_of_a_graph_goes(name):
             element = iterator.get_next()
         with helpers.session() as session:
             session.run(iterator.initializer)
-            seen = session.run(tf.nest.flatten(element, expand_composites=True))
+            elements = session.run(tf.nest.flatten(element, expand_composites=True))
     tf.random.set_seed(None)  # an earlier test may have set it, and graphs have none
     expected = tf.nest.flatten(next(iter(GOES[name]())), expand_composites=True)
-    for leaf, like in zip(seen, expected, strict=True):
+    for leaf, like in zip(elements, expected, strict=True):
         np.testing.assert_array_equal(leaf, like)
 
 

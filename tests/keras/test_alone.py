@@ -162,8 +162,8 @@ def test_accumulated_gradients(eager: str) -> None:
 def test_run_eagerly_with_what_compile_takes(options: dict[str, Any]) -> None:
     def program(world: World) -> Any:
         def make() -> keras.Model:
-            given = {k: v() if k == "optimizer" else v for k, v in options.items()}
-            return _looking(Seen(), **given)
+            arguments = {k: v() if k == "optimizer" else v for k, v in options.items()}
+            return _looking(Seen(), **arguments)
 
         model = world.made(make)
         return model.fit(X, Y, **FIT).history, model.get_weights()

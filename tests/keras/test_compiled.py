@@ -85,8 +85,8 @@ def test_models_are_built_by_fit(kind: str) -> None:
     x = {"x": X[:, :5], "k": np.arange(34).reshape(17, 2) % 4}
     y = numbers(1, 17, 3)
 
-    given = X if kind == "plain" else x
-    check(lambda world: _program(world, make, given, y), [2])
+    inputs = X if kind == "plain" else x
+    check(lambda world: _program(world, make, inputs, y), [2])
 
 
 class Added(layers.Layer):

@@ -77,11 +77,13 @@ def test_what_fit_takes(options: dict[str, Any]) -> None:
 def test_what_compile_takes(options: dict[str, Any]) -> None:
     def program(world: World) -> Any:
         def make() -> keras.Model:
-            given = dict(options)
-            if "optimizer" in given:  # another one in each world
-                kind = type(given["optimizer"])
-                given["optimizer"] = kind.from_config(given["optimizer"].get_config())
-            return classifier(**given)
+            arguments = dict(options)
+            if "optimizer" in arguments:  # another one in each world
+                kind = type(arguments["optimizer"])
+                arguments["optimizer"] = kind.from_config(
+                    arguments["optimizer"].get_config()
+                )
+            return classifier(**arguments)
 
         model = world.made(make)
         weights = np.linspace(0.5, 2.0, 23)

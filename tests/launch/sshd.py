@@ -85,9 +85,9 @@ def configure(
     _write(root / "key", key.export_private_key())
     _write(root / "authorized_keys", key.export_public_key())
     (root / ".ssh").mkdir()
-    known = host_key.export_public_key().decode()
+    host_line = host_key.export_public_key().decode()
     name = address if port == _PORT else f"[{address}]:{port}"
-    _write(root / ".ssh" / "known_hosts", f"{name} {known}".encode())
+    _write(root / ".ssh" / "known_hosts", f"{name} {host_line}".encode())
     if os.getuid() == 0:  # the chroot of sshd's unprivileged part
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)
     named = {MARK: mark, **(variables or {})}

@@ -180,8 +180,8 @@ def test_the_first_hosts_hold_variables() -> None:
     job = flags.parse(
         ["--mode=async", "--nnodes=3", "--servers=2", "-m", "train"], {}, set()
     )
-    held = commands.with_servers(job).hosts
-    assert [(host.name, host.slots) for host in held] == [
+    hosts = commands.with_servers(job).hosts
+    assert [(host.name, host.slots) for host in hosts] == [
         ("localhost-0", 1),
         ("localhost-1", 1),
     ]

@@ -149,9 +149,9 @@ def test_an_unknown_host_key_is_refused(place: Place, remote: sshd.Server) -> No
 
 
 def test_a_changed_host_key_is_refused(place: Place, remote: sshd.Server) -> None:
-    known = remote.root / ".ssh" / "known_hosts"
+    known_hosts = remote.root / ".ssh" / "known_hosts"
     other = (remote.root / "authorized_keys").read_text()
-    known.write_text(f"{known.read_text().split()[0]} {other}")
+    known_hosts.write_text(f"{known_hosts.read_text().split()[0]} {other}")
     place.program(_READY)
     result = place.launch(*remote.flags, "train.py")
     assert result.returncode == 255

@@ -73,12 +73,12 @@ def test_non_finite_on_one_replica_skips_the_step_on_all(
     for k in turn:
         call()
         helpers.assert_replicas_equal([w, *optimizer.variables])
-        seen = (
+        states = (
             w.numpy(),
             optimizer.dynamic_scale.numpy(),
             optimizer.iterations.numpy(),
         )
-        assert seen == expected[k], k
+        assert states == expected[k], k
     assert expected[2][0] == expected[1][0]  # otherwise nothing was tested
     assert [scale for _, scale, _ in expected] == [8, 16, 8, 8, 16]
 

@@ -173,7 +173,7 @@ def test_sums_are_saved_by_the_saver_of_a_session(
         with tf.Graph().as_default():
             with repl.context():
                 table = tf.Variable(tf.ones([4, 3], tf.float64))
-                seen = tf.compat.v1.train.create_global_step()
+                step = tf.compat.v1.train.create_global_step()
                 optimizer = repl.wrap_optimizer(
                     v1.AdamOptimizer(0.1), accumulation_steps=3
                 )
@@ -181,14 +181,14 @@ def test_sums_are_saved_by_the_saver_of_a_session(
             def step_fn() -> tf.Tensor:
                 examples = tf.range(6, dtype=tf.int64)[repl.replica_id :: replicas]
                 with tf.GradientTape() as tape:
-                    rows = tf.gather(table, (examples + seen) % 3)
-                    targets = tf.cast(examples + seen, tf.float64)
+                    rows = tf.gather(table, (examples + step) % 3)
+                    targets = tf.cast(examples + step, tf.float64)
                     loss = tf.reduce_mean((tf.reduce_sum(rows, 1) - targets) ** 2)
                 update = optimizer.apply_gradients(
                     [(tape.gradient(loss, table), table)]
                 )
                 with tf.control_dependencies([update]):
-                    return seen.assign_add(1, read_value=False)
+                    return step.assign_add(1, read_value=False)
 
             fetches, read = repl.run(step_fn), table.read_value()
             with v1.MonitoredTrainingSession(

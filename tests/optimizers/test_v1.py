@@ -66,7 +66,7 @@ def _minimize(how: str, mode: str) -> tuple[list[np.ndarray], int]:
             w = tf.Variable(np.float64([1.0, 2.0]), name="w")
             step = tf.Variable(0, dtype=tf.int64, trainable=False, name="global_step")
             optimizer = repl.wrap_optimizer(v1.train.MomentumOptimizer(0.25, 0.5))
-        kept.extend([w, step])
+        variables.extend([w, step])
 
         def step_fn() -> tf.Tensor:
             def loss() -> tf.Tensor:
@@ -87,7 +87,7 @@ def _minimize(how: str, mode: str) -> tuple[list[np.ndarray], int]:
 
         return step_fn
 
-    kept: list[tf.Variable] = []
+    variables: list[tf.Variable] = []
     values, steps = helpers.run(mode, repl, make_step, steps=2)
     assert values[0].tobytes() == values[1].tobytes()
     assert steps[0] == steps[1]

@@ -206,8 +206,8 @@ def test_sizes_that_turn_out_wrong_are_an_error(splits: Any) -> None:
 
     def step() -> tf.Tensor:
         x = helpers.opaque(tf.ones([5, 2]), [None, 2])
-        given = splits and helpers.opaque(np.array(splits))
-        return repl.all_to_all(x, 0, 0, given)
+        sizes = splits and helpers.opaque(np.array(splits))
+        return repl.all_to_all(x, 0, 0, sizes)
 
     with pytest.raises(tf.errors.InvalidArgumentError):
         repl.run(step)

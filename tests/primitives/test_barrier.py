@@ -198,17 +198,19 @@ def test_what_one_replica_writes_the_others_read_behind_it(mode: str) -> None:
 def test_variables_on_both_sides_of_it(mode: str) -> None:
     """Those that a step creates are initialised independently of all barriers."""
     repl = helpers.make(2)
-    kept: list[tf.Variable] = []
+    variables: list[tf.Variable] = []
 
     def step() -> Any:
         repl.barrier()
-        if len(kept) < 2:
-            kept.append(tf.Variable(tf.random.stateless_uniform([2], [1, 2]) * 0.0))
-        before = kept[0].read_value()
+        if len(variables) < 2:
+            variables.append(
+                tf.Variable(tf.random.stateless_uniform([2], [1, 2]) * 0.0)
+            )
+        before = variables[0].read_value()
         repl.barrier()
-        kept[0].assign_add([1.0, 2.0])
+        variables[0].assign_add([1.0, 2.0])
         repl.barrier()
-        return before, kept[0].read_value()
+        return before, variables[0].read_value()
 
     before, after = helpers.run(mode, repl, lambda: step, steps=2)
     assert [list(x) for x in before] == [[1.0, 2.0]] * 2

@@ -49,8 +49,8 @@ def test_the_first_ones_receive_one_row_more(
         if repl.replica_id == 0:
             y = repl.scatter(helpers.opaque(values, sizes), axis=axis)
         else:
-            known = shape if sizes == () else sizes
-            y = repl.scatter(tf.TensorSpec(known, tf.float64), axis=axis)
+            static = shape if sizes == () else sizes
+            y = repl.scatter(tf.TensorSpec(static, tf.float64), axis=axis)
         if sizes == ():
             assert y.shape.is_fully_defined()
         return y

@@ -139,16 +139,16 @@ def test_a_product_that_is_returned_too_is_reduced_as_it_is() -> None:
 
 def test_a_product_that_is_fetched_too_has_its_value() -> None:
     repl = _make(2)
-    kept = []
+    gradients = []
 
     def step() -> Any:
         x = helpers.opaque(_numbers(3, LARGE, seed=repl.replica_id))
-        kept.append(tf.matmul(x, x, transpose_a=True))
-        return repl.all_reduce(kept[-1])
+        gradients.append(tf.matmul(x, x, transpose_a=True))
+        return repl.all_reduce(gradients[-1])
 
     with tf.Graph().as_default(), helpers.session() as session:
         total = repl.run(step)[0]
-        own, total = session.run([kept, total])
+        own, total = session.run([gradients, total])
     np.testing.assert_allclose(sum(own), total, atol=1e-5)
 
 

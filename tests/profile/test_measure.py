@@ -34,13 +34,13 @@ def test_neither_a_lucky_step_nor_most_that_were_disturbed_count() -> None:
 
 
 def test_rates_that_were_calibrated_are_taken() -> None:
-    known = rates.Calibration({"cpu": _OWN})
-    assert measure.calibrated(_CPUS, known) == (known, "as calibrated")
+    calibration = rates.Calibration({"cpu": _OWN})
+    assert measure.calibrated(_CPUS, calibration) == (calibration, "as calibrated")
 
 
 def test_rates_are_measured_where_there_are_two_devices_and_nobody_has() -> None:
-    known = rates.Calibration({"hosts": _OWN}, {frozenset("ab"): _OWN})
-    calibration, source = measure.calibrated(_CPUS, known)
+    defaults = rates.Calibration({"hosts": _OWN}, {frozenset("ab"): _OWN})
+    calibration, source = measure.calibrated(_CPUS, defaults)
     assert source == "measured just now"
     rates_ = calibration.of("cpu")
     assert (
@@ -49,6 +49,6 @@ def test_rates_are_measured_where_there_are_two_devices_and_nobody_has() -> None
         and rates_.link == 0.0
         and not rates_.apart
     )
-    assert calibration.of("hosts") == _OWN and calibration.links == known.links
+    assert calibration.of("hosts") == _OWN and calibration.links == defaults.links
     for devices in (_CPUS[:1], _HOSTS):
         assert measure.calibrated(devices, rates.Calibration())[1] == "by default"

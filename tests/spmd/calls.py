@@ -170,11 +170,11 @@ def receive(by: Drawing, scope: simulator.Scope, waiting: list[Message]) -> p.Re
 
 def _like(scope: simulator.Scope, replica_id: int, value: np.ndarray) -> list[str]:
     """Returns the registers in which a replica has a value like this."""
-    wanted = simulator.types([value])
+    types = simulator.types([value])
     return [
         name
         for name, values in scope.items()
-        if simulator.types(values)[replica_id : replica_id + 1] == wanted
+        if simulator.types(values)[replica_id : replica_id + 1] == types
     ]
 
 
@@ -341,8 +341,8 @@ def _permute(by: Drawing, scope: simulator.Scope, name: str, among: Groups) -> A
     [group] = _members(by, among)
     destinations = by.draw(st.permutations(group))
     pairs = list(zip(group, destinations, strict=True))
-    kept = tuple(pair for pair in pairs if by.integer(0, 3) < 3)
-    return p.Collective(by.fresh(), name, source, (("pairs", kept),), among)
+    subset = tuple(pair for pair in pairs if by.integer(0, 3) < 3)
+    return p.Collective(by.fresh(), name, source, (("pairs", subset),), among)
 
 
 def _shift(by: Drawing, scope: simulator.Scope, name: str, among: Groups) -> Any:

@@ -92,10 +92,10 @@ def listed(statement: Any) -> Lines:
 def _(statement: p.Data) -> Lines:
     shapes = set(statement.shapes)
     shape = shapes.pop() if len(shapes) == 1 else f"{list(statement.shapes)}[r]"
-    known = "" if statement.known else ", known=False"
+    suffix = "" if statement.known else ", known=False"
     return [
         f"{statement.target} = data({statement.dtype!r}, {shape}, "
-        f"seed={statement.seed}{known})"
+        f"seed={statement.seed}{suffix})"
     ]
 
 
@@ -229,11 +229,11 @@ def _(statement: p.Scan) -> Lines:
 @listed.register
 def _(statement: p.Call) -> Lines:
     lines = [] if statement.shared else _definition(statement)
-    given = statement.initial
+    arguments = statement.initial
     for _ in range(statement.times):
-        call = f"{_called(statement)}({', '.join(given)})"
+        call = f"{_called(statement)}({', '.join(arguments)})"
         lines.append(f"{', '.join(statement.targets)} = {call}")
-        given = statement.targets
+        arguments = statement.targets
     return lines
 
 

@@ -40,8 +40,8 @@ def loop(by: Any, scope: Scope, depth: int) -> p.Loop | None:
     if not initial:
         return None
     number = _number(by, scope, 4)
-    arguments, held = _renamed(by, scope, initial)
-    body = _block(by, {**scope, **held}, depth + 1, arguments)
+    arguments, values = _renamed(by, scope, initial)
+    body = _block(by, {**scope, **values}, depth + 1, arguments)
     names = tuple(by.fresh() for _ in initial)
     return p.Loop(names, number, tuple(initial), arguments, body)
 
@@ -51,8 +51,8 @@ def call(by: Any, scope: Scope, depth: int) -> p.Call | None:
     initial = _templates(by, scope)
     if not initial:
         return None
-    arguments, held = _renamed(by, scope, initial)
-    body = _block(by, held, depth + 1, arguments)
+    arguments, values = _renamed(by, scope, initial)
+    body = _block(by, values, depth + 1, arguments)
     names = tuple(by.fresh() for _ in initial)
     times, shared = by.choice([1, 2]), by.kind.shared and by.maybe()
     return p.Call(names, tuple(initial), arguments, body, times, shared)
@@ -131,8 +131,8 @@ def _templates(by: Any, scope: Scope, most: int = 2) -> list[str]:
 def _renamed(by: Any, scope: Scope, names: Sequence[str]) -> tuple[p.Names, Scope]:
     """Returns new names for registers, and a scope with their values."""
     arguments = tuple(by.fresh() for _ in names)
-    held = {a: scope[name] for a, name in zip(arguments, names, strict=True)}
-    return arguments, held
+    values = {a: scope[name] for a, name in zip(arguments, names, strict=True)}
+    return arguments, values
 
 
 def _block(

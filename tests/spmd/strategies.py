@@ -169,13 +169,13 @@ class Maker:
 
     def _completed(self, scope: simulator.Scope, source: str) -> p.Local:
         """Draws a substitute for missing values, preferably of the same shape."""
-        known = [x for x in simulator.types(scope[source]) if x is not None]
+        types = [x for x in simulator.types(scope[source]) if x is not None]
         others = [
             x
             for x, v in scope.items()
-            if simulator.present(v) and v[0].dtype == known[0][0]
+            if simulator.present(v) and v[0].dtype == types[0][0]
         ]
-        alike = [x for x in others if set(simulator.types(scope[x])) == {known[0]}]
+        alike = [x for x in others if set(simulator.types(scope[x])) == {types[0]}]
         if not others:
             return p.Local(self.fresh(), "times_own", (source,))
         return p.Local(self.fresh(), "first", (source, self.choice(alike or others)))

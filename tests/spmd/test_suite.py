@@ -161,19 +161,19 @@ def step_fn():
     "differentiate", ["", pytest.param("tape", marks=pytest.mark.slow)]
 )
 def test_all_kinds_of_statements_are_drawn(differentiate: str) -> None:
-    seen: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
 
     def note(program: p.Program) -> None:
         for path, statement in p.walk(program.body):
-            seen[type(statement).__name__] += 1
-            seen[f"depth {len(path) // 2}"] += 1
+            counts[type(statement).__name__] += 1
+            counts[f"depth {len(path) // 2}"] += 1
             if isinstance(statement, p.Collective):
-                seen[statement.primitive] += 1
-                seen["group"] += statement.groups is not None
-                seen["partition"] += len(statement.groups or ()) > 1
-                seen["weight"] += statement.option("weight") is not None
-                seen["splits"] += statement.option("splits") is not None
-                seen["spec"] += statement.spec is not None
+                counts[statement.primitive] += 1
+                counts["group"] += statement.groups is not None
+                counts["partition"] += len(statement.groups or ()) > 1
+                counts["weight"] += statement.option("weight") is not None
+                counts["splits"] += statement.option("splits") is not None
+                counts["spec"] += statement.spec is not None
 
     kind = strategies.Kind(differentiate)
     many.for_all(strategies.programs(kind), note, count=400, seed=1)
@@ -181,7 +181,7 @@ def test_all_kinds_of_statements_are_drawn(differentiate: str) -> None:
     expected |= {f"depth {n}" for n in range(4)}
     expected |= {"Barrier", "group", "partition", "weight", "splits", *calls.CALLS}
     expected |= set() if differentiate else {"Data", "spec"}
-    assert not [name for name in expected if seen[name] < 3], seen
+    assert not [name for name in expected if counts[name] < 3], counts
 
 
 # --- Errors that the suite finds ------------------------------------------------------

@@ -58,8 +58,8 @@ def test_stages_hold_one_replica_then_all_then_no_placeholder(
         names = {node.name for node in graph.node}
         assert len(names) == len(graph.node)
         for node in graph.node:
-            given = {s.removeprefix("^").partition(":")[0] for s in node.input}
-            assert given <= names
+            inputs = {s.removeprefix("^").partition(":")[0] for s in node.input}
+            assert inputs <= names
     final = sketch.of(graphs[STAGES[3]])
     assert {"CPU:0", "CPU:1", "CPU:2"} <= set(final.devices)
     assert any(block.scope == sketch.COMMUNICATE for block in final.blocks)

@@ -125,8 +125,8 @@ def test_no_definition_holds_them(
         return step_fn
 
     helpers.run(mode, repl, make_step)
-    held = graphs[-1].as_graph_def().ByteSize()
-    assert held < 2 * constants.LARGE  # of which each replica has two
+    nbytes = graphs[-1].as_graph_def().ByteSize()
+    assert nbytes < 2 * constants.LARGE  # of which each replica has two
 
 
 @pytest.mark.fast

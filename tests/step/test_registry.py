@@ -36,8 +36,8 @@ def test_a_dataset_is_dealt(mode: str, replicas: int, input_mode: str) -> None:
             call: Any = lambda: session.run(fetches)  # noqa: E731
         else:
             call = tf.function(run) if mode == "function" else run
-        seen = [int(x) for _ in range(3) for x in call()]
-    assert seen == list(range(3 * replicas))
+        elements = [int(x) for _ in range(3) for x in call()]
+    assert elements == list(range(3 * replicas))
 
 
 def test_one_dataset_goes_on_and_others_start_from_their_own_beginning() -> None:

@@ -84,16 +84,16 @@ def test_steps_of_threads_come_one_after_the_other(replicas: int) -> None:
     def input_fn() -> tf.data.Dataset:
         return tf.data.Dataset.range(10**6)
 
-    seen: list[int] = []
+    elements: list[int] = []
 
     def work(k: int) -> None:
         for _ in range(20):
-            seen.extend(int(x) for x in repl.run((step_fn, other)[k % 2], input_fn))
+            elements.extend(int(x) for x in repl.run((step_fn, other)[k % 2], input_fn))
 
     _in_threads(8, work)
     helpers.assert_replicas_equal(variables)
     assert {float(v) for one in variables for v in one.numpy()} == {160.0}
-    assert sorted(seen) == sorted([*range(80 * replicas)] * 2)
+    assert sorted(elements) == sorted([*range(80 * replicas)] * 2)
 
 
 def test_assignments_from_outside_wait_for_a_step() -> None:

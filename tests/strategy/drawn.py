@@ -36,9 +36,9 @@ SYNCHRONIZERS = st.one_of(
 @st.composite
 def nodes(draw: st.DrawFn, name: str) -> Node:
     """Draws a node, whole or in parts."""
-    known = draw(st.booleans())
+    is_known = draw(st.booleans())
     facts = {}
-    if known:
+    if is_known:
         facts = {
             "shape": tuple(draw(st.lists(st.integers(0, 9), max_size=3))),
             "dtype": draw(st.sampled_from(["float32", "bfloat16"])),

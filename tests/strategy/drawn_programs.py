@@ -51,8 +51,11 @@ class Model:
     def initializers(self) -> dict[str, Any]:
         """Returns initializers by path; each call of one draws the same values."""
         if self.seeded:
-            drawn = keras.initializers.RandomNormal
-            return {path: drawn(0.5, 0.5, seed=k) for k, path in enumerate(self.shapes)}
+            random_normal = keras.initializers.RandomNormal
+            return {
+                path: random_normal(0.5, 0.5, seed=k)
+                for k, path in enumerate(self.shapes)
+            }
         random = np.random.default_rng(self.rows)
         values = {
             path: np.float32(random.normal(0.5, 0.5, shape))
@@ -221,7 +224,7 @@ def given_nodes(draw: st.DrawFn, model: Model, replicas: int) -> strategy.Strate
         draw(nodes(*path_and_shape, replicas))
         for path_and_shape in model.shapes.items()
     ]
-    kept = draw(st.sets(st.integers(0, len(drawn_nodes) - 1), min_size=1))
-    built = strategy.Strategy(tuple(drawn_nodes[k] for k in sorted(kept)))
+    indices = draw(st.sets(st.integers(0, len(drawn_nodes) - 1), min_size=1))
+    built = strategy.Strategy(tuple(drawn_nodes[k] for k in sorted(indices)))
     form = draw(st.sampled_from(["bytes", "text", "json"]))
     return getattr(strategy.Strategy, f"from_{form}")(getattr(built, f"to_{form}")())

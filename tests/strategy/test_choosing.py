@@ -143,8 +143,8 @@ def test_a_strategy_is_saved_and_followed(tmp_path: pathlib.Path) -> None:
     assert all(isinstance(v.storage.synchronizer, ParameterServer) for v in originals)
     in_force = repl.strategy
     in_force.save(tmp_path / "s.pb")
-    for given in (in_force, str(tmp_path / "s.pb"), tmp_path / "s.pb"):
-        other = helpers.make(3, strategy=given)
+    for source in (in_force, str(tmp_path / "s.pb"), tmp_path / "s.pb"):
+        other = helpers.make(3, strategy=source)
         again = variables(other)
         assert other.strategy == in_force
         del again

@@ -32,9 +32,9 @@ class LargestFirst(Builder):
         self.proxies = proxies
 
     def nodes(self, variables, resources):  # type: ignore[no-untyped-def]
-        known = list(variables)
-        largest = max(known, key=lambda v: v.nbytes, default=None)
-        for variable in known:
+        facts = list(variables)
+        largest = max(facts, key=lambda v: v.nbytes, default=None)
+        for variable in facts:
             how: Any = AllReduceSynchronizer("RING")
             if variable is largest:
                 how = PSSynchronizer(resources.devices[-1], self.proxies)
@@ -98,10 +98,10 @@ def test_a_builder_that_looks_ahead_decides_at_the_first_build(proxies: bool) ->
         small = tf.Variable([1.0], name="small")
         large = tf.Variable([1.0, 2.0], name="large")
     assert (small.owner, large.owner) == (None, None)
-    seen: list[Any] = [repl.build(lambda: small * large)]
+    steps: list[Any] = [repl.build(lambda: small * large)]
     large.assign([3.0, 4.0])
     small.assign_add([1.0])
-    for value in seen[0]():
+    for value in steps[0]():
         assert value.numpy().tolist() == [6.0, 8.0]
     assert (small.owner, large.owner) == (None, 1)
     assert small.storage.synchronizer.algorithm == "ring"
@@ -110,7 +110,7 @@ def test_a_builder_that_looks_ahead_decides_at_the_first_build(proxies: bool) ->
     assert large.numpy().tolist() == [3.0, 4.0]
     large.assign([5.0, 6.0])  # through its new handle
     assert tf.reduce_sum(large).numpy() == 11.0
-    for value in seen[0]():
+    for value in steps[0]():
         assert value.numpy().tolist() == [10.0, 12.0]
 
 
@@ -203,11 +203,11 @@ def test_savers_of_moved_variables(order: str, tmp_path: pathlib.Path) -> None:
         session.run(tf.compat.v1.global_variables_initializer())
         session.run(losses)
         saver.save(session, path)
-        kept = session.run([table, kernel])
+        values = session.run([table, kernel])
         session.run(losses)
-        assert session.run(table).tolist() != kept[0].tolist()
+        assert session.run(table).tolist() != values[0].tolist()
         saver.restore(session, path)
-        for one, two in zip(session.run([table, kernel]), kept, strict=True):
+        for one, two in zip(session.run([table, kernel]), values, strict=True):
             np.testing.assert_array_equal(one, two)
         assert session.run(table.is_initialized())
 
@@ -221,11 +221,11 @@ def test_checkpoints_of_moved_variables(tmp_path: pathlib.Path) -> None:
     checkpoint = tf.train.Checkpoint(table=table, optimizer=optimizer)
     repl.run(step_fn)
     path = checkpoint.write(str(tmp_path / "moved"))
-    kept = [table.numpy(), *(v.numpy() for v in optimizer.variables)]
+    values = [table.numpy(), *(v.numpy() for v in optimizer.variables)]
     first = [x.numpy() for x in repl.run(step_fn)]
     checkpoint.read(path).assert_consumed()
     for one, two in zip(
-        [table.numpy(), *(v.numpy() for v in optimizer.variables)], kept, strict=True
+        [table.numpy(), *(v.numpy() for v in optimizer.variables)], values, strict=True
     ):
         np.testing.assert_array_equal(one, two)
     assert first[0].shape == ()

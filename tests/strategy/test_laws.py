@@ -25,8 +25,8 @@ REGRESSION = {
 
 
 def _points(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    drawn = np.random.RandomState(seed)
-    x, noise = drawn.randn(1000), drawn.randn(1000)
+    rng = np.random.RandomState(seed)
+    x, noise = rng.randn(1000), rng.randn(1000)
     return x, x * 3 + 2 + noise
 
 

@@ -44,8 +44,8 @@ def _maker(names: bool = True, ends: bool = False) -> Callable[[Any], Any]:
 
 
 def _tuned(make: Any, **options: Any) -> strategy.Strategy:
-    given = {"strategies": _CHOICES, "trials": 2, "progress": False, **options}
-    return strategy.tune(make, **given)
+    arguments = {"strategies": _CHOICES, "trials": 2, "progress": False, **options}
+    return strategy.tune(make, **arguments)
 
 
 def test_the_fastest_is_a_strategy_that_can_be_saved(tmp_path: pathlib.Path) -> None:

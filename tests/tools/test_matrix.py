@@ -57,10 +57,10 @@ def test_pairs_without_wheels_are_named() -> None:
 def test_it_passes_if_something_ran_and_nothing_failed(
     monkeypatch, capsys, statuses, expected
 ) -> None:
-    given = iter(statuses)
+    remaining = iter(statuses)
     monkeypatch.setattr(matrix, "PYTHONS", ("3.11",))
     monkeypatch.setattr(
-        matrix, "run", lambda p, t, x: matrix.Result(f"{p}-{t}", next(given), "why")
+        matrix, "run", lambda p, t, x: matrix.Result(f"{p}-{t}", next(remaining), "why")
     )
     assert matrix.main([]) == expected
     assert all(status in capsys.readouterr().out for status in [*statuses][:1])

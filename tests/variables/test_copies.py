@@ -229,12 +229,12 @@ def test_a_read_behind_a_conditional_is_of_before_the_update(owner: int) -> None
 
     def step_fn() -> tf.Tensor:
         chosen = tf.cond(tf.size(v) > 1, lambda: v * 3.0, lambda: v)
-        seen = tf.stack([chosen, v.read_value() + 0.0])
+        reads = tf.stack([chosen, v.read_value() + 0.0])
         sgd.apply_gradients([(tf.ones([2]), v)])
-        return seen
+        return reads
 
     for k in range(2):  # a step subtracts 0.5
         before = np.float32([1.0, 2.0]) - 0.5 * k
-        for seen in repl.run(step_fn):
-            np.testing.assert_allclose(seen, [before * 3, before])
+        for reads in repl.run(step_fn):
+            np.testing.assert_allclose(reads, [before * 3, before])
     np.testing.assert_allclose(v.numpy(), [0.0, 1.0])

@@ -92,10 +92,10 @@ class Maker:
         """Draws the statements of a block."""
         block = []
         for _ in range(min(most, self.integer(1, most + 2))):  # rather many than few
-            drawn = self._statement(depth)
-            if drawn is None or drawn.verdict not in self._kind.verdicts:
-                drawn = self._right()
-            block.append(drawn)
+            statement = self._statement(depth)
+            if statement is None or statement.verdict not in self._kind.verdicts:
+                statement = self._right()
+            block.append(statement)
         return block
 
     def _right(self) -> p.Statement:

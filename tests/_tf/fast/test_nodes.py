@@ -22,11 +22,11 @@ def test_import_nodes_adds_ops_in_order_with_devices_and_inputs():
         del definition.node[0]
         for node in definition.node:
             node.input[:] = ["given:0" if n == "x" else n for n in node.input]
-        given = tf.constant(3.0)
-        ops = _tf.import_nodes(graph, definition, {"given:0": given}, "again/")
+        source = tf.constant(3.0)
+        ops = _tf.import_nodes(graph, definition, {"given:0": source}, "again/")
         assert [op.name for op in ops] == ["again/y", "again/z"]
         assert {op.device for op in ops} == {x.op.device}
-        assert ops[1].inputs[1] is given
+        assert ops[1].inputs[1] is source
         assert graph.get_operation_by_name("again/z") is ops[1]
         assert shared.evaluate(ops[1].outputs[0], graph) == pytest.approx(0.42336)
 

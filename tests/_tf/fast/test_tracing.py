@@ -45,10 +45,12 @@ def test_trace_leaves_out_what_nothing_needs_where_ops_are_abandoned(abandoned):
             return tf.square(used)
 
     function = shared.traced(build)
-    kept = [node.op for node in function.function_def.node_def]
-    assert {"Sin", "Exp", "PrintV2", "Tan", "AssignVariableOp", "Square"} <= set(kept)
-    assert kept.count("AssignVariableOp") == 1
-    assert "Abs" in kept and ("Cos" in kept) != abandoned
+    op_types = [node.op for node in function.function_def.node_def]
+    assert {"Sin", "Exp", "PrintV2", "Tan", "AssignVariableOp", "Square"} <= set(
+        op_types
+    )
+    assert op_types.count("AssignVariableOp") == 1
+    assert "Abs" in op_types and ("Cos" in op_types) != abandoned
     assert float(function()) == pytest.approx(0.7080734)
     count = len(function.graph.get_operations())
     _tf.leave_out_unused(function.graph)

@@ -20,12 +20,12 @@ def test_import_nodes_adds_ops_in_order_with_devices_and_inputs():
         del definition.node[0]
         for node in definition.node:
             node.input[:] = ["given:0" if n == "x" else n for n in node.input]
-        given = tf.constant(3.0)
+        source = tf.constant(3.0)
         with tf.device("CPU:2"):  # ignored: nodes have their devices
-            ops = nodes.import_nodes(graph, definition, {"given:0": given}, "again/")
+            ops = nodes.import_nodes(graph, definition, {"given:0": source}, "again/")
         assert [op.name for op in ops] == ["again/y", "again/z"]
         assert {op.device for op in ops} == {x.op.device}
-        assert ops[1].inputs[1] is given
+        assert ops[1].inputs[1] is source
         assert graph.get_operation_by_name("again/z") is ops[1]
         assert shared.evaluate(ops[1].outputs[0], graph) == pytest.approx(0.42336)
         empty = tf.compat.v1.GraphDef()

@@ -172,7 +172,7 @@ def built_in_step(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
     """A Sonnet model that replica 0 builds, in scopes that belong to no replica."""
     constant = snt.initializers.Constant
     net = snt.nets.MLP([3, 2], w_init=constant(0.1), b_init=constant(0.2))
-    drawn = snt.Linear(2)  # its initial value is a random op in the step
+    linear = snt.Linear(2)  # its initial value is a random op in the step
     optimizer = repl.wrap_optimizer(snt.optimizers.Momentum(0.1, 0.9))
 
     def step(x: tf.Tensor) -> Any:
@@ -182,7 +182,7 @@ def built_in_step(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
             loss = tf.reduce_sum(y**2)
         trained = net.trainable_variables
         optimizer.apply(tape.gradient(loss, trained), trained)
-        return loss, 0.0 * drawn(x)
+        return loss, 0.0 * linear(x)
 
     return step, []
 

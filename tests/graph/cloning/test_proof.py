@@ -110,12 +110,12 @@ def test_seeds_that_differ(
     seeds = iter([3, 10])
 
     def step() -> Any:
-        drawn = [tf.random.normal([]) for _ in range(counted)]
+        draws = [tf.random.normal([]) for _ in range(counted)]
         own = next(seeds)
         if place == "step":
-            return drawn, tf.random.normal([], seed=own)
+            return draws, tf.random.normal([], seed=own)
         draw = functools.partial(tf.random.normal, [], seed=own)
-        return drawn, tf.cond(repl.all_reduce(1.0) > 0.0, draw, lambda: 0.0)
+        return draws, tf.cond(repl.all_reduce(1.0) > 0.0, draw, lambda: 0.0)
 
     try:
         assert "not the same seed" in refused(repl, step)

@@ -88,8 +88,8 @@ def test_which_ops_act() -> None:
         tf.print(variable.assign_add(total, read_value=False).name)
         ops = graph.get_operations()[len(before) :]
         (actual,) = acting([ops])
-    kept = {"ReadVariableOp", "AssignAddVariableOp", "PrintV2"}
-    assert kept <= {op.type for op in actual}
+    expected = {"ReadVariableOp", "AssignAddVariableOp", "PrintV2"}
+    assert expected <= {op.type for op in actual}
     assert [op for op in ops if op in actual] == actual
     assert not {"AddV2", "RandomUniform", "Const"} & {op.type for op in actual}
     left = [op for op in ops if op not in actual]

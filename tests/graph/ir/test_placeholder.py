@@ -97,8 +97,8 @@ def test_a_placeholder_tells_results_from_the_receipt() -> None:
 @pytest.mark.parametrize(("operands", "results"), [(0, 0), (0, 1), (2, 0)])
 def test_operands_and_results_may_be_missing(operands: int, results: int) -> None:
     with tf.Graph().as_default():
-        given = [tf.zeros([]) for _ in range(operands)]
-        op = placeholder.put(_call(), given, [Value("float32", ())] * results)
+        tensors = [tf.zeros([]) for _ in range(operands)]
+        op = placeholder.put(_call(), tensors, [Value("float32", ())] * results)
         assert (len(op.inputs), len(op.outputs)) == (operands, results)
         assert placeholder.read(op) == _call()
 

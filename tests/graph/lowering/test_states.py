@@ -158,8 +158,8 @@ def test_copies_keep_states_of_their_own() -> None:
     x = replicator.PerReplica(*(tf.fill([3], r / 8 + 0.25) for r in range(4)))
     total = repl.run(lambda x: summed(x, rest), args=[x])
     np.testing.assert_array_equal(total, np.full([4, 3], 1.0))
-    kept = [float(component[0]) for component in rest.components]
-    assert kept == [0.25, 0.375, -0.5 + 1.0, 0.625 - 1.0]
+    rests = [float(component[0]) for component in rest.components]
+    assert rests == [0.25, 0.375, -0.5 + 1.0, 0.625 - 1.0]
 
 
 def test_what_is_kept_is_not_taken_as_equal() -> None:

@@ -183,8 +183,8 @@ def test_what_is_held_stays_when_its_op_is_replaced() -> None:
     with tf.Graph().as_default():
         call, plain = _put("0"), tf.zeros([])
         assert control_flow.held(plain) is plain
-        held = control_flow.held(call)
-        assert held.op.type == "Identity" and held.op.inputs[0] is call
+        contained = control_flow.held(call)
+        assert contained.op.type == "Identity" and contained.op.inputs[0] is call
         taken = tf.cond(tf.constant(True), lambda: tf.zeros([]), lambda: plain)
         while taken.op.type == "Identity":
             taken = taken.op.inputs[0]

@@ -173,8 +173,8 @@ def test_the_same_rows_are_found_under_another_shape() -> None:
 
 def test_rows_are_guessed_where_the_batch_size_is_unknown() -> None:
     with tf.Graph().as_default():
-        known = factors.Factor(_matrix(12, N), 0)
+        factor = factors.Factor(_matrix(12, N), 0)
         unknown = factors.Factor(_matrix(None, N), 0)
         flat = factors.Factor(tf.reshape(_matrix(None, 7, N), [-1, N]), 0)
-        assert known.rows == 12
+        assert factor.rows == 12
         assert flat.rows == 7 * unknown.rows

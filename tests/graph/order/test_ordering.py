@@ -35,11 +35,11 @@ def test_what_follows_a_step_waits_for_reads_and_writes_of_merged_ops() -> None:
 
     @tf.function
     def outer() -> Any:
-        seen = tf.TensorArray(tf.float32, 3)
+        values = tf.TensorArray(tf.float32, 3)
         for k in tf.range(3):
-            seen = seen.write(k, repl.run(step)[0])
+            values = values.write(k, repl.run(step)[0])
             variable.assign(variable * 2.0)
-        return seen.stack()
+        return values.stack()
 
     # 1 + 4 = 5, twice 5; 10 + 4, 28 + 4
     for _ in range(5):
@@ -161,5 +161,5 @@ def test_reads_and_writes_are_in_the_order_of_the_program(mode: str) -> None:
 
         return step
 
-    (seen,) = helpers.run(mode, repl, make_step)
-    assert np.asarray(seen[0]).tolist() == [1.0, 3.0, 15.0]
+    (result,) = helpers.run(mode, repl, make_step)
+    assert np.asarray(result[0]).tolist() == [1.0, 3.0, 15.0]

@@ -70,10 +70,10 @@ def test_aliases_made_at_once_are_like_those_made_one_by_one() -> None:
         graph = tf.compat.v1.get_default_graph()
         aliases = owners.Aliases(graph, World.all_here(devices))
         variables = [_Variable(component, 1) for component in components]
-        known = aliases.of(variables[0], 1)
+        alias = aliases.of(variables[0], 1)
         for _ in range(2):
             aliases.make(variables, range(3))
-        assert aliases.of(variables[0], 1) is known
+        assert aliases.of(variables[0], 1) is alias
         handles = [aliases.of(v, r) for v in variables for r in range(3)]
         assert {handle.op for handle in handles} == aliases.ops()
         assert len(aliases.ops()) == 6
@@ -109,8 +109,8 @@ def test_a_bucket_of_one_owner_is_unpacked_once() -> None:
 
     graph = function.get_concrete_function().graph
     splits = [op for op in graph.get_operations() if op.type == "SplitV"]
-    held = {v.owner for v in variables}
-    assert len(splits) == len(held) == 3
+    owners = {v.owner for v in variables}
+    assert len(splits) == len(owners) == 3
     assert {op.device for op in splits} == set(repl.devices)
     function()
     # The mean gradient is 6 everywhere, 48 entries; the norm is clipped to 1.
@@ -128,8 +128,8 @@ def _writes(repl: Any, step_fn: Any) -> list[tf.Operation]:
     graph = function.get_concrete_function().graph
     definition = graph.as_graph_def()
     needed = [op.name for op in graph.control_outputs]
-    kept = tf.compat.v1.graph_util.extract_sub_graph(definition, needed)
-    return [node for node in kept.node if node.op in WRITES]
+    pruned = tf.compat.v1.graph_util.extract_sub_graph(definition, needed)
+    return [node for node in pruned.node if node.op in WRITES]
 
 
 @pytest.mark.parametrize("replicas", [2, 3])

@@ -245,16 +245,16 @@ def test_a_reset_generator_still_draws_differently(reset: str, inside: bool) -> 
             getattr(generator, reset)(*arguments)
         return generator.normal([N])
 
-    drawn = []
+    draws = []
     for _ in range(2):
         if not inside:
             getattr(generator, reset)(*arguments)
-        drawn.append([v.numpy() for v in repl.run(step_fn)])
-    assert_all_different(drawn[0])
-    np.testing.assert_array_equal(*drawn)
+        draws.append([v.numpy() for v in repl.run(step_fn)])
+    assert_all_different(draws[0])
+    np.testing.assert_array_equal(*draws)
     plain = tf.random.Generator.from_seed(1)
     getattr(plain, reset)(*arguments)
-    np.testing.assert_array_equal(drawn[0][0], plain.normal([N]))
+    np.testing.assert_array_equal(draws[0][0], plain.normal([N]))
 
 
 @pytest.mark.battery(3)

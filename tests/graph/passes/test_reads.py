@@ -76,8 +76,8 @@ def test_variables_made_in_a_sessions_step_are_not_read_as_initialised(
     with tf.Graph().as_default():
         fetches = repl.run(step)
         with v1.train.MonitoredSession() as session:
-            seen = [session.run(fetches) for _ in range(3)]
-    for turn, (before, after) in enumerate(seen):
+            values = [session.run(fetches) for _ in range(3)]
+    for turn, (before, after) in enumerate(values):
         assert list(before) == [turn + 1.0] * num_replicas
         assert list(after) == [turn + 2.0] * num_replicas
 
@@ -198,7 +198,7 @@ def test_rows_are_read_where_they_stand_in_the_program(mode: str) -> None:
         return step
 
     for steps in (1, 2):
-        seen = helpers.run(mode, repl, make_step, steps=steps)
+        values = helpers.run(mode, repl, make_step, steps=steps)
         start = np.arange(8.0).reshape(4, 2)
         for _ in range(steps):
             expected = [start[1].copy(), start[3].copy()]
@@ -206,7 +206,7 @@ def test_rows_are_read_where_they_stand_in_the_program(mode: str) -> None:
             expected += [start[1].copy()]
             start = 2 * start
             expected += [start[1].copy()]
-        for received, value in zip(seen, expected, strict=True):
+        for received, value in zip(values, expected, strict=True):
             for own in received:
                 np.testing.assert_array_equal(own, [value])
 
@@ -217,9 +217,9 @@ def test_steps_in_one_function_see_one_anothers_rows() -> None:
         table = tf.Variable(tf.zeros([4, 2]))
 
     def step() -> tf.Tensor:
-        seen = _lookup(table, [1])
+        rows = _lookup(table, [1])
         table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1])))
-        return seen
+        return rows
 
     @tf.function
     def several() -> Any:

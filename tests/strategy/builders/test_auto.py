@@ -259,10 +259,10 @@ def test_the_table_has_the_prediction() -> None:
         VariableFacts(n.name, n.shape, n.dtype, True, n.name == "table", 0, n.nbytes)  # type: ignore[arg-type]
         for n in repl.strategy.nodes
     ]
-    known = repl._settings.chooser.known("table")[0]  # type: ignore[union-attr]
+    prediction = repl._settings.chooser.known("table")[0]  # type: ignore[union-attr]
     for node, one in zip(repl.strategy.nodes, facts, strict=True):
         expected = predictions.predicted(
-            *(node, one.shape, one.nbytes, resources, known and bool(one.sparse))
+            *(node, one.shape, one.nbytes, resources, prediction and bool(one.sparse))
         )
         assert node.seconds == expected.seconds
     assert "predicted" in str(repl.strategy)
