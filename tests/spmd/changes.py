@@ -270,7 +270,7 @@ def circle(by: Draw) -> Change:
 
 
 def crossed(by: Draw) -> Change:
-    """One sends only after a collective of both what the other waits for before it."""
+    """One waits before a collective for a message that the other sends after it."""
     send, recv = _message(by)
     call = p.Collective("w2", "all_reduce", "w0", (("op", "sum"),))
     return Change(

@@ -20,7 +20,7 @@ from tests import helpers
 
 
 def _heard(num_replicas: int, talk: Callable[[replicator.Replicator], Any]) -> Any:
-    """Runs a step that only exchanges objects; returns each replica's."""
+    """Runs a step that only exchanges objects; returns what each replica received."""
     repl = helpers.make(num_replicas)
     heard: dict[int, Any] = {}
 
