@@ -91,7 +91,7 @@ def _imported_anew(main: str) -> Iterator[None]:
     finally:
         if imported is not None:
             sys.modules[main] = imported
-            setattr(package, "__main__", imported)
+            vars(package)["__main__"] = imported
 
 
 @contextlib.contextmanager
