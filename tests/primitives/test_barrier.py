@@ -43,7 +43,7 @@ class Log:
         return tf.py_function(write, [], [])
 
     def phases(self, num_replicas: int) -> list[str]:
-        """Returns the text of each phase, logged by all replicas before the next one."""
+        """Returns the text of each phase, which all replicas log before the next."""
         count = len(self.lines) // num_replicas
         groups = [
             self.lines[k * num_replicas : (k + 1) * num_replicas] for k in range(count)
