@@ -160,7 +160,7 @@ def assert_close(found: Outcome, expected: Outcome) -> None:
         )
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_it_normalizes_by_the_whole_batch(library: str, mode: str) -> None:
@@ -169,7 +169,7 @@ def test_it_normalizes_by_the_whole_batch(library: str, mode: str) -> None:
     assert_close(actual, on_one_device(library, inputs, weights))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("shards", EVEN, ids=str)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_even_shards_of_volumes(library: str, shards: Sequence[int]) -> None:

@@ -116,7 +116,7 @@ def assert_same(one: Trained, other: Trained) -> None:
 ROUTES = [(2, None), (None, 2), (2, 4), (4, 2), (2, 1)]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(("source", "target"), ROUTES)
 def test_checkpoints_go_from_any_number_of_replicas_to_any(
     source: int | None, target: int | None, tmp_path: pathlib.Path

@@ -177,7 +177,7 @@ def _make_sonnet() -> Any:
     return lambda x, training=False: linear(x)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["eager", "function", "loop"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_models_train_as_on_the_whole_batch(kind, mode):

@@ -193,7 +193,7 @@ def _check(actual: Trained, expected: Trained, tolerance: float) -> None:
     assert expected.losses[-1] < 0.98 * expected.losses[0]  # it did train
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
@@ -202,7 +202,7 @@ def test_equals_one_device(model: str, optimizer: str, replicas: int) -> None:
     _check(actual, _plain(model, optimizer), TOLERANCE)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_one_device_in_float64(model: str, optimizer: str) -> None:

@@ -263,7 +263,7 @@ def _raised() -> dict[str, BaseException]:
     }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("kind", list(_raised()))
 @pytest.mark.parametrize("failing_replica", [0, 1])
 @pytest.mark.parametrize("mode", ["eager", "session"])

@@ -63,7 +63,7 @@ def _input_fn(lengths: tuple[int, ...]) -> Callable[..., tf.data.Dataset]:
     return lambda ctx: tf.data.Dataset.range(lengths[ctx.replica_id])
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_step_without_all_inputs_changes_nothing(mode, lengths):

@@ -246,7 +246,7 @@ def _check(world: _World, seconds: Sequence[float]) -> None:
     assert np.isfinite(world.run()).all() and np.isfinite(start).all()
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(
     "world",
     [
@@ -318,7 +318,7 @@ def test_what_fails_beside_a_step_in_a_function_leaves_replicas_equal(place) -> 
     function()
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("turn", [0, 1, 2])
 @pytest.mark.parametrize("name", ["assert", "gather", *CALLS])
@@ -463,7 +463,7 @@ _WAYS = [(mode, place, "mirrored") for mode in helpers.MODES for place in PLACES
 _WAYS.append(("function", "top", "sharded"))
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("mode, place, kept", _WAYS)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_fails_itself_has_changed_nothing(

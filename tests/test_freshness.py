@@ -239,7 +239,7 @@ def _number(returned: Any) -> float:
     return float(returned() if callable(returned) else returned)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("way", _WAYS)
 def test_a_step_is_fed_what_the_function_handed_last_returns(way: str) -> None:
     repl = helpers.make(2)
@@ -247,7 +247,7 @@ def test_a_step_is_fed_what_the_function_handed_last_returns(way: str) -> None:
         assert _values(repl.run(_echo, function)) == [_number(function())] * 2
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("way", _WAYS)
 def test_a_step_is_the_function_handed_last(way: str) -> None:
     repl = helpers.make(2)

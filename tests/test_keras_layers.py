@@ -112,7 +112,7 @@ def trained(
     return model, losses
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("name", "num_replicas"),
     [*((name, 2) for name in BY_EXAMPLE), ("dense", 3), ("conv", 3), ("embedding", 3)],
@@ -167,7 +167,7 @@ def test_batch_norm_averages_the_statistics_of_the_replicas(mode: str) -> None:
         assert np.asarray(means[r]).tobytes() == np.asarray(means[0]).tobytes()
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     "layers",
     [
@@ -259,7 +259,7 @@ def arguments(name: str, rng: np.random.Generator) -> list[np.ndarray]:
     return [labels, rng.uniform(size=[BATCH, 1]).astype(np.float32)]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("num_replicas", [1, 3])
 @pytest.mark.parametrize("name", METRICS)
 def test_metrics_are_those_of_the_whole_data(name: str, num_replicas: int) -> None:

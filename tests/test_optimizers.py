@@ -171,7 +171,7 @@ KINDS: dict[str, Callable[[_Trainer], Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_works_with_every_kind_of_step_fn(kind: str, mode: str) -> None:

@@ -24,7 +24,7 @@ WAYS = {
 PAIRS = [pair for pair in itertools.product(WAYS, WAYS) if pair != ("whole", "whole")]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("saved, loaded", PAIRS)
 def test_checkpoints(saved: str, loaded: str, tmp_path: pathlib.Path) -> None:
     def made(way: str, scale: float) -> Any:

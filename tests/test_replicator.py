@@ -255,7 +255,7 @@ def test_primitives_have_the_signatures_of_their_functions():
     assert repl.all_reduce.__doc__ == compressed.all_reduce.__doc__
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", _IN_A_STEP)
 @pytest.mark.parametrize("others", [2, 3])
 def test_a_replicator_is_refused_in_the_step_of_another(name, others):
@@ -304,7 +304,7 @@ def test_an_optimizer_is_refused_where_the_replicator_that_wrapped_it_does_not_r
 # --- Dropped elements -----------------------------------------------------------------
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("fed", [False, True], ids=["alone", "with inputs"])
 def test_all_is_freed_when_the_replicator_is_dropped(mode, fed):

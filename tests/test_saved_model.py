@@ -175,7 +175,7 @@ def test_loading_under_the_context_replicates(tmp_path: pathlib.Path) -> None:
         repl.run(lambda: loaded.predict(X))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("way", ["export", "saved_model"])
 def test_keras_models_serve_without_replicator(
     way: str, tmp_path: pathlib.Path

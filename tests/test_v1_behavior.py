@@ -95,7 +95,7 @@ print("as all others do")
 """
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("call", ["disable_v2_behavior", "disable_v2_tensorshape"])
 def test_training_in_sessions(call: str) -> None:
     run = subprocess.run(

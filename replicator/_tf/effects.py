@@ -7,7 +7,9 @@ Makes no decisions: graph/order/ordering.py orders the effects of a step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, MutableSet
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps as _acd
@@ -55,3 +57,80 @@ def ordered_branches(graph: tf.Graph) -> Iterator[None]:
         yield
     finally:
         graph._add_control_dependencies = previous
+
+
+@_acd.register_acd_resource_resolver
+def _resolve_captures(
+    op: tf.Operation, reads: MutableSet[tf.Tensor], writes: MutableSet[tf.Tensor]
+) -> bool:
+    """Replaces each resource by the first one through which its function captured it.
+
+    A function that captures a variable's handle, and an identity of it, has an argument
+    for each. Automatic control dependencies order what uses one argument, and look
+    through identities only inside a function: reads through one would run before or
+    after writes through the other. A resolver, their extension point, is not public.
+
+    Args:
+        op: An op of the function.
+        reads: The resources that it reads; updated in place.
+        writes: The same of those that it may write.
+
+    Returns:
+        Whether anything was replaced.
+    """
+    graph: Any = op.graph
+    first = _first_captures(graph)
+    is_replaced = False
+    for resources in (reads, writes) if first else ():
+        for tensor in [one for one in resources if id(one) in first]:
+            resources.discard(tensor)
+            resources.add(graph.inputs[first[id(tensor)]])
+            is_replaced = True
+    return is_replaced
+
+
+# Of a function's graph: how many arguments it had, and what was found of these. Tensors
+# would keep the graph alive.
+_FIRST: weakref.WeakKeyDictionary[Any, tuple[int, dict[int, int]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _first_captures(graph: Any) -> dict[int, int]:
+    """Returns, by the id of each later argument for a resource, the first one's place.
+
+    Args:
+        graph: Any graph; that of no function has no arguments.
+    """
+    inputs = getattr(graph, "inputs", ())
+    if graph not in _FIRST or _FIRST[graph][0] != len(inputs):
+        _FIRST[graph] = len(inputs), _find_first_captures(graph) if inputs else {}
+    return _FIRST[graph][1]
+
+
+def _find_first_captures(graph: Any) -> dict[int, int]:
+    outer = {id(inner): outer for outer, inner in graph.captures}
+    known: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for place, inner in enumerate(graph.inputs):
+        if inner.dtype == tf.resource and id(inner) in outer:
+            one = known.setdefault(id(_origin(outer[id(inner)])), place)
+            if one != place:
+                first[id(inner)] = one
+    return first
+
+
+def _origin(resource: tf.Tensor) -> tf.Tensor:
+    """Returns what identities and functions around it got a resource from."""
+    while tf.is_symbolic_tensor(resource):
+        graph: Any = resource.graph
+        outer = None
+        if resource.op.type == "Identity":
+            outer = resource.op.inputs[0]
+        elif resource.op.type == "Placeholder":
+            captures = getattr(graph, "captures", ())
+            outer = next((one for one, inner in captures if inner is resource), None)
+        if outer is None:
+            break
+        resource = outer
+    return resource

@@ -23,14 +23,9 @@ Own = Any  # rows.Rows
 def _looked_up(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
     table, indices = values[0], values[1]
     batch_dims = op.get_attr("batch_dims") if op.type != "Gather" else 0
-    axis = tf.get_static_value(op.inputs[2]) if op.type == "GatherV2" else 0
-    rank = op.inputs[0].shape.rank
-    if op.type == "ResourceGather":
-        rank = rank if op.outputs[0].shape.rank is None else None
-        rank = (op.outputs[0].shape.rank or 0) + 1 - (op.inputs[1].shape.rank or 0)
-    if axis is None or rank is None or op.inputs[1].shape.rank is None:
+    axis = _axis(op)
+    if axis is None or op.inputs[1].shape.rank is None:
         return UNKNOWN
-    axis = int(axis) % rank
     if kinds.is_same(table) and indices.kind is Kind.ROWS and not batch_dims:
         if indices.power:
             return UNKNOWN
@@ -53,11 +48,20 @@ def _looked_up(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> V
     return UNKNOWN
 
 
+def _axis(op: tf.Operation) -> int | None:
+    """Returns the axis of a lookup, counted from the first; None if it is unknown."""
+    if op.type != "GatherV2":
+        return 0
+    axis, rank = tf.get_static_value(op.inputs[2]), op.inputs[0].shape.rank
+    if axis is None or (axis < 0 and rank is None):
+        return None
+    return int(axis) + (rank if axis < 0 else 0)
+
+
 def _looked_up_nd(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
     table, indices = values
-    batch_dims = 0 if op.type == "GatherNd" else op.get_attr("batch_dims")
     rank = op.inputs[1].shape.rank
-    if rank is None or batch_dims:
+    if rank is None:
         return UNKNOWN
     if kinds.is_same(table) and indices.kind is Kind.ROWS and not indices.power:
         return indices if indices.axis < rank - 1 else UNKNOWN

@@ -49,7 +49,9 @@ class Rows:
         operands = [
             SAME if Whole(op, n) in wholes_needed else v for n, v in enumerate(operands)
         ]
-        if any(value.kind is Kind.UNKNOWN for value in operands):
+        found = {value.kind for value in operands}
+        of_places = Kind.PLACES in found and Kind.ROWS not in found
+        if Kind.UNKNOWN in found or (of_places and op.type not in _OF_PLACES):
             return UNKNOWN
         result = rule(self, op, k, operands)
         return kinds.made_of(result, [*values, SAME.replaced(wholes=wholes_needed)])
@@ -70,6 +72,8 @@ class Rows:
 
 # Besides element-wise ops.
 _COMBINING = ("GatherV2", "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum")
+# Ops whose results are places, too; of places alone, all others make what is unknown.
+_OF_PLACES = tables.PASSED_ON.union(shaping.OF_PLACES)
 
 
 def _passed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:

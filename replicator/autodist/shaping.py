@@ -19,6 +19,7 @@ from replicator.graph.ir import shapes
 
 Own = Any  # rows.Rows
 _UNKNOWN_SIZE = "?"
+OF_PLACES = frozenset({"Reshape", "ExpandDims", "Squeeze", "Pack", "ConcatV2"})
 
 
 def broadcast(op: tf.Operation, value: Value, axis: int) -> Value:

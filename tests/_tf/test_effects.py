@@ -41,6 +41,31 @@ def test_resources_touched_tells_reads_from_writes():
         assert _tf.resources_touched(write) == (set(), {handle})
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_function_orders_all_uses_of_what_it_captured_twice(depth):
+    """Once as a handle, and once as an identity of it that was made outside."""
+    variable, bodies = tf.Variable(1.0), []
+
+    def use(handle, other):
+        bodies.append(tf.compat.v1.get_default_graph())
+        one = tf.raw_ops.ReadVariableOp(resource=other, dtype=tf.float32)
+        tf.raw_ops.AssignVariableOp(resource=handle, value=2.0)
+        two = tf.raw_ops.ReadVariableOp(resource=other, dtype=tf.float32)
+        return one, two
+
+    @tf.function(autograph=False)
+    def outermost():
+        other = tf.identity(variable.handle)
+        inner = tf.function(lambda: use(variable.handle, other), autograph=False)
+        return inner() if depth == 1 else tf.function(inner, autograph=False)()
+
+    assert [float(value) for value in outermost()] == [1.0, 2.0]
+    kinds = "ReadVariableOp", "AssignVariableOp"
+    read, write, again = (op for op in bodies[0].get_operations() if op.type in kinds)
+    assert read in write.control_inputs
+    assert write in again.control_inputs
+
+
 def test_run_independently_takes_an_op_out_of_the_order():
     @tf.function(autograph=False)
     def function():

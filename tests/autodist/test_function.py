@@ -95,7 +95,7 @@ def _expected(family):
     return _train(family)
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("family", OPTIMIZERS)
 @pytest.mark.parametrize("num_replicas, strategy", [(2, "sharded"), (3, "mirrored")])
 def test_a_function_trains_as_on_one_device(family, num_replicas, strategy):
@@ -163,6 +163,54 @@ def test_a_function_does_on_a_tape_what_it_does_without():
         expected -= 2
         assert result["rows"].numpy().tolist() == [expected, 3 * expected]
         assert float(w) == expected
+
+
+@pytest.mark.parametrize("where", ["branch", "function", "loop"])
+def test_what_is_read_before_a_write_is_what_was_there_before(where):
+    autodist = helpers.make(2)
+    with autodist.scope():
+        v = tf.Variable(tf.zeros([128, 128]))
+
+    def spend():
+        spent = tf.matmul(v, tf.eye(128)) + v + v.read_value()
+        v.assign(spent + 1.0)
+        return tf.reduce_mean(spent + tf.matmul(v, tf.eye(128)))
+
+    @autodist.function
+    def step(x):
+        if where == "branch":
+            return tf.cond(tf.reduce_sum(v) >= 0.0, spend, lambda: 0.0)
+        if where == "function":
+            return tf.function(spend)()
+        return tf.while_loop(
+            lambda k, _: k < 1, lambda k, _: (k + 1, spend()), (0, 0.0)
+        )[1]
+
+    assert [float(step(X)) for _ in range(3)] == [1.0, 7.0, 25.0]
+    np.testing.assert_array_equal(v, np.full([128, 128], 13.0))
+
+
+def test_an_optimizer_that_accumulates_gradients_does_so_as_on_one_device():
+    def train(scope, function):
+        with scope:
+            w = tf.Variable(np.ones([3, 1], np.float32))
+            optimizer = tf.keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+            optimizer.build([w])
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ w) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+
+        run = function(step)
+        for n in (5, 4, 5, 3, 2, 5):
+            run(X[:n, :3])
+        return w.numpy()
+
+    autodist = helpers.make(2)
+    found = train(autodist.scope(), autodist.function)
+    wanted = train(contextlib.nullcontext(), tf.function)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
 def test_threads_call_one_function_each_with_its_own():

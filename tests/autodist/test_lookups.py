@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ import tensorflow as tf
 
 from replicator.autodist import lookups
 from replicator.autodist.kinds import Kind
+from replicator.autodist.program import Program
+from replicator.autodist.values import Values
 from tests.autodist.helpers import known
 
+v1 = tf.compat.v1
 Make = Callable[[tf.Tensor], tf.Tensor]
 TABLE = np.ones([4, 5, 6], np.float32)
 
@@ -58,6 +62,10 @@ UNKNOWN: dict[str, Make] = {
     "other examples, by slices": lambda x: tf.gather_nd(x, _ids(x)[:, None]),
     "one hot of as many": lambda x: tf.one_hot(_ids(x), tf.shape(x)[0]),
     "places behind the first": lambda x: tf.range(1, tf.shape(x)[0]),
+    "other places": lambda x: tf.gather(x, _places(x) * 1),
+    "half of the squares of places": lambda x: tf.nn.l2_loss(
+        tf.cast(_places(x), tf.float32)
+    ),
     "sums as many as examples": lambda x: tf.math.unsorted_segment_sum(
         x, _ids(x), tf.shape(x)[0]
     ),
@@ -71,6 +79,25 @@ def test_the_axis_of_the_examples_is_the_one_of_unknown_size(name: str) -> None:
     assert [size is None for size in tensor.shape.as_list()] == [
         axis == value.axis for axis in range(tensor.shape.rank)
     ]
+
+
+@pytest.mark.parametrize("shape", [TABLE.shape, tf.TensorShape(None)])
+@pytest.mark.parametrize("places", [1, 2])
+def test_what_is_looked_up_in_a_variable_has_rows(shape: Any, places: int) -> None:
+    with tf.Graph().as_default() as graph:
+        table = tf.Variable(TABLE, shape=shape)
+        indices = v1.placeholder(tf.int32, [None, 2])
+        find = tf.gather_nd if places > 1 else tf.gather
+        found = find(table, indices[:, 0] if places == 1 else indices)
+        value = Values(Program(graph, [table]).flow).of(found)
+    assert (value.kind, value.axis) == (Kind.ROWS, 0)
+
+
+def test_an_axis_from_the_end_needs_a_table_of_known_rank() -> None:
+    _, value = known(
+        lambda x: tf.gather(v1.placeholder_with_default(TABLE, None), _ids(x), axis=-1)
+    )
+    assert value.kind is Kind.UNKNOWN
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

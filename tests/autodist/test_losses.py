@@ -105,7 +105,7 @@ def test_a_loss_of_any_kind_trains_a_function_as_on_one_device(loss_name, num_re
     helpers.assert_equal(actual, _expected("by hand", loss_name), 1e-4)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("family", OPTIMIZERS)
 @pytest.mark.parametrize("loss_name", ["mean", "sum"])
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
@@ -201,7 +201,7 @@ def _in_a_session(autodist, make, tape, **options):
 SESSIONS = ("mean", "sum", "rows", "divided rows", "weighted", "regularized")
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("tape", [True, False])
 @pytest.mark.parametrize("name", SESSIONS)
 def test_sessions_train_with_losses_of_all_kinds(tape, name):

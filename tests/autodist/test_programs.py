@@ -21,7 +21,7 @@ def _on_one_device(program: Any) -> Any:
     return helpers.run(program, None)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("program", programs.PROGRAMS, ids=lambda p: p.__name__)
 @pytest.mark.parametrize(
     "num_replicas, variables", [(1, "mirrored"), (2, "sharded"), (3, "mirrored")]

@@ -40,7 +40,7 @@ def both(fetch, feed=X, num_replicas=3):
     return values
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("rows", [7, 6, 3, 2, 1])
 @pytest.mark.parametrize(
     "fetch",
@@ -161,6 +161,21 @@ def test_gradients_of_a_tape_are_those_of_one_device():
         session = autodist.create_distributed_session()
         actual = session.run(gradient, {x: X})
     np.testing.assert_allclose(actual, 2 * X.T @ (X @ [[1], [2]]) / 7, rtol=1e-5)
+
+
+def test_what_a_function_reads_before_it_writes_is_what_was_there_before():
+    with scope(2) as autodist:
+        v = v1.get_variable("v", initializer=np.zeros([128, 128], np.float32))
+
+        @tf.function
+        def spend():
+            spent = tf.matmul(v, tf.eye(128)) + v
+            v.assign(spent + 1.0)
+            return tf.reduce_mean(spent + tf.matmul(v, tf.eye(128)))
+
+        found = spend()
+        session = autodist.create_distributed_session()
+        assert [session.run(found) for _ in range(3)] == [1.0, 5.0, 13.0]
 
 
 def test_iterators_begin_anew_with_what_they_are_fed():

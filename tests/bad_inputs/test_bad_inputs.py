@@ -42,7 +42,7 @@ KNOWN = {
 }
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(("line", "value", "mode"), KNOWN.values(), ids=KNOWN)
 def test_what_was_found_first_is_right(line: str, value: str, mode: str) -> None:
     (case,) = [

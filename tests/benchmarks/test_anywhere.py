@@ -15,7 +15,7 @@ from benchmarks.places import PLACES
 from benchmarks.programs import PROGRAMS
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_primitive_works_at_every_place(name: str, place: str) -> None:

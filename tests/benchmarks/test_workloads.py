@@ -36,7 +36,7 @@ def test_parts_are_the_batch():
     np.testing.assert_array_equal(np.concatenate([p[1] for p in parts]), labels)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("options", contenders.OPTIONS.values(), ids=contenders.OPTIONS)
 @pytest.mark.parametrize("name", TINY)
 def test_replicas_compute_what_one_device_does(name, options):

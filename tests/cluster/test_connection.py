@@ -38,7 +38,7 @@ def connecting(addresses):
     return servers.run_client("connecting", addresses)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 def test_two_hosts_are_as_one_device(steps, variables):
     results = steps[variables]

@@ -25,7 +25,7 @@ def per_replica(*values: Any) -> replicator.PerReplica:
     return replicator.PerReplica(*(tf.constant(v) for v in values))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -159,7 +159,7 @@ def in_a_loop(function: Callable[[], tf.Tensor]) -> tf.Tensor:
     )[1]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("place", [in_a_branch, in_a_function, in_a_loop])
 @pytest.mark.parametrize("name", ["int8", "ef(powersgd(start_step=1))"])
 def test_in_control_flow(name: str, place: Callable[..., tf.Tensor]) -> None:

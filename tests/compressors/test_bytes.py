@@ -35,7 +35,7 @@ def planned(value: Any, compressor: Any, variables: str, wrapped: bool) -> int:
     return totals.per_step.nbytes
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("wrapped", [True, False], ids=["optimizer", "all_reduce"])
 @pytest.mark.parametrize(
     ("compressor", "variables", "share"),

@@ -208,7 +208,7 @@ def all_reduced(values: Any, name: str) -> Any:
 SMALL = [(), (1,), (7,), (3, 2), (1, 50), (8, 0), (2, 2, 2), (0,)]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", [*ALL, "ef(bf16)"])
 def test_of_any_shape(name: str) -> None:
     values = [random(2, *shape) for shape in SMALL]

@@ -65,7 +65,7 @@ def test_without_it_something_does(inner: str) -> None:
         training.assert_nothing_lost()
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("inner", ["bf16", "int8", "powersgd(rank=2)"])
 @pytest.mark.parametrize("mode", ["function", "session", "steps_per_call"])
 def test_in_each_way_to_run(mode: str, inner: str) -> None:

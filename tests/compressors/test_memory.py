@@ -46,7 +46,7 @@ def bits(training: laws.Training) -> dict[str, list[bytes]]:
     }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("compressor", "early"),
     [*((compressor, True) for compressor in EVERY), (EVERY[1], False)],
@@ -75,7 +75,7 @@ def test_a_restored_run_goes_on_to_the_bit(
     assert bits(second) == bits(first)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("compressor", "replicas"),
     [(EVERY[0], 2), (EVERY[1], 1), (EVERY[2], 2), (EVERY[3], 1), (EVERY[4], 4)],

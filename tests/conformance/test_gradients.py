@@ -108,13 +108,13 @@ COUNTS = [(name, n) for name in DISTINCT for n in (1, 2, 3, 8)]
 COUNTS += [(name, n) for name in CASES if name not in DISTINCT for n in (1, 4)]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(("name", "num_replicas"), COUNTS)
 def test_equals_plain_by_tape(name: str, num_replicas: int) -> None:
     _assert_equal(name, num_replicas, "eager", _by_tape)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize("name", CASES)
 def test_equals_plain_by_tf_gradients(name: str, mode: str) -> None:
@@ -126,7 +126,7 @@ def test_equals_plain_by_tape_in_a_session(name: str) -> None:
     _assert_equal(name, 2, "session", _by_tape)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_equals_numeric_differentiation(name: str) -> None:
     arrays = CASES[name].inputs(3)

@@ -105,7 +105,7 @@ DIFFERENT: dict[str, tuple[Call, str]] = {
 }
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_the_error_names_both_sides_and_what_differs(name: str) -> None:
     call, text = DIFFERENT[name]

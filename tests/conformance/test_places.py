@@ -86,21 +86,21 @@ PLACES = [_cond, _while_loop, _function]
 SOME = ["sum", "reduce_sum", "gather", "scatter", "all_to_all_rows", "map_gather"]
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_in_control_flow(name: str, place: Callable[..., tf.Tensor]) -> None:
     _assert_as_at_the_top(name, place, "eager", 2)
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize("name", SOME)
 def test_deep_in_control_flow(name: str, mode: str) -> None:
     _assert_as_at_the_top(name, _nested, mode, 3)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", SOME)
 def test_in_map_fn(name: str) -> None:
     _assert_as_at_the_top(name, _map_fn, "eager", 3)

@@ -85,7 +85,7 @@ def _init_scope(communicate: Communicate, x: tf.Tensor) -> tf.Tensor:
         return communicate(tf.ones([2, 3]))
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", CASES)
 def test_in_an_init_scope(name: str) -> None:
     _assert_refused("function", _init_scope, name, r"in a tf\.init_scope")

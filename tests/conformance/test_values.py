@@ -38,7 +38,7 @@ def _assert_plain(case: Case, arrays: Any, got: list[np.ndarray]) -> None:
             assert one.tobytes() == got[0].tobytes(), f"replica {r} holds other bits"
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_plain_in_all_modes(name: str, mode: str) -> None:
@@ -46,7 +46,7 @@ def test_equals_plain_in_all_modes(name: str, mode: str) -> None:
     _assert_plain(CASES[name], arrays, _run(mode, CASES[name], arrays))
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("size", [(), (0,), (2, 0, 3)], ids=str)
 @pytest.mark.parametrize("name", NO_AXIS)
 def test_scalars_and_empty_tensors(name: str, size: tuple[int, ...]) -> None:
@@ -55,7 +55,7 @@ def test_scalars_and_empty_tensors(name: str, size: tuple[int, ...]) -> None:
     _assert_plain(CASES[name], arrays, _run("eager", CASES[name], arrays))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["eager", "session"])
 @pytest.mark.parametrize(
     "shape", [[None, 3], [None, None], None], ids=["batch", "sizes", "rank"]
@@ -66,7 +66,7 @@ def test_unknown_static_shapes(name: str, shape: Any, mode: str) -> None:
     _assert_plain(CASES[name], arrays, _run(mode, CASES[name], arrays, shape))
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_of_unknown_rank(name: str) -> None:
     case = CASES[name]
@@ -101,7 +101,7 @@ def _disagreements() -> Iterator[tuple[str, Any, int | None]]:
         yield name, shapes, known
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(("name", "shapes", "known"), list(_disagreements()), ids=str)
 def test_shapes_that_differ_when_run_are_an_error(
     name: str, shapes: Any, known: int | None
@@ -118,7 +118,7 @@ def test_shapes_that_differ_when_run_are_an_error(
         repl.run(step)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", ALIKE)
 def test_shapes_that_differ_when_run_are_an_error_in_a_session(name: str) -> None:
     repl = helpers.make(2)
@@ -142,7 +142,7 @@ def test_rows_that_differ_when_run_are_an_error_even_of_no_rows() -> None:
         repl.run(step)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", CASES)
 def test_results_keep_what_is_known_of_the_shape(name: str) -> None:
     case = CASES[name]
@@ -160,7 +160,7 @@ def test_results_keep_what_is_known_of_the_shape(name: str) -> None:
         assert static.is_compatible_with(result.shape)
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", CASES)
 def test_runs_are_bitwise_equal(name: str) -> None:
     case = CASES[name]

@@ -73,7 +73,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("way", worlds.WAYS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_equals_plain(program: worlds.Program, way: str) -> None:

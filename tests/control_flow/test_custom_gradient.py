@@ -29,7 +29,7 @@ def _in_a_function(world: World, x: tf.Tensor) -> tf.Tensor:
     return tf.function(lambda x: _custom_gradient(world, x))(x)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("way", worlds.WAYS)
 @pytest.mark.parametrize(
     "program", [_custom_gradient, _in_a_function], ids=lambda p: p.__name__
@@ -38,7 +38,7 @@ def test_equals_plain(program: worlds.Program, way: str) -> None:
     worlds.assert_equal(program, way)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("where", ["top level", "conditional", "loop", "function"])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_recompute_grad(mode: str, where: str) -> None:

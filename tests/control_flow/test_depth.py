@@ -75,14 +75,14 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("way", worlds.WAYS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_equals_plain(program: worlds.Program, way: str) -> None:
     worlds.assert_equal(program, way)
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("way", [*worlds.WAYS, "three replicas"])
 def test_four_deep_equals_plain(way: str) -> None:
     worlds.assert_equal(_four_deep, way)

@@ -65,7 +65,7 @@ SAYS: dict[Callable[..., Any], str] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", SAYS, ids=lambda place: place.__name__)
 def test_says_which_replica_did_what(place: Callable[..., Any], mode: str) -> None:

@@ -72,14 +72,14 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("way", worlds.WAYS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_equals_plain(program: worlds.Program, way: str) -> None:
     worlds.assert_equal(program, way)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("way", worlds.MORE_WAYS)
 def test_equals_plain_in_other_ways(way: str) -> None:
     worlds.assert_equal(_twice, way)
@@ -215,7 +215,7 @@ def test_an_error_while_tracing_leaves_the_next_build_in_step() -> None:
     assert [float(y) for y in repl.run(step)] == [16.0, 16.0]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", CASES)
 def test_of_an_unknown_rank_that_its_caller_knows(name: str) -> None:
     """TensorFlow knows the rank only when the function is called."""

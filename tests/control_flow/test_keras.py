@@ -232,7 +232,7 @@ def _trained(
     return losses
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("name", "mode", "options"),
     [

@@ -33,7 +33,7 @@ def _foldr(world: World, x: tf.Tensor) -> tf.Tensor:
     return tf.foldr(lambda a, x: 0.5 * a + world.first(x * x) * a, _stack(x))
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("way", worlds.WAYS)
 @pytest.mark.parametrize(
     "program", [_map_fn, _scan, _foldl, _foldr], ids=lambda p: p.__name__

@@ -106,7 +106,7 @@ def _assert_as_at_the_top(
                 )
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__.strip("_"))
 def test_a_result_that_is_returned_as_it_is(place: Any) -> None:
     _assert_as_at_the_top(["sum"], place, "eager")

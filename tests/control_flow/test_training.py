@@ -63,7 +63,7 @@ def _train(name: str, in_a_loop: bool, mode: str = "eager") -> list[np.ndarray]:
     return [losses, weights.numpy(), *(v.numpy() for v in optimizer.variables)]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_in_a_loop_equal_steps_one_by_one(name: str, mode: str) -> None:

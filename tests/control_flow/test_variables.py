@@ -50,7 +50,7 @@ def test_a_moving_average_in_a_loop(mode: str, steps: int) -> None:
     np.testing.assert_allclose(got, [want, want])
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("where", ["loop", "conditional", "function", "switch"])
 def test_reads_and_writes_keep_their_order(where: str, mode: str) -> None:

@@ -62,14 +62,14 @@ def _captured(world: World, x: tf.Tensor) -> tf.Tensor:
 PROGRAMS = [_in_the_body, _in_the_condition, _in_both, _no_turn, _at_most, _captured]
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("way", worlds.WAYS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_equals_plain(program: worlds.Program, way: str) -> None:
     worlds.assert_equal(program, way)
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("way", worlds.MORE_WAYS)
 def test_equals_plain_in_other_ways(way: str) -> None:
     worlds.assert_equal(_captured, way)

@@ -182,7 +182,7 @@ def test_a_run_that_is_resumed_reaches_the_same_losses_and_samples(
     assert pictures[0] == pictures[1]
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(
     ("flag", "said"),
     [

@@ -152,7 +152,7 @@ def test_a_run_that_is_resumed_reaches_the_same_losses_and_sample(
     assert samples[0] == samples[1]
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(
     ("flag", "said"),
     [

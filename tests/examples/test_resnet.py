@@ -92,7 +92,7 @@ def test_a_run_that_is_resumed_reaches_the_same_losses(
     assert programs.history(folder) == programs.history(finished[0])
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(
     ("flag", "said"),
     [

@@ -108,7 +108,7 @@ def plain() -> tuple[list[float], dict[str, np.ndarray]]:
     return losses, read()
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("replicas", [1, 2, 8])
 def test_a_divided_transformer_trains_as_one_of_keras_does(

@@ -66,7 +66,7 @@ KINDS = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_args_are_handed_to_every_replica(mode: str, kind: str) -> None:

@@ -60,7 +60,7 @@ def _batches(size: int, batch: int, dealt: bool) -> Any:
     return tf.data.Dataset.range(size).batch(batch) if dealt else own
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("dealt", [True, False], ids=["dealt", "own"])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("mode", helpers.MODES)
@@ -81,7 +81,7 @@ def test_each_element_arrives_once(mode: str, replicas: int, dealt: bool) -> Non
         assert len(rounds) == (math.ceil(batches / replicas) if dealt else batches)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("dealt", [True, False], ids=["dealt", "own"])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_an_evaluation_over_all_elements_is_exact(mode: str, dealt: bool) -> None:

@@ -111,7 +111,7 @@ def _optional(size: int = 8) -> tf.data.Dataset:
     return tf.data.Dataset.range(size)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize(
     "input_fn",
@@ -131,7 +131,7 @@ def test_replica_i_sees_elements_i_plus_multiples_of_r(mode, input_fn):
     assert [int(v) for v in values] == [4, 5, 6, 7]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("takes_context", [True, False])
 def test_per_worker_deals_one_pipeline(mode, takes_context):
@@ -291,7 +291,7 @@ def _of_replica(structure: Any, replica_id: int) -> Any:
     return tuple(_of_replica(v, replica_id) for v in structure)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["eager", "session"])
 @pytest.mark.parametrize("dealt", [True, False], ids=["dealt", "sharded"])
 @pytest.mark.parametrize("kind", list(_elements()))

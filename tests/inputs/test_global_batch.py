@@ -20,7 +20,7 @@ def _data(size: int = 10, batch: int = 4) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, 2 * x + 1)).batch(batch)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("source", ["Dataset", "input_fn", "context"])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("mode", helpers.MODES)
@@ -72,7 +72,7 @@ def test_other_inputs_are_split_as_well(source: str) -> None:
         assert [v.numpy().tolist() for v in values] == [[0, 1, 2], [3, 4]]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_a_training_is_that_of_one_device(mode: str, replicas: int) -> None:
@@ -165,7 +165,7 @@ def test_what_has_no_first_axis_cannot_be_split() -> None:
         repl.run(lambda x: x, tf.data.Dataset.range(4), input_mode="global_batch")
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_shard_without_examples_leaves_metrics_as_they_are(

@@ -77,7 +77,7 @@ _EXPECTED = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("check", _EXPECTED)
 def test_replicas_on_two_hosts_are_fed(ran, check):
     assert ran.results[check] == _EXPECTED[check]

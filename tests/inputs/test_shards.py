@@ -63,7 +63,7 @@ def _whole(value: Any) -> list[Any]:
     return value.to_list() if ragged else value.numpy().tolist()
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_shards_behind_one_another_are_the_batch(kind: str, in_graph: bool) -> None:
@@ -157,7 +157,7 @@ def test_tensors_that_turn_out_to_differ_are_refused() -> None:
 # --- Weights of shards ----------------------------------------------------------------
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("size", [1, 5, 6])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_optimizers_take_the_mean_over_the_examples(replicas: int, size: int) -> None:

@@ -98,7 +98,7 @@ LOOPS = ["fit", "evaluate", "predict"]
 LOOPS += ["train_on_batch", "test_on_batch", "predict_on_batch"]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("before", [False, True], ids=["new", "run before"])
@@ -202,7 +202,7 @@ def in_loop(context: Any, x: tf.Tensor) -> Any:
     )
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("place", [in_function, in_loop])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_functions_and_loops_inside_see_the_context(place: Any, mode: str) -> None:

@@ -38,7 +38,7 @@ def test_named_reductions(op: str) -> None:
     assert [float(x) for x in own] == [pair, 1.0, pair]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @pytest.mark.parametrize("op", REDUCED)
@@ -66,7 +66,7 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(("op", "dtype"), [*NUMBERS, ("min", "bool"), ("max", "bool")])
 def test_replicas_without_work_change_nothing(op: str, dtype: str) -> None:
     repl = helpers.make(3)
@@ -109,7 +109,7 @@ def _counted(runs: list[int], k: int, function: Callable[..., Any]) -> Any:
     return noting
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("static", [(), [None], None], ids=str)
 def test_each_function_of_map_gather_runs_once(static: Any, mode: str) -> None:

@@ -26,7 +26,7 @@ def _run(step_fn: Any, batch: Any, num_replicas: int = 2) -> Any:
     return repl.run(step_fn, batch, input_mode="global_batch")
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 8])  # eight: some have no example
 def test_every_replica_gets_the_batch(num_replicas: int) -> None:
     for actual in _run(_whole, tf.constant(BATCH), num_replicas):
@@ -72,7 +72,7 @@ def test_sparse_tensors_are_refused() -> None:
         _run(lambda x: _whole(tf.sparse.from_dense(x)), tf.constant(BATCH))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 8])
 def test_weighed_means_of_gradients_are_those_of_one_device(num_replicas: int) -> None:
     """With a loss in which every example affects every other."""

@@ -89,7 +89,7 @@ class TwoOptimizers(keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("how", ["list", "dict"])
 def test_optimizers_in_containers_are_wrapped(how: str) -> None:
     def program(world: World) -> Any:
@@ -130,7 +130,7 @@ class OwnArguments(keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("how", ["positions", "names"])
 def test_compute_loss_may_have_arguments_of_its_own(how: str) -> None:
     def program(world: World) -> Any:

@@ -93,7 +93,7 @@ def test_lines_of_hosts_have_their_names_and_files(place: Place) -> None:
     }
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(
     ("program", "status", "said"),
     [

@@ -168,7 +168,7 @@ def test_a_key_that_nobody_knows_is_refused(place: Place, remote: sshd.Server) -
     )
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(
     ("flag", "status", "said"),
     [

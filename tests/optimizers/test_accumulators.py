@@ -31,7 +31,7 @@ def _split(batch: problem.Batch, parts: int) -> list[problem.Batch]:
     return list(zip(indices, targets, strict=True))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", MAKERS)
 def test_four_steps_of_16_equal_one_of_64(name: str, mode: str) -> None:

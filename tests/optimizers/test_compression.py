@@ -26,7 +26,7 @@ MAKERS = {
 WHOLE = ("ef(topk(ratio=1))", "topk(ratio=1)", "ef(powersgd(start_step=9))")
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("mode", "steps"), [("eager", 2), ("function", 1), ("session", 2)]
 )
@@ -49,7 +49,7 @@ def test_what_sends_all_is_as_without(name: str, mode: str, steps: int) -> None:
     problem.assert_close(actual, problem.train_plain(family, make, batches))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(
     "compressor", ["bf16", "ef(int8)", "ef(powersgd(rank=1))", "ef(topk(ratio=0.5))"]

@@ -109,7 +109,7 @@ def _constants(grads: Sequence[float | None]) -> list[tf.Tensor | None]:
     return [None if g is None else tf.constant(g, tf.float64) for g in grads]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("family", OPTIMIZERS)
 @pytest.mark.parametrize("uses", USES)
@@ -289,7 +289,7 @@ def _dense(gradient: Any) -> np.ndarray:
     return dense
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("op", ["mean", "sum"])
 @pytest.mark.parametrize("case", SPARSE)
 def test_sparse_gradients_combine(case: str, op: str) -> None:
@@ -336,7 +336,7 @@ def test_sparse_gradients_stay_sparse() -> None:
     assert rows.numpy() == 0 + 1 + 2
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("kind", ["keras", "v1", "sonnet"])
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
@@ -440,7 +440,7 @@ def test_rare_rows_with_lazy_momentum_equal_one_device() -> None:
 SHARES = {"uneven": [2, 1], "empty": [3, 0], "three": [0, 1, 2], "none": [0, 0]}
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("family", OPTIMIZERS)
 @pytest.mark.parametrize("shares", SHARES)
 def test_weights_make_uneven_shards_equal_one_device(shares: str, family: str) -> None:

@@ -58,7 +58,7 @@ def _train(name: str, replicas: int, **options: Any) -> list[np.ndarray]:
     )
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_equals_plain_on_the_whole_batch(name: str) -> None:
     actual = _train(name, 2)
@@ -67,14 +67,14 @@ def test_equals_plain_on_the_whole_batch(name: str) -> None:
     assert np.max(np.abs(actual[1] - problem.MATRIX)) > 1e-4
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("replicas", [1, 3, 4])
 @pytest.mark.parametrize("name", ["Momentum", "Adam"])
 def test_equals_plain_on_any_number_of_replicas(name: str, replicas: int) -> None:
     problem.assert_close(_train(name, replicas), _plain(name))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize("name", ["Momentum", "Adam", "global_clipnorm", "loss_scale"])
 def test_equals_plain_in_all_modes(name: str, mode: str) -> None:

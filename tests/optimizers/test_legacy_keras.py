@@ -71,7 +71,7 @@ def _train(name: str, replicas: int, **options: Any) -> list[np.ndarray]:
     )
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_equals_plain_on_the_whole_batch(name: str) -> None:
     actual = _train(name, 2)
@@ -96,7 +96,7 @@ def test_equals_plain_on_any_number_of_replicas(name: str, replicas: int) -> Non
     problem.assert_close(_train(name, replicas), _plain(name))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize(
     "name", ["Adam", "loss_scale", "legacy_Adam", "legacy_loss_scale"]

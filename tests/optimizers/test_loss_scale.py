@@ -39,7 +39,7 @@ NAN = float("nan")
 INF = float("inf")
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("built", [False, True], ids=["built_late", "built_first"])
 @pytest.mark.parametrize("bad", [INF, NAN], ids=["inf", "nan"])

@@ -166,7 +166,7 @@ def _often(names: Any, quick: tuple[str, ...]) -> list[Any]:
 QUICK = ("Adam", "clipnorm", "legacy clipnorm", "v1 Adam", "Sonnet Adam", "Lamb")
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", _often(BY_PART, QUICK))
 def test_updates_part_by_part_as_whole_variables(name: str) -> None:
     count, axis = (2, 0) if list(BY_PART).index(name) % 2 else (3, 1)

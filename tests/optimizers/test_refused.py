@@ -45,7 +45,7 @@ def _apply(optimizer: Any, gradient: Any, variable: tf.Variable) -> Any:
 # --- Refused in a step ---------------------------------------------------------------
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", UNWRAPPED)
 def test_an_optimizer_that_is_not_wrapped_is_refused(name: str, mode: str) -> None:

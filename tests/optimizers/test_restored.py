@@ -94,7 +94,7 @@ class Trained:
         return self
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_going_on_equals_not_having_stopped(name: str, tmp_path: pathlib.Path) -> None:
     old = Trained(name, 2, "mirrored").train(2)
@@ -109,7 +109,7 @@ def test_going_on_equals_not_having_stopped(name: str, tmp_path: pathlib.Path) -
         np.testing.assert_allclose(new.table, old.table, rtol=1e-10)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("name", "op"),
     [

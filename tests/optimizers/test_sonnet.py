@@ -26,7 +26,7 @@ def _plain(name: str) -> list[np.ndarray]:
     return problem.train_plain(problem.SONNET, CATALOGUE[name], problem.batches(3))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_equals_plain_on_the_whole_batch(name: str, mode: str) -> None:

@@ -30,7 +30,7 @@ def _plain(name: str) -> list[np.ndarray]:
     return problem.train_plain(problem.V1, CATALOGUE[name], problem.batches(3))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_equals_plain_on_the_whole_batch(name: str, mode: str) -> None:
@@ -41,7 +41,7 @@ def test_equals_plain_on_the_whole_batch(name: str, mode: str) -> None:
     assert np.max(np.abs(actual[1] - problem.MATRIX)) > 1e-4
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", ["Momentum", "Adam"])
 def test_made_inside_the_step(name: str, mode: str) -> None:

@@ -16,7 +16,7 @@ from tests import helpers
 from tests.plan import examples
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("count", "num_replicas"), [(0, 1), (1, 2), (7, 2), (64, 3), (65, 8), (300, 8)]
 )

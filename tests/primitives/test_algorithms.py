@@ -110,7 +110,7 @@ def test_numpys_values_and_equal_bits(case: dict[str, Any]) -> None:
     _check(**case)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("algorithm", ON_CPU)
 @pytest.mark.parametrize("num_replicas", [2, 3, 8])
 @pytest.mark.parametrize("known", [True, False])
@@ -177,7 +177,7 @@ def test_the_ring_adds_each_slice_from_its_own_replica_on() -> None:
         assert result.tobytes() == np.concatenate(want).tobytes()
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("count", [2, 8, 9, 15, 16, 20])
 def test_many_tensors_are_added_in_order(count: int) -> None:
     arrays = _arrays(4, count, [100], "float32")
@@ -194,7 +194,7 @@ def test_many_tensors_are_added_in_order(count: int) -> None:
     assert total().numpy().tobytes() == functools.reduce(np.add, arrays).tobytes()
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("algorithm", ON_CPU)
 @pytest.mark.parametrize(
     ("op", "dtype"),
@@ -225,7 +225,7 @@ def test_extrema_and_their_owners(op: str, algorithm: str) -> None:
         np.testing.assert_array_equal(owner, getattr(np, op)(arrays, axis=0))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("algorithm", ON_CPU)
 @pytest.mark.parametrize("op", ["sum", "max"])
 @pytest.mark.parametrize("shapes", [([6], [1]), ([2, 3], [3, 2]), ([4], [4, 1])])

@@ -45,7 +45,7 @@ def test_every_dtype(dtype: str, axis: int | None) -> None:
         np.testing.assert_array_equal(result, want)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("static", [(), [None, None, None], None], ids=str)
 @pytest.mark.parametrize("sizes", [[2, 0, 3], [0, 0, 1], [0, 0, 0]], ids=str)
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])

@@ -59,7 +59,7 @@ def _values(dtype: str, num_replicas: int) -> list[np.ndarray]:
     return list(values.astype(kind.as_numpy_dtype))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("dtype", "op"), [pair for pair in pairs if pair[1] in VALID[pair[0]]]
 )
@@ -215,7 +215,7 @@ def _slices(r: int, dtype: str = "float64") -> tf.IndexedSlices:
     )
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize(
     ("op", "weighted"), [("sum", False), ("mean", False), ("mean", True)]
@@ -362,7 +362,7 @@ def test_integers_have_no_gradient() -> None:
     assert requests == [[None], [None]]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("full", [False, True])
 def test_a_reduction_that_waits_until_it_is_due(full: bool, mode: str) -> None:

@@ -39,7 +39,7 @@ def test_every_dtype(dtype: str) -> None:
         np.testing.assert_array_equal(result, want)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("static", [(), [None, 6, None], None], ids=str)
 @pytest.mark.parametrize(("split_axis", "concat_axis"), [(1, 0), (-2, 2), (1, 1)])
@@ -58,7 +58,7 @@ def test_back_with_the_axes_exchanged(
         np.testing.assert_array_equal(back, x)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("known", [True, False], ids=["list", "tensor"])
 def test_unequal_splits_with_zeros_among_them(known: bool, mode: str) -> None:

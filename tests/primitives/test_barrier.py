@@ -118,7 +118,7 @@ PROGRAMS: dict[str, tuple[Program, list[str]]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nobody_passes_before_all_have_come(name: str, mode: str) -> None:

@@ -143,7 +143,7 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_that_differ_name_both_lines(name: str, mode: str) -> None:
@@ -209,7 +209,7 @@ def test_a_function_called_twice_has_two_gradients_whatever_their_order(
     assert [float(d) for d in (*dx, *dy)] == [6.0, 6.0, 14.0, 14.0]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("count", [1, 2, 3, 9, 17])
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_sum_in_order_is_differentiated(count: int, inside: bool) -> None:

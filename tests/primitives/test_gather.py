@@ -15,7 +15,7 @@ from tests import helpers
 DTYPES = ["bool", "int8", "uint64", "float16", "bfloat16", "complex64", "string"]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("root", [0, 2])
 @pytest.mark.parametrize("axis", [None, 1])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -40,7 +40,7 @@ def test_every_dtype(dtype: str, axis: int | None, root: int) -> None:
     np.testing.assert_array_equal(tf.cast(result, tf.int64), want)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("static", [(), [None, None], None], ids=str)
 @pytest.mark.parametrize("sizes", [[2, 0, 3], [0, 0, 1], [0, 0, 0]], ids=str)
 @pytest.mark.parametrize("axis", [0, -1])

@@ -108,7 +108,7 @@ def test_a_sum_of_several_communications(together: bool) -> None:
     assert [float(d) for d in repl.run(step)] == [14.0, 24.0]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "prod"])
 @pytest.mark.parametrize("by", ["tape", "tf.gradients"])
 def test_upstream_gradients_may_be_sparse(by: str, op: str) -> None:

@@ -74,7 +74,7 @@ def _alone(name: str, members: tuple[int, ...], num_replicas: int) -> Any:
     return list(zip(*columns, strict=True))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_partition_is_as_several_smaller_worlds(name: str, mode: str) -> None:
@@ -95,7 +95,7 @@ def test_a_partition_is_as_several_smaller_worlds(name: str, mode: str) -> None:
                 np.testing.assert_allclose(column[r], part, rtol=1e-12)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", CALLS)
 def test_those_outside_a_group_do_nothing(name: str) -> None:
     repl = helpers.make(4)
@@ -163,7 +163,7 @@ def test_groups_may_make_different_numbers_of_calls(mode: str) -> None:
     assert [float(v) for v in d] == [8.0, 8.0, 64.0, 64.0]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("static", [True, False])
 def test_groups_may_take_different_numbers_of_turns(static: bool, mode: str) -> None:

@@ -81,7 +81,7 @@ def test_all_reduce(layout: tuple[int, ...], algorithm: str) -> None:
     )
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("layout", [paper_hosts.MIXED], ids=str)
 @pytest.mark.parametrize("algorithm", ON_CPU)
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_other_reductions_of_unknown_shapes(
         np.testing.assert_allclose(value.astype(float), expected, rtol, 1e-3 * rtol)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("layout", paper_hosts.LAYOUTS, ids=str)
 @pytest.mark.parametrize("algorithm", ["hub", "shuffled"])
 @pytest.mark.parametrize("op", ["argmin", "argmax"])
@@ -189,7 +189,7 @@ OTHERS: dict[str, tuple[Callable[[replicator.Replicator], Any], int]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     "layout", [paper_hosts.TWO_BY_TWO, paper_hosts.UNEVEN], ids=str
 )
@@ -309,7 +309,7 @@ def _trained(layout: tuple[int, ...] | None, steps: int, **options: Any) -> Any:
     return paper_hosts.run(layout or (0, 0, 0, 0), make, steps, **options)
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 def test_training(variables: str, accumulation_steps: int) -> None:

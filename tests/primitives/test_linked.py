@@ -100,7 +100,7 @@ def _of_nested_function(x: tf.Tensor, loss: Callable[[], tf.Tensor]) -> tf.Tenso
 HOW = [_by_tape, _by_graph, _by_nested_function, _of_nested_function]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("how", HOW, ids=lambda how: how.__name__.strip("_"))
 def test_gradients_come_back(how: Callable[..., tf.Tensor], mode: str) -> None:
@@ -208,7 +208,7 @@ def test_from_outside_and_inside_of_a_function_at_once(mode: str) -> None:
     assert got == [2.0 * d for d in WANT]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", ["cond", "loop"])
 def test_inside_control_flow(place: str, mode: str) -> None:
@@ -291,7 +291,7 @@ INSIDE = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("place", "primitive"),
     [

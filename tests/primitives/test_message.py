@@ -236,7 +236,7 @@ def _all() -> tf.Tensor:
     return tf.constant([0.5, 1.5, 2.5])
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", PLACES)
 def test_inside_control_flow(place: str, mode: str) -> None:

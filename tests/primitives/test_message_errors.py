@@ -107,7 +107,7 @@ MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = 
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_messages_that_do_not_pair_name_the_lines(name: str, mode: str) -> None:

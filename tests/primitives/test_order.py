@@ -126,7 +126,7 @@ def test_bits_of_numpy(op: str, num_replicas: int) -> None:
     _assert_bits(repl, _opaque(repl, arrays), op, _from_left(op, arrays))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("algorithm", ["hub", "shuffled"])
 @pytest.mark.parametrize("op", ["sum", "prod"])
 @pytest.mark.parametrize("operands", OPERANDS[1:], ids=lambda f: f.__name__)
@@ -337,7 +337,7 @@ def test_the_order_is_the_documented_one(num_replicas: int, algorithm: str) -> N
             assert {x.numpy().tobytes() for x in received} == {bits}
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("place", ["session", "while", "due"])
 @pytest.mark.parametrize("num_replicas", [3, 5])
 def test_the_order_holds_everywhere(num_replicas: int, place: str) -> None:

@@ -41,7 +41,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
 def test_the_root_receives_the_bits_of_all_reduce(op: str, dtype: str) -> None:
     repl = helpers.make(3, algorithm="hub")

@@ -65,7 +65,7 @@ DTYPES["bool"] = "bool"
 PAIRS = [(op, kind) for op in REDUCTIONS for kind in REDUCTIONS[op].kinds]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(("op", "kind"), PAIRS)
 def test_gathering_the_slices_gives_the_bits_of_all_reduce(op: str, kind: str) -> None:
     numbers = np.random.RandomState(3).uniform(0, 3, [R, 5, 2])
@@ -83,7 +83,7 @@ def test_gathering_the_slices_gives_the_bits_of_all_reduce(op: str, kind: str) -
         assert one.numpy().tobytes() == two.numpy().tobytes()
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("static", [(), [None, None], None], ids=str)
 @pytest.mark.parametrize(("rows", "axis"), [(7, 0), (7, -1), (2, 0), (0, 1)])

@@ -52,7 +52,7 @@ def test_the_extremum_and_the_lowest_replica_that_holds_it(op: str, dtype: str) 
     _assert_located(op, helpers.run("eager", repl, lambda: step), values)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
 def test_nests_of_extrema(num_replicas: int, mode: str) -> None:

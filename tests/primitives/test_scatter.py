@@ -32,7 +32,7 @@ def test_every_dtype(dtype: str) -> None:
         np.testing.assert_array_equal(result, values[r])
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("sizes", [(), [None, None], None], ids=str)
 @pytest.mark.parametrize(("rows", "axis"), [(7, 0), (7, -1), (2, 0), (0, 1)])

@@ -64,7 +64,7 @@ def _ops(repl: replicator.Replicator, step: Any) -> list[tf.Operation]:
         return helpers.ops_run(repl.run(step))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("op", ["sum", "mean"])
 @pytest.mark.parametrize("rows", [(3, 3), (1, 4, 2), (0, 2)], ids=str)

@@ -221,7 +221,7 @@ def _check(text: str, name: str) -> None:
         assert any(f"[{size}]" in text for size in sizes)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("ranked", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_the_error_says_whose_shapes_and_where(name: str, ranked: bool) -> None:
@@ -238,7 +238,7 @@ def test_the_error_says_whose_shapes_and_where(name: str, ranked: bool) -> None:
     assert "AddN" not in text and "/replicator/" not in text
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("mode", ["function", "session", "several steps", "in a loop"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_error_is_told_however_the_step_is_run(name: str, mode: str) -> None:
@@ -267,7 +267,7 @@ def _done(made: Any, k: tf.Tensor) -> tf.Tensor:
         return k + 1
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NEVER_KNOWN])
 def test_what_is_known_beforehand_is_not_asserted(name: str) -> None:
     repl, case = helpers.make(3), CASES[name]

@@ -97,7 +97,7 @@ def _make_step(repl: replicator.Replicator, loss_fn: Any, **options: Any) -> Any
     return step_fn, w
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("loss_fn", LOSSES)
 def test_it_is_the_gradient_of_one_device(loss_fn: Any, size: int) -> None:

@@ -51,7 +51,7 @@ def test_all_weights_zero_give_zero(nothing: float) -> None:
     assert _mean([nothing, 2.0], [0, 0]) == [0.0, 0.0]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
 @pytest.mark.parametrize("nothing", [np.nan, np.inf, -np.inf])

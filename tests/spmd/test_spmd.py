@@ -14,13 +14,13 @@ from tests.spmd import changes, many
 _FAST = {"eager": 40, "function": 10, "session": 10, "tape": 6, "tf.gradients": 4}
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("kind", _FAST)
 def test_programs(kind: str) -> None:
     many.check_programs(kind, _FAST[kind])
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("kind", changes.KINDS)
 def test_wrong_programs(kind: str) -> None:
     many.check_wrong_programs(kind, 2)

@@ -29,7 +29,7 @@ def _calls(graph: tf.compat.v1.GraphDef) -> int:
     return sum(block.calls for block in sketch.of(graph).blocks)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("build", ["trace", "clone"])
 @pytest.mark.parametrize("way", ["eager", "function", "session"])
 def test_stages_hold_one_replica_then_all_then_no_placeholder(

@@ -18,7 +18,7 @@ from tests import helpers
 # --- Number of step_fn calls ---------------------------------------------------------
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_step_fn_is_called_once_per_replica(mode, replicas):

@@ -81,7 +81,7 @@ def _with_gradient(place: Callable[..., tf.Tensor], repl: Any, weight: Any) -> A
     return total, tape.gradient(total, value)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("build", ["trace", "clone"])
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", PLACES)
@@ -104,7 +104,7 @@ def test_arrays_give_what_they_give_on_one_device(
         np.testing.assert_allclose(gradient[r], want[1], rtol=1e-5)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.fast
 @pytest.mark.parametrize("build", ["trace", "clone"])
 @pytest.mark.parametrize("mode", ["eager", "function"])
@@ -155,7 +155,7 @@ def test_what_has_the_same_bits_is_one_tensor() -> None:
         )
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("dtype", [np.float64, np.int8, np.bool_, np.complex64, "U3"])
 def test_each_dtype_is_returned_as_it_is(dtype: Any) -> None:
     value = (np.arange(constants.LARGE) % 3).astype(dtype)

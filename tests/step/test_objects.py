@@ -124,7 +124,7 @@ def test_what_was_said_first_counts() -> None:
     assert len(set(first)) == 2
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", ["function", "cond", "while", "map_fn", "twice"])
 def test_objects_anywhere_in_the_step(place: str, mode: str) -> None:

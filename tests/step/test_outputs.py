@@ -63,7 +63,7 @@ def _dense(value: Any) -> Any:
     return value
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("effects", [False, True], ids=["pure", "with effects"])
 @pytest.mark.parametrize("mode", helpers.MODES)
@@ -192,7 +192,7 @@ COMPOSITES: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("build", ["trace", "clone"])
 @pytest.mark.parametrize("name", COMPOSITES)

@@ -36,7 +36,7 @@ TWO = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("data", _DATA)
 @pytest.mark.parametrize("kind", TWO)
 @pytest.mark.parametrize("mode", helpers.MODES)

@@ -249,7 +249,7 @@ def test_a_step_dies_with_its_replicator() -> None:
 _in_function = tf.function(lambda x: x * 2.0)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_graph_of_a_step_dies_with_its_step_fn(mode: str, fails: bool) -> None:

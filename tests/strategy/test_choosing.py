@@ -96,7 +96,7 @@ def test_only_floats_that_are_trained_are_asked_for() -> None:
     assert requests[0].trainable
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("cpus", [(1, 2), (1,)])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_a_server_need_not_be_a_replica(mode: str, cpus: tuple[int, ...]) -> None:

@@ -69,7 +69,7 @@ def _trained(mode: str, repl: Any) -> tuple[Any, list[Any]]:
     return helpers.run(mode, repl, make_step, steps=3), variables
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 def test_parallax_moves_what_has_sparse_gradients(mode: str, variables: str) -> None:

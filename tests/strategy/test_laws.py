@@ -30,7 +30,7 @@ def _points(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, x * 3 + 2 + noise
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("case", REGRESSION)
 @pytest.mark.parametrize("builder", laws.BUILDERS)
 def test_linear_regression_has_autodist_s_values(builder: str, case: str) -> None:
@@ -103,7 +103,7 @@ def _sample() -> list[tuple[str, str, str, int]]:
     return rows
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(("builder", "network", "optimizer", "count"), _sample())
 def test_training_is_that_of_one_device(
     builder: str, network: str, optimizer: str, count: int

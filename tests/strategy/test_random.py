@@ -139,7 +139,7 @@ def check(program: Program) -> None:
 KINDS = ("rules", "nodes", *drawn_programs.BUILDERS)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_random_program_equals_one_device(kind: str) -> None:
     @settings(max_examples=2, **QUIET)

@@ -34,7 +34,7 @@ def _agreed(
     return [value.numpy() for value in repl.run(step)]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     ("aggregation", "expected"),
     [

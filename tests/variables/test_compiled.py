@@ -28,7 +28,7 @@ def own(repl: replicator.Replicator) -> tf.Tensor:
 # --- Values and gradients -------------------------------------------------------------
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
 def test_each_replica_reads_its_own_component(mode: str, num_replicas: int) -> None:
@@ -69,7 +69,7 @@ def by_gradients(loss: Any, variable: Any) -> Any:
     return tf.gradients(loss(), variable)[0]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("differentiate", [by_tape, by_tape_of_tapes, by_gradients])
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
@@ -161,7 +161,7 @@ def _function(read: Any, x: tf.Tensor) -> tf.Tensor:
 PLACES = [_conditional, _loop, _function]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "around"])
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__[1:])

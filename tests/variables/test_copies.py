@@ -67,7 +67,7 @@ def _trained(name: str, count: int, mode: str, optimizer: str, **how: Any) -> An
     return actual, variables, repl
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("optimizer", _optimizers())
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", ["on a replica", "apart"])

@@ -36,7 +36,7 @@ WHOLE: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("shape", [(9, 4), (10, 3), (7, 5, 3), (500, 7)])
 @pytest.mark.parametrize("name", [*BY_PART, *WHOLE])
 def test_parts_are_slices_of_the_whole(name: str, shape: tuple[int, ...]) -> None:

@@ -177,7 +177,7 @@ UNEVEN: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("what", UNEVEN)
 def test_what_an_optimizer_writes_unevenly_is_aggregated(what: str, steps: int) -> None:
@@ -253,7 +253,7 @@ def test_what_cannot_be_aggregated_is_refused(make: Any, name: str, op: str) -> 
     assert variable.numpy() == 1.0
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 @pytest.mark.parametrize(
     "name", ["Adam", "snt_adam", "v1_adam", "loss_scale", "legacy", "old_legacy"]
@@ -354,7 +354,7 @@ MISPAIRED: dict[str, tuple[dict[str, Any], Any, Any]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize(
     "options",
     [{}, {"check": True}, {"variables": "sharded"}],

@@ -79,7 +79,7 @@ def test_on_read_variables_keep_their_own_values(
     np.testing.assert_array_equal(aggregated, START * expected)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", ALL)
 def test_every_write_to_an_on_read_variable_stays_on_its_replica(name: str) -> None:
     repl = helpers.make(2)

@@ -50,7 +50,7 @@ class _Variable:
         return self.components[0].shape
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("placed", PLACEMENTS, ids=str)
 @given(
     value=st.lists(st.integers(-1000, 1000), min_size=1, max_size=4),

@@ -66,7 +66,7 @@ CASES = [
 ]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("numpy", [False, True], ids=["py", "numpy"])
 @pytest.mark.parametrize(("mode", "place", "write"), CASES)
 def test_writes_are_refused(mode: str, place: str, write: str, numpy: bool) -> None:
@@ -116,7 +116,7 @@ BY_HANDLE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 @pytest.mark.parametrize("write", BY_HANDLE)
 def test_writes_by_a_handle_are_refused_before_they_write(

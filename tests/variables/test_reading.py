@@ -66,7 +66,7 @@ def make(repl: replicator.Replicator, value: Any = VALUE, **facts: Any) -> tf.Va
         return tf.Variable(value, **facts)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
 @pytest.mark.parametrize("name", READS)
 def test_reads_as_a_plain_variable(name: str, inside: bool) -> None:

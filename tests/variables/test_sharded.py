@@ -61,7 +61,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_gives_the_same_bits_as_with_mirrored_variables(name: str) -> None:
     mirrored, _, expected = _train("mirrored", OPTIMIZERS[name], 4)

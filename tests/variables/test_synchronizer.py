@@ -36,7 +36,7 @@ def _trained(synchronizers: list[AllReduce], variables: str, steps: int) -> Any:
     return [v.numpy() for v in values], repl.plan
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_synchronizers_change_no_value(variables: str, steps: int) -> None:

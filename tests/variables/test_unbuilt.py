@@ -54,7 +54,7 @@ def update(optimizer: Any, variable: Any, combine: Any = lambda g: g) -> None:
 # --- Optimizers -----------------------------------------------------------------------
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @ways
 @pytest.mark.parametrize(
     ("name", "mode"),
@@ -226,7 +226,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @ways
 @pytest.mark.parametrize("name", REFUSED)
 def test_layer_that_assigns_when_built_is_refused_for_good(way: str, name: str) -> None:
@@ -290,7 +290,7 @@ ACCEPTED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @ways
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("name", ACCEPTED)

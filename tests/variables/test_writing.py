@@ -281,7 +281,7 @@ def test_reads_and_writes_keep_their_order(mode: str) -> None:
         assert list(after) == [3 * start - 0.5] * 2
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("where", ["cond", "while", "if", "function"])
 def test_what_is_assigned_in_control_flow_is_averaged(where: str, mode: str) -> None:

@@ -288,7 +288,7 @@ def outcome(build: str, mode: str, name: str, count: int) -> tuple[Any, list[Any
     return result, [c for v in inside for c in helpers.components(v)]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("count", [3, 4])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_copies_compute_what_built_replicas_do(name: str, count: int) -> None:
@@ -303,7 +303,7 @@ def test_copies_compute_what_built_replicas_do(name: str, count: int) -> None:
         np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize(
     "name",
@@ -340,7 +340,7 @@ def test_assertions_name_the_replicas_own_tensors(replica_id: int) -> None:
     assert f"replica_{replica_id}/mine" in str(caught.value)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("place", ["step", "branch", "function", "argument"])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_assertions_name_the_replicas_own_inputs(mode: str, place: str) -> None:

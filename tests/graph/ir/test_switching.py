@@ -113,7 +113,7 @@ def _trained(flow: Flow, count: int, options: dict[str, Any]) -> list[Any]:
     return [np.ravel([np.ravel(loss)[0] for loss in losses]), *values]
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("flow", [_branches, _loops, _mapped])
 def test_trains_as_one_device(flow: Flow, options: str) -> None:
@@ -186,7 +186,7 @@ WHERE: dict[str, Callable[[Branch], Any]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("options", ["one", "mirrored", "sharded", "clone"])
 @pytest.mark.parametrize("where", WHERE)
 def test_what_fails_fails_before_anything_is_written(where: str, options: str) -> None:

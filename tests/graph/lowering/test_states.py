@@ -107,7 +107,7 @@ def in_a_function(x: tf.Tensor, rest: tf.Variable) -> tf.Tensor:
     return tf.function(lambda: summed(x, rest))()
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("place", [directly, in_a_branch, in_a_function])
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_what_is_sent_and_what_is_kept_is_what_was_given(

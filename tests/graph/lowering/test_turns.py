@@ -122,7 +122,7 @@ def test_long_bodies_are_taken_one_by_one() -> None:
     assert turns.at_once([_loop(_while(lambda n, x: n < 8, body, 0, 0.5))], 8) == 1
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("total", [0, 1, 2, 5, 8, 13, 24])
 def test_what_is_computed_does_not_show_it(total: int) -> None:
     repl = helpers.make(2)

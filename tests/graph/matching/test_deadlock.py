@@ -152,7 +152,7 @@ CIRCLES: dict[str, tuple[Program, int, list[tuple[int, str, str]]]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", CIRCLES)
 def test_a_circle_is_shown_link_by_link(name: str, mode: str) -> None:
@@ -256,7 +256,7 @@ FREE: dict[str, tuple[Program, list[float]]] = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", FREE)
 def test_what_can_run_runs(name: str, mode: str) -> None:

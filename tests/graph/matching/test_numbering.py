@@ -87,7 +87,7 @@ SCRATCH = [
 ]
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("scratch", SCRATCH, ids=lambda f: f.__name__.strip("_"))
 def test_one_replica_calls_where_nobody_runs_it(

@@ -208,7 +208,7 @@ def _with_others(tape: tf.GradientTape, losses: Any, x: tf.Tensor) -> Any:
     return one, two, both
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("take", [_in_order, _reversed, _with_others])
 def test_losses_are_differentiated_apart(take: Callable[..., Any], mode: str) -> None:

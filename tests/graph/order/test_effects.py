@@ -52,7 +52,7 @@ EFFECTS = {
 }
 
 
-@pytest.mark.battery(4)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("effect", EFFECTS.values(), ids=EFFECTS)

@@ -180,7 +180,7 @@ def test_reads_and_writes_stay_in_program_order(mode: str) -> None:
             np.testing.assert_allclose(own, value)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 @pytest.mark.parametrize("taken", [True, False])
 def test_writes_in_a_conditional(mode: str, taken: bool) -> None:

@@ -62,7 +62,7 @@ def _make_step(repl: Any, weights: list[tf.Variable], rows: int = 32) -> Any:
     return step
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("chosen", OPTIONS, ids=lambda chosen: next(iter(chosen)))
 def test_replicas_stay_equal_under_all_optimizers_of_graphs(chosen, options) -> None:
     tf.config.optimizer.set_experimental_options(chosen)

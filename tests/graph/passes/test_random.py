@@ -128,7 +128,7 @@ def assert_all_different(values: list[np.ndarray]) -> None:
         assert not np.array_equal(one, other)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("name", DRAWS)
 def test_replicas_draw_differently_from_one_op_seed(name: str) -> None:
     values = draw("eager", DRAWS[name], seed=7)
@@ -141,7 +141,7 @@ def test_replicas_draw_differently_in_every_mode(mode: str, name: str) -> None:
     assert_all_different(draw(mode, DRAWS[name], seed=7))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("name", ["normal", "while", "function_in_function"])
@@ -151,7 +151,7 @@ def test_replicas_draw_differently_under_a_global_seed(
     assert_all_different(draw(mode, DRAWS[name], seed, global_seed=3))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize(
     ("seed", "global_seed"),
@@ -199,7 +199,7 @@ def test_gradients_see_the_mask_of_the_forward_pass() -> None:
     np.testing.assert_array_equal(forward, backward)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("seed", [None, 5])
 def test_generators_draw_differently_and_reproducibly(
@@ -257,7 +257,7 @@ def test_a_reset_generator_still_draws_differently(reset: str, inside: bool) -> 
     np.testing.assert_array_equal(draws[0][0], plain.normal([N]))
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("seed", [None, 11])
 def test_keras_dropout_masks_differ(mode: str, seed: int | None) -> None:

@@ -98,7 +98,7 @@ def _write(how: str, variable: tf.Variable) -> None:
         tf.function(lambda: variable.assign(variable * 2.0))()
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("how", ["assign", "add", "cond", "function"])
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("mode", helpers.MODES)

@@ -216,7 +216,7 @@ _FILES = {
 }
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("kind", list(_FILES))
 def test_results_are_those_without(
