@@ -66,6 +66,7 @@ from replicator._tf.control_flow import (
     cond,
     control_flow_context,
     in_loop_of,
+    in_vectorized_body,
     is_loop_gradient,
     lower_in_place,
 )
@@ -223,6 +224,7 @@ __all__ = [
     "has_started",
     "import_nodes",
     "in_loop_of",
+    "in_vectorized_body",
     "in_save_context",
     "is_abandoned",
     "is_initialized",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -104,6 +105,23 @@ def around_loops(graph: Any) -> Any:
             outermost = outer
         graph = outer
     return outermost
+
+
+def in_vectorized_body() -> bool:
+    """Whether ops are added to a body that tf.vectorized_map or a jacobian vectorizes.
+
+    The public API does not say so. The body is traced into the graph at hand, in a name
+    scope of its own.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if _VECTORIZED.search(graph.get_name_scope()):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+_VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
 
 
 def lower_in_place(op: tf.Operation) -> None:

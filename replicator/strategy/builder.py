@@ -72,7 +72,11 @@ class Builder:
             variables: The trainable floating variables, in the order of creation.
             resources: The devices.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no method `nodes`")
+        raise error(
+            f"{type(self).__name__} has no method `nodes`.",
+            "give it one, nodes(variables, resources), which yields a Node for each "
+            "variable.",
+        )
 
     def build(
         self, variables: Sequence[VariableFacts], resources: Resources
@@ -89,9 +93,8 @@ class Builder:
             variables: As for `nodes`.
             resources: As for `nodes`.
         """
-        yielded = self.nodes(iter(variables), resources)
-        pairs = zip(variables, yielded, strict=False)
-        nodes = [checked(self, facts, node) for facts, node in pairs]
+        yielded = begun(self, iter(variables), resources)
+        nodes = [following(self, facts, yielded) for facts in variables]
         return Strategy(
             tuple(node for node in nodes if node is not None), resources.devices
         )
@@ -113,20 +116,54 @@ class Builder:
         return f"{type(self).__name__}({', '.join(options)})"
 
 
-def checked(builder: Builder, facts: VariableFacts, node: Any) -> Node | None:
-    """Returns the node that a builder has yielded, after checking that it fits.
+_ENDED = object()
+_YIELD = (
+    "yield one Node(variable.path, ...) for each variable, before the next is asked "
+    "for; or None, to leave it as it would be without a strategy."
+)
+
+
+def begun(
+    builder: Builder, variables: Iterable[VariableFacts], resources: Resources
+) -> Iterator[Any]:
+    """Calls a builder's `nodes` and returns an iterator of what it yields.
 
     Raises:
-        StrategyError: It is not a node of this variable.
+        StrategyError: The method returns nothing to iterate over.
     """
+    yielded: Any = builder.nodes(variables, resources)
+    try:
+        return iter(yielded)
+    except TypeError:
+        raise error(
+            f"the method `nodes` of {type(builder).__name__} returns "
+            f"{errors.shown(yielded)}, and yields nothing.",
+            _YIELD,
+        ) from None
+
+
+def following(
+    builder: Builder, facts: VariableFacts, yielded: Iterator[Any]
+) -> Node | None:
+    """Returns the node that a builder yields next, after checking that it fits.
+
+    Raises:
+        StrategyError: It yields nothing, or no node of this variable.
+    """
+    node = next(yielded, _ENDED)
     if node is None:
         return None
+    if node is _ENDED:
+        raise error(
+            f"{type(builder).__name__} yields nothing for variable {facts.path}: its "
+            "method `nodes` has ended.",
+            _YIELD,
+        )
     if not isinstance(node, Node) or node.name != facts.path:
         description = node.name if isinstance(node, Node) else errors.shown(node)
         raise error(
             f"{type(builder).__name__} yields {description} for variable {facts.path}.",
-            "yield one Node(variable.path, ...) for each variable, before the next is "
-            "asked for; or None, to leave it as it would be without a strategy.",
+            _YIELD,
         )
     fit(node, facts)
     return node

@@ -84,6 +84,8 @@ def from_bytes(data: Any, where: str = "these bytes") -> dict[str, Any]:
     """Returns a Strategy's arguments, parsed from a serialized protobuf."""
     if not isinstance(data, bytes | bytearray):
         raise _nothing(where, f"expected bytes, not {errors.shown(data)}")
+    if not data:
+        raise _nothing(where, "it is empty")
     return _read(lambda: _pb.Strategy.FromString(bytes(data)), where)
 
 
@@ -94,9 +96,14 @@ def to_text(strategy: Any) -> str:
 
 def from_text(text: Any, where: str = "this text") -> dict[str, Any]:
     """Returns a Strategy's arguments, parsed from the protobuf text format."""
-    return _read(
-        lambda: text_format.Parse(_decoded(text, where), _pb.Strategy()), where
-    )
+
+    def parse() -> Any:
+        decoded = _decoded(text, where)
+        if not decoded.strip():
+            raise _nothing(where, "it is empty")
+        return text_format.Parse(decoded, _pb.Strategy())
+
+    return _read(parse, where)
 
 
 def to_json(strategy: Any) -> str:
@@ -149,7 +156,8 @@ def _decoded(text: Any, where: str) -> str:
 def _nothing(where: str, why: str) -> errors.StrategyError:
     printed = why.encode(errors="backslashreplace").decode()
     return error(
-        f"there is no strategy in {where}: {printed}.", "save one there first."
+        f"there is no strategy in {where}: {printed}.",
+        "correct it, or have Strategy.save write one.",
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from replicator.strategy.builder import Builder, checked
+from replicator.strategy.builder import Builder, begun, following
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node
 
@@ -40,7 +40,7 @@ class Live:
         self._builder = builder
         self._resources = resources
         self._waiting: list[VariableFacts] = []
-        self._made: Iterator[Node | None] | None = None
+        self._made: Iterator[Any] | None = None
 
     def ask(self, facts: VariableFacts) -> Node | None:
         """Returns the builder's node for the next variable.
@@ -51,8 +51,8 @@ class Live:
         """
         self._waiting.append(facts)
         if self._made is None:
-            self._made = iter(self._builder.nodes(self._variables(), self._resources))
-        return checked(self._builder, facts, next(self._made, None))
+            self._made = begun(self._builder, self._variables(), self._resources)
+        return following(self._builder, facts, self._made)
 
     def _variables(self) -> Iterator[VariableFacts]:
         while True:

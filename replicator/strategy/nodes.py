@@ -243,10 +243,21 @@ class Node:
             axis: The axis along which it is split.
             sizes: The sizes of the parts along the axis.
             synchronizers: One per part.
+
+        Raises:
+            StrategyError: There are not as many synchronizers as sizes, or these do not
+                make a node.
         """
+        sizes, synchronizers = tuple(sizes), tuple(synchronizers)
+        if len(sizes) != len(synchronizers):
+            raise error(
+                f"the node of {errors.shown(name)} has parts of sizes {list(sizes)} "
+                f"and {len(synchronizers)} synchronizers.",
+                _PARTS,
+            )
         numbered = zip(range(len(sizes)), synchronizers, strict=True)
         parts = tuple(cls(f"{name}/part_{k}", how) for k, how in numbered)
-        return cls(name, parts=parts, axis=axis, sizes=tuple(sizes))
+        return cls(name, parts=parts, axis=axis, sizes=sizes)
 
     @property
     def partitioner(self) -> str:

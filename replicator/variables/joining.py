@@ -46,6 +46,10 @@ def rows(variable: Any, indices: Any) -> tf.Tensor:
     """
     _refuse_compiled(variable)
     indices = tf.convert_to_tensor(indices)
+    if not tf.executing_eagerly() and _tf.in_vectorized_body():
+        # tf.vectorized_map cannot stack rows of which each turn asks a part for others.
+        # In a step, the gather is turned into gathers of rows again.
+        return tf.gather(joined(variable), indices)
     _tf.note_access(variable)
     with _tf.stop_recording():
         part_reads = [part.sparse_read for part in variable.parts]

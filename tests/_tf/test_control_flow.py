@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -129,6 +130,25 @@ def test_cond_is_one_op_whatever_the_control_flow() -> None:
         assert {op.type for op in graph.get_operations()} >= {"StatelessIf"}
         with tf.compat.v1.Session() as session:
             assert session.run([result, result], {pred: False}) == [2, 2]
+
+
+def test_in_vectorized_body_is_true_in_a_body_and_functions_that_it_calls() -> None:
+    seen = []
+
+    def note(x: tf.Tensor) -> tf.Tensor:
+        seen.append(_tf.in_vectorized_body())
+        return x + 1
+
+    @tf.function(autograph=False)
+    def function() -> tf.Tensor:
+        with tf.name_scope("my_loop_body"):
+            x = note(tf.constant([1, 2]))
+        with tf.name_scope("any"):
+            x = tf.vectorized_map(lambda k: tf.function(note)(note(k)), x)
+        return note(tf.while_loop(lambda _: True, note, [x], maximum_iterations=1)[0])
+
+    np.testing.assert_array_equal(function(), [6, 7])
+    assert seen == [False, True, True, False, False]
 
 
 def test_around_loops_is_what_the_outermost_loop_is_in() -> None:

@@ -288,6 +288,52 @@ def test_what_a_builder_raises_comes_through() -> None:
         tf.Variable(1.0)
 
 
+class NoMethod(Builder):
+    pass
+
+
+class Forgot(Builder):
+    def nodes(self, variables, resources):  # type: ignore[no-untyped-def]
+        for variable in variables:
+            Node(variable.path, AllReduceSynchronizer())
+            break
+
+
+class OnlyTheFirst(Builder):
+    def nodes(self, variables, resources):  # type: ignore[no-untyped-def]
+        yield Node(next(variables).path, AllReduceSynchronizer())
+
+
+class OnlyTheFirstOfAll(Builder):
+    def nodes(self, variables, resources):  # type: ignore[no-untyped-def]
+        return [Node(v.path, AllReduceSynchronizer()) for v in list(variables)[:1]]
+
+
+@pytest.mark.parametrize(
+    "builder, problem",
+    [
+        (NoMethod(), "NoMethod has no method `nodes`.*Fix: give it one"),
+        (Forgot(), "`nodes` of Forgot returns None.*Fix: yield one Node"),
+        (OnlyTheFirst(), "OnlyTheFirst yields nothing for variable w:.*Fix: yield one"),
+        (OnlyTheFirstOfAll(), "OnlyTheFirstOfAll yields nothing for variable w:.*Fix"),
+    ],
+)
+def test_a_builder_without_a_node_for_each_variable_is_refused(
+    builder: Builder, problem: str
+) -> None:
+    repl = helpers.make(2, strategy=builder)
+
+    def train() -> None:
+        with repl.context():
+            variables = [tf.Variable(1.0, name=name) for name in "vw"]
+            optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
+        ones = [tf.ones([])] * 2
+        repl.run(lambda: optimizer.apply_gradients(zip(ones, variables, strict=True)))
+
+    with pytest.raises(replicator.StrategyError, match=f"(?s){problem}"):
+        train()
+
+
 def test_slots_of_scalars_follow_their_variable() -> None:
     repl = helpers.make(2, strategy=PS())
     with repl.context():

@@ -197,6 +197,15 @@ def test_what_is_no_text_is_refused(given: Any) -> None:
             Strategy.from_bytes(given)
 
 
+def test_an_empty_file_is_no_strategy(tmp_path: pathlib.Path) -> None:
+    for name in ("empty.pb", "empty.pbtxt", "empty.json", "empty.yml"):
+        path = tmp_path / name
+        path.write_text("" if name == "empty.pb" else "\n")
+        message = f"there is no strategy in the file .*{name}.*Fix: correct it, or have"
+        with pytest.raises(replicator.StrategyError, match=f"(?s){message}"):
+            Strategy.load(path)
+
+
 def test_what_no_protobuf_can_hold_is_refused(tmp_path: pathlib.Path) -> None:
     odd = Strategy((Node("\udc80", AllReduceSynchronizer()),))
     for write in (odd.to_bytes, odd.to_text, lambda: odd.save(tmp_path / "s")):

@@ -58,6 +58,14 @@ def test_what_is_wrong_is_said(make: Callable[[], Any], said: str) -> None:
         make()
 
 
+def test_parts_and_synchronizers_are_as_many() -> None:
+    message = (
+        r"(?s)'w' has parts of sizes \[2, 2\] and 3 synchronizers.*Fix: .*for each"
+    )
+    with pytest.raises(replicator.StrategyError, match=message):
+        Node.in_parts("w", 0, [2, 2], [PS] * 3)
+
+
 def test_a_node_in_parts_says_its_partitioner_and_its_extents() -> None:
     node = Node.in_parts("w", 1, [2, 2, 1], [PS] * 3)
     assert node.partitioner == "1,3"

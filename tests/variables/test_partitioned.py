@@ -81,6 +81,16 @@ def test_differentiates_outside_of_steps_as_a_whole_variable_does() -> None:
     )
 
 
+def test_lookups_are_vectorized_outside_of_steps() -> None:
+    v = variable(parted.replicas(2))
+    with tf.GradientTape() as tape:
+        rows = tf.vectorized_map(lambda k: tf.gather(v, k) ** 2, tf.constant(IDS))
+    gradient = tf.convert_to_tensor(tape.gradient(rows, v))
+    np.testing.assert_allclose(rows, INITIAL[IDS] ** 2, rtol=1e-6)
+    counts = np.bincount(IDS, minlength=ROWS)[:, np.newaxis]
+    np.testing.assert_allclose(gradient, 2 * INITIAL * counts, rtol=1e-6)
+
+
 def test_a_lookup_gives_rows_and_not_the_whole_to_tapes() -> None:
     v = variable(parted.replicas(2))
     with tf.GradientTape() as tape:
@@ -154,9 +164,13 @@ def in_a_function(v: Any, ids: tf.Tensor) -> tf.Tensor:
     return inner(ids)
 
 
+def vectorized(v: Any, ids: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.vectorized_map(lambda k: lookup(v, k) * v[k, 0], ids))
+
+
 LOSSES = (
     *(lookup, lookup_of_pairs, lookup_of_the_value, slices, dense, conditional),
-    *(loop, lookups_in_a_loop, in_a_function),
+    *(loop, lookups_in_a_loop, in_a_function, vectorized),
 )
 
 
@@ -372,9 +386,46 @@ def read_by_handle_in_a_branch(v: Any) -> Any:
     )
 
 
+def shape_by_handle(v: Any) -> Any:
+    return tf.raw_ops.VariableShape(input=v.handle)
+
+
+def shape_by_handle_in_a_branch(v: Any) -> Any:
+    return tf.cond(
+        tf.reduce_sum(v) > -1e9, lambda: shape_by_handle(v), lambda: tf.constant([0, 0])
+    )
+
+
+def shape_by_handle_in_a_function(v: Any) -> Any:
+    return tf.function(lambda: shape_by_handle(v) + 1)()
+
+
+def test_the_shape_behind_the_handle_is_the_shape_of_the_whole() -> None:
+    repl = parted.replicas(2)
+    v = variable(repl)
+    results = repl.run(lambda: (shape_by_handle(v), shape_by_handle(v) + 1))
+    for returned, used in zip(*results, strict=True):
+        np.testing.assert_array_equal(returned, INITIAL.shape)
+        np.testing.assert_array_equal(used, np.add(INITIAL.shape, 1))
+
+
+def test_a_shape_that_a_function_does_not_use_is_no_error() -> None:
+    repl = parted.replicas(2)
+    v = variable(repl)
+
+    @tf.function
+    def rows() -> tf.Tensor:
+        shape_by_handle(v)
+        return tf.gather(v, IDS)
+
+    np.testing.assert_array_equal(repl.run(lambda: rows())[1], INITIAL[IDS])
+
+
 @pytest.mark.parametrize(
     "use, op",
     [
+        (shape_by_handle_in_a_branch, "VariableShape"),
+        (shape_by_handle_in_a_function, "VariableShape"),
         (read_by_handle, "ReadVariableOp"),
         (write_by_handle, "AssignAddVariableOp"),
         (read_by_handle_in_a_branch, "ReadVariableOp"),

@@ -218,6 +218,7 @@ def held(tensor: tf.Tensor) -> tf.Tensor:
     replaced = op.type in factors.TAKEN_APART or op.type in (
         "ReadVariableOp",
         "GatherV2",
+        "VariableShape",
     )
     if not (replaced or placeholder.read(op) or kind_of(op).calls):
         return tensor

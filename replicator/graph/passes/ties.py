@@ -83,10 +83,10 @@ def resolve(
             if op in initializers:
                 continue
             for user, variable in _uses_of_value(op, variable_of):
-                if user.type != "VariableShape":
-                    _refuse(user, variable, replica_id)
-                elif user is op:
+                if user is op and user.type == "VariableShape":
                     _replace_shape(op, variable)
+                elif user.type != "VariableShape" or _is_used(user):
+                    _refuse(user, variable, replica_id)
         untied.append(replica_ops)
     return untied
 
@@ -112,6 +112,13 @@ def _uses_of_value(
         variable = variable_of(tensor)
         if variable is not None:
             yield op, variable
+
+
+def _is_used(op: tf.Operation) -> bool:
+    """Whether an op of a function has a consumer, or returns its value."""
+    (value,) = op.outputs
+    graph: Any = op.graph
+    return bool(value.consumers()) or any(value is output for output in graph.outputs)
 
 
 def _replace_shape(op: tf.Operation, variable: Any) -> None:
