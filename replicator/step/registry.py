@@ -14,7 +14,7 @@ from absl import logging
 from replicator import errors
 from replicator.inputs import checks, positions
 from replicator.plan import plan as plans
-from replicator.step import cache, draft, step_arguments
+from replicator.step import cache, draft, stages, step_arguments
 from replicator.step.asked import Asked, handed
 from replicator.step.state import State, StepFunction
 from replicator.step.steps import MANY_BUILDS, Step, runs_here
@@ -47,6 +47,7 @@ class Steps:
             with self._settings.lock:  # also held by code that drops the trace
                 prepared = state.prepared.get(call_values.key)
                 if prepared is not None:
+                    stages.ran(self._settings.stages, asked.step_fn)
                     return prepared(call_values.leaves)
         return self.get(asked)()
 

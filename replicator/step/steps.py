@@ -31,6 +31,7 @@ from replicator.step import (
     loops,
     outputs,
     repair,
+    stages,
     step_arguments,
 )
 from replicator.step.asked import Asked, Handed
@@ -119,6 +120,7 @@ class Step:
             return self._build(tf.compat.v1.get_default_graph(), handed)
         with self._settings.lock:
             run = self._state.prepared.get(handed.key) or self._eager_call(handed)
+            stages.ran(self._settings.stages, self._asked.step_fn)
             return run(handed.leaves)
 
     @_tf.not_converted
