@@ -38,8 +38,15 @@ def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence
     Raises:
         BadInput: There is no such function, or it fails, or returns something else.
     """
-    with _command_line(name, arguments):
-        found = tried(f"{name}()", maker(name, arguments))
+    is_imported = name.partition(":")[0] in sys.modules  # which may read at import
+    with _command_line(name, arguments) as argv:
+        function, rest = maker(name, arguments)
+        found = tried(f"{name}()", function)
+    if rest and not argv.read and not is_imported:
+        command_line.warn(
+            f"{argv[0]} has not read what follows --, which had no effect: "
+            f"{errors.shown(' '.join(rest))}"
+        )
     if not isinstance(found, tuple) or len(found) not in (2, 3):
         raise BadInput(
             f"{name}() returned a {type(found).__name__}; expected a tuple (repl, "
@@ -59,17 +66,22 @@ def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence
 
 
 @contextlib.contextmanager
-def _command_line(name: str, arguments: Sequence[str]) -> Iterator[None]:
+def _command_line(
+    name: str, arguments: Sequence[str]
+) -> Iterator[command_line.Arguments]:
     """In this block, a module finds its own arguments, and not the program's."""
-    before, sys.argv = sys.argv, [name.partition(":")[0], *arguments]
+    own = command_line.Arguments([name.partition(":")[0], *arguments])
+    before, sys.argv = sys.argv, own
     try:
-        yield
+        yield own
     finally:
         sys.argv = before
 
 
-def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
-    """Returns the function that "module:make" names.
+def maker(
+    name: str, arguments: Sequence[str] = ()
+) -> tuple[Callable[[], Any], list[str]]:
+    """Returns the function that "module:make" names, and arguments that are no flags.
 
     Args:
         name: See `made`.
@@ -89,8 +101,9 @@ def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = tried(module_name, lambda: importlib.import_module(module_name))
+    rest: list[str] = []
     if arguments:
-        tried(
+        rest = tried(
             f"the flags of {module_name}",
             lambda: command_line.parse_of_module(module_name, arguments),
         )
@@ -101,7 +114,7 @@ def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
         found = getattr(found, part)
     if not callable(found):
         raise BadInput(f"{name} is a {type(found).__name__}; expected a function")
-    return found
+    return found, rest
 
 
 def tried(what: str, function: Callable[[], Any]) -> Any:
