@@ -46,6 +46,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if len(argv) > 1:
             raise ValueError(f"unknown argument {argv[1]!r}")
+        for flag in (_DEVICES, _SIZES, _REPLICAS):
+            if flag.value == []:
+                raise ValueError(f"--{flag.name} is empty")
         sizes = [_positive("--kibibytes", size) for size in _SIZES.value]
         command_line.check_outputs(_OUTPUT)
         asked = [_positive("--replicas", count) for count in _REPLICAS.value or ()]
@@ -82,8 +85,13 @@ def _of_devices(
     """Measures devices of one host; returns them, and how many take part each time."""
     found = [own[0] for own in devices.resolve(_DEVICES.value or _default())]
     counts = asked or [n for n in (2, 4, 8) if n <= len(found)]
-    if len(found) < 2 or not all(1 < n <= len(found) for n in counts):
-        raise ValueError(f"{counts or 2} replicas on {len(found)} devices")
+    if len(found) < 2:
+        raise ValueError(f"replicas are on two devices or more; there is {found[0]}")
+    for count in counts:
+        if not 1 < count <= len(found):
+            raise ValueError(
+                f"--replicas was given {count}; expected 2 to {len(found)}, the devices"
+            )
     measured = measure.measure_rates(found, _ROUNDS.value)
     calibration = rates.Calibration({rates.kind_of(found): measured})
     return found, counts, calibration

@@ -24,6 +24,7 @@ _TINY_OPS = 200  # in a chain, so that the call of the function does not count
 _LARGE_OPS = 8
 _LARGE = 1 << 24  # bytes: large enough to leave the caches of most machines
 _LEAST_SECONDS = 0.02  # that a round of one contender takes, or one call
+_WIDTH = 150  # where there is no terminal that has one
 
 Function = Callable[[], Any]
 
@@ -234,6 +235,8 @@ def show(
 
         from replicator.plan import display
     console = rich.console.Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _WIDTH  # no number is cut off
 
     def grid(title: str, *columns: str) -> rich.table.Table:
         made = rich.table.Table(title=title, box=rich.box.SIMPLE, title_justify="left")
