@@ -45,7 +45,7 @@ def test_contenders_take_turns() -> None:
 
 def test_no_number_is_cut_off_where_there_is_no_terminal(capsys: Any) -> None:
     names = ("hub", "shuffled", "tree", "ring")
-    seconds = {name: 123.456789 for name in names}
+    seconds = dict.fromkeys(names, 123.456789)
     measure.show(
         rates.Calibration(), [measure.Timing(64, 1 << 40, 0.0, seconds, seconds)]
     )
