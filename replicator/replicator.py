@@ -184,7 +184,8 @@ class Replicator(running.Running, methods.InStep):
         "2-after-in-graph" has all replicas, with placeholders for their communication,
         and "3-transformed" has real ops in place of these. Each graph is recorded as a
         picture, an SVG with devices as columns, and as a folder for TensorBoard, whose
-        graph dashboard shows every op.
+        graph dashboard shows every op. Of a step that was built before, nothing is
+        recorded; a warning says so.
 
         Example:
             >>> with repl.stages("stages"):
@@ -203,6 +204,7 @@ class Replicator(running.Running, methods.InStep):
         self._settings.stages.append(stages)
         try:
             yield
+            stages.warn_of_missing()
         finally:
             self._settings.stages.remove(stages)
 

@@ -225,7 +225,28 @@ def test_a_loop_of_keras_that_trains_on_one_device_is_warned_of_once(
     assert "2 of the Replicator's 3 replicas do nothing" in message
     assert "repl.run(model.train_step, input_fn)" in message
     assert not train(helpers.make(1), _wrapped)
-    assert not train(helpers.make(2), lambda repl: tf.keras.optimizers.SGD(0.1))
+
+
+@pytest.mark.parametrize("loop", ["fit", "train_on_batch"])
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_forgotten_keras_model_is_told_once(
+    run_eagerly: bool, loop: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model was made and compiled under the context, which wraps no optimizer."""
+
+    def train(repl: Any) -> list[str]:
+        model = _compiled(repl, lambda _: tf.keras.optimizers.Adam(0.1))
+        model.run_eagerly = run_eagerly
+        caplog.clear()
+        for batch in (_BATCH, 3):
+            getattr(model, loop)(_X[:batch], _Y[:batch])
+        found = [record.getMessage() for record in caplog.records]
+        return [said for said in found if "Keras'" in said]
+
+    (said,) = train(helpers.make(3))
+    assert f"Keras' {loop} updates " in said and "a variable of 3 replicas" in said
+    assert "by Adam outside of any step" in said and "repl.keras_model(model)" in said
+    assert not train(helpers.make(1))
 
 
 def test_a_model_that_runs_on_replicas_is_not_warned_of(
@@ -233,8 +254,9 @@ def test_a_model_that_runs_on_replicas_is_not_warned_of(
 ) -> None:
     """Even where a last batch of one example runs on one device."""
     repl = helpers.make(2)
-    model = repl.keras_model(_compiled(repl, _wrapped))
-    model.fit(_X[:5], _Y[:5], batch_size=4, verbose=0)
+    for optimizer in (_wrapped, lambda _: tf.keras.optimizers.SGD(_RATE)):
+        model = repl.keras_model(_compiled(repl, optimizer))
+        model.fit(_X[:5], _Y[:5], batch_size=4, verbose=0)
     assert not [r for r in caplog.records if "Keras'" in r.getMessage()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,10 @@ class Checkpoints:
                 may be overwritten, and are not deleted.
         """
         if known:
-            tf.compat.v1.train.update_checkpoint_state(
-                str(self._folder), known[0], list(reversed(known))
-            )
+            with _without_deprecations():
+                tf.compat.v1.train.update_checkpoint_state(
+                    str(self._folder), known[0], list(reversed(known))
+                )
         else:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._manager = tf.train.CheckpointManager(
@@ -81,3 +82,15 @@ class Checkpoints:
         for path in self._folder.glob("*temp*"):
             with contextlib.suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextlib.contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Keeps TensorFlow from calling deprecated what it has no other function for."""
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

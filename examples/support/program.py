@@ -75,6 +75,7 @@ def define_flags(
     flags.DEFINE_integer("seed", 1, seed, 0, 2**31 - 1)
     if output_dir is not None:
         flags.DEFINE_string("output_dir", output_dir, "Where the results go.")
+        flags.register_validator("output_dir", bool, "must name a folder")
     if output_dir is not None and resume:
         help_ = "Go on from the checkpoint in --output_dir instead of over it."
         flags.DEFINE_bool("resume", False, help_)

@@ -11,7 +11,7 @@ import dataclasses
 import re
 import sys
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -301,6 +301,37 @@ def keras_loop() -> str | None:
     return None
 
 
+class KerasTraining(NamedTuple):
+    """Keras' own training of a model, in a loop of its own."""
+
+    loop: str
+    optimizer: Any
+
+
+def keras_training() -> KerasTraining | None:
+    """Returns which loop of Keras updates variables, by an optimizer that is its own.
+
+    None also where this library has a part in it: in a step, by a wrapped optimizer or
+    in a loop that calls Replicator for each batch.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    optimizer = None
+    while frame is not None:
+        module = _module(frame)
+        if module.startswith("replicator.") and not module.startswith(_OF_WRITES):
+            return None
+        name = frame.f_code.co_name.removeprefix("tf__")
+        if name in ("apply", "apply_gradients"):
+            found = frame.f_locals.get("self")
+            if any(c.__module__.startswith(_OPTIMIZERS) for c in type(found).__mro__):
+                optimizer = found
+        if name in _LOOPS and module in _TRAINERS:
+            return None if optimizer is None else KerasTraining(name, optimizer)
+        frame = frame.f_back
+    return None
+
+
+_OF_WRITES = ("replicator.variables.", "replicator._tf.")
 _LOOPS = (
     *("fit", "evaluate", "predict"),
     *("train_on_batch", "test_on_batch", "predict_on_batch"),

@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from absl import logging
+
 from replicator import errors
-from replicator.cluster import peers, state
+from replicator.cluster import addresses, peers, state
 from replicator.cluster.resources import ResourceSpec
 
 
@@ -41,11 +43,25 @@ def _named(spec: ResourceSpec) -> list[str]:
         raise _elsewhere(spec, listed, connected)
     else:
         tasks = [""]  # this program's own host
+        _warn_of_another(spec, hosts[0].name)
     return [
         f"{task}{'device:' if task else ''}{device}"
         for task, host_devices in zip(tasks, spec.by_host, strict=True)
         for device in host_devices
     ]
+
+
+def _warn_of_another(spec: ResourceSpec, host: str) -> None:
+    """Warns if the only host that is listed is none that this one knows itself as."""
+    if not addresses.is_own(addresses.split(host)[0]):
+        logging.warning(
+            "%s lists %s alone, which is no name or address of this host, as far as it "
+            "knows; the program runs on this host all the same. To use that one, call "
+            "replicator.connect with the file first; if it is this one, write "
+            "address: localhost.",
+            spec.description.source,
+            host,
+        )
 
 
 def _elsewhere(spec: ResourceSpec, listed: Any, connected: Any) -> errors.ClusterError:

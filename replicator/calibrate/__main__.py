@@ -46,6 +46,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if len(argv) > 1:
             raise ValueError(f"unknown argument {argv[1]!r}")
+        for flag in (_DEVICES, _SIZES, _REPLICAS):
+            if flag.value == []:
+                raise ValueError(f"--{flag.name} is empty")
         sizes = [_positive("--kibibytes", size) for size in _SIZES.value]
         command_line.check_outputs(_OUTPUT)
         requested = [_positive("--replicas", count) for count in _REPLICAS.value or ()]
@@ -85,8 +88,13 @@ def _of_devices(
         for replica_devices in devices.resolve(_DEVICES.value or _default())
     ]
     counts = asked or [n for n in (2, 4, 8) if n <= len(names)]
-    if len(names) < 2 or not all(1 < n <= len(names) for n in counts):
-        raise ValueError(f"{counts or 2} replicas on {len(names)} devices")
+    if len(names) < 2:
+        raise ValueError(f"replicas are on two devices or more; there is {names[0]}")
+    for count in counts:
+        if not 1 < count <= len(names):
+            raise ValueError(
+                f"--replicas was given {count}; expected 2 to {len(names)}, the devices"
+            )
     measured = measure.measure_rates(names, _ROUNDS.value)
     calibration = rates.Calibration({rates.kind_of(names): measured})
     return names, counts, calibration

@@ -23,7 +23,8 @@ from replicator.replicator import Replicator
 _TINY_OPS = 200  # in a chain, so that the overhead of the call is negligible
 _LARGE_OPS = 8
 _LARGE = 1 << 24  # bytes: large enough to leave the caches of most machines
-_LEAST_SECONDS = 0.02  # minimum duration of a contender's round
+_LEAST_SECONDS = 0.02  # minimum duration of a contender's round, or of one call
+_WIDTH = 150  # columns of the tables where no terminal sets a width
 
 Function = Callable[[], Any]
 
@@ -233,6 +234,8 @@ def show(
 
         from replicator.plan import display
     console = rich.console.Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _WIDTH  # no number is cut off
 
     def grid(title: str, *columns: str) -> rich.table.Table:
         table = rich.table.Table(title=title, box=rich.box.SIMPLE, title_justify="left")

@@ -64,6 +64,34 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_own(host: str) -> bool:
+    """Whether a name or number is of this host, as far as it knows itself.
+
+    A host does not know the address under which others see it behind a translation of
+    addresses, nor the aliases of others' ~/.ssh/config.
+
+    Args:
+        host: A name or a number, without a port. Names are resolved.
+    """
+    if is_loopback(host) or host.lower() == socket.gethostname().lower():
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: tuple[object, ...]) -> bool:
+    """Whether an address is one of this host's, where alone a socket can be bound."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+            return True
+    except OSError:
+        return False
+
+
 def own_address(towards: str, port: int | None) -> str:
     """Returns the address from which this host reaches another.
 

@@ -38,8 +38,15 @@ def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence
     Raises:
         BadInput: There is no such function, it fails, or it returns anything else.
     """
-    with _command_line(name, arguments):
-        result = tried(f"{name}()", maker(name, arguments))
+    is_imported = name.partition(":")[0] in sys.modules  # may have read them at import
+    with _command_line(name, arguments) as argv:
+        function, rest = maker(name, arguments)
+        result = tried(f"{name}()", function)
+    if rest and not argv.read and not is_imported:
+        command_line.warn(
+            f"{argv[0]} has not read what follows --, which had no effect: "
+            f"{errors.shown(' '.join(rest))}"
+        )
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise BadInput(
             f"{name}() returned a {type(result).__name__}; expected a tuple (repl, "
@@ -59,17 +66,22 @@ def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence
 
 
 @contextlib.contextmanager
-def _command_line(name: str, arguments: Sequence[str]) -> Iterator[None]:
+def _command_line(
+    name: str, arguments: Sequence[str]
+) -> Iterator[command_line.Arguments]:
     """In this block, sys.argv holds the module's arguments instead of the program's."""
-    before, sys.argv = sys.argv, [name.partition(":")[0], *arguments]
+    module_argv = command_line.Arguments([name.partition(":")[0], *arguments])
+    before, sys.argv = sys.argv, module_argv
     try:
-        yield
+        yield module_argv
     finally:
         sys.argv = before
 
 
-def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
-    """Returns the function named by "module:make".
+def maker(
+    name: str, arguments: Sequence[str] = ()
+) -> tuple[Callable[[], Any], list[str]]:
+    """Returns the function named by "module:make", and arguments that are no flags.
 
     Args:
         name: See `made`.
@@ -89,8 +101,9 @@ def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = tried(module_name, lambda: importlib.import_module(module_name))
+    rest: list[str] = []
     if arguments:
-        tried(
+        rest = tried(
             f"the flags of {module_name}",
             lambda: command_line.parse_of_module(module_name, arguments),
         )
@@ -101,7 +114,7 @@ def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
         target = getattr(target, part)
     if not callable(target):
         raise BadInput(f"{name} is a {type(target).__name__}; expected a function")
-    return target
+    return target, rest
 
 
 def tried(what: str, function: Callable[[], Any]) -> Any:

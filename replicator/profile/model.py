@@ -180,6 +180,8 @@ def apart(
 def modelled(row: Row, count: int, kind: str, calibration: Calibration) -> float:
     """Returns the seconds of a communication, according to the calibration.
 
+    Its small tensors share messages; it sends one at least.
+
     Args:
         row: The communication.
         count: The number of participating replicas.
@@ -190,28 +192,28 @@ def modelled(row: Row, count: int, kind: str, calibration: Calibration) -> float
         return 0.0
     sizes = [_nbytes(value) for value in row.operands[0]] if row.operands else []
     turns = 1 if row.times is None else row.times
-    seconds = sum(_of_tensor(row, size, count, kind, calibration) for size in sizes)
+    empty = _of_tensor(row, 0, count, kind, calibration)
+    messages = max(1.0, sum(map(cost.filled, sizes)))
+    seconds = messages * empty
+    for size in sizes:
+        seconds += _of_tensor(row, size, count, kind, calibration) - empty
     return turns * seconds
 
 
 def _of_tensor(
     row: Row, nbytes: int, count: int, kind: str, calibration: Calibration
 ) -> float:
-    """Returns the seconds for one tensor; small ones share messages."""
-
-    def costs(size: int) -> float:
-        if row.primitive == "all_reduce":
-            able = [a for a in cost.ALGORITHM_NAMES if a != "nccl"]
-            named = [a for a in able if a in row.algorithm.split(", ")]
-            return min(
-                calibration.seconds(a, kind, count, size)
-                for a in (named if kind != "hosts" and named else able)
-            )
-        whole, chain = _WAYS.get(row.primitive, _exchange)(count, size)
-        kind_rates = calibration.of(kind)
-        return (chain if kind_rates.apart else whole).seconds(kind_rates)
-
-    return costs(nbytes) - (1 - cost.filled(nbytes)) * costs(0)
+    """Returns the seconds for one tensor in a message of its own."""
+    if row.primitive == "all_reduce":
+        able = [a for a in cost.ALGORITHM_NAMES if a != "nccl"]
+        named = [a for a in able if a in row.algorithm.split(", ")]
+        return min(
+            calibration.seconds(a, kind, count, nbytes)
+            for a in (named if kind != "hosts" and named else able)
+        )
+    whole, chain = _WAYS.get(row.primitive, _exchange)(count, nbytes)
+    kind_rates = calibration.of(kind)
+    return (chain if kind_rates.apart else whole).seconds(kind_rates)
 
 
 def _to_one(r: int, n: int) -> tuple[Work, Work]:

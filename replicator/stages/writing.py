@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import errors
 from replicator.plan import files
@@ -37,17 +38,44 @@ class Stages:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = _made(path)
         self._numbers = itertools.count()
+        self._site = errors.user_line()
+        self._begun: set[str] = set()  # the steps that were built, by their lines
+        self._ran: dict[str, None] = {}  # those that ran, in their order
         with files.needing("matplotlib", "draw the stages of a step"):
             from replicator.stages import drawing  # nothing else needs to plot
         self._draw: Callable[..., None] = drawing.draw
 
-    def begin(self, name: str) -> Build:
+    def begin(self, name: str, line: str) -> Build:
         """Returns a recorder for the graphs of one build.
 
         Args:
             name: The name of step_fn.
+            line: The line that defines it, as in `ran`.
         """
+        self._begun.add(line)
         return Build(self, name)
+
+    def ran(self, line: str) -> None:
+        """Notes that a step is run, which may have been built before.
+
+        Args:
+            line: The line that defines its step_fn.
+        """
+        self._ran[line] = None
+
+    def warn_of_missing(self) -> None:
+        """Warns, at the end, of steps of which nothing was recorded."""
+        missing = [line for line in self._ran if line not in self._begun]
+        if missing or not self._begun:
+            logging.warning(
+                "stages, at %s, has recorded nothing%s. A step is recorded when it is "
+                "built: have its first call, with arguments of these shapes, in the "
+                "block.",
+                self._site,
+                f" of what was built before: {'; '.join(missing)}"
+                if missing
+                else ": no step was built in its block",
+            )
 
     def write(self, name: str, graphs: dict[str, tf.compat.v1.GraphDef]) -> None:
         """Writes the graphs of one finished build.

@@ -56,7 +56,8 @@ _STAGES: dict[Callable[[Draft], None], Callable[[Build, Draft], None]] = {
 def run(draft: Draft) -> Built:
     """Builds a step by running all passes."""
     name = input_checks.name_of(draft.step_fn)
-    recordings = [recorder.begin(name) for recorder in draft.settings.stages]
+    line = stages.line_of(draft.step_fn)
+    recordings = [recorder.begin(name, line) for recorder in draft.settings.stages]
     for apply in PASSES:
         apply(draft)
         for recording in recordings:

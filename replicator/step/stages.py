@@ -3,12 +3,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import tensorflow as tf
 
-from replicator import _tf
+from replicator import _tf, errors
 from replicator.graph.ir.kinds import has_effect
-from replicator.stages.writing import Build
+from replicator.inputs import checks
+from replicator.stages.writing import Build, Stages
 from replicator.step.draft import Draft
+
+
+def line_of(step_fn: Callable[..., Any]) -> str:
+    """Returns the line that defines a step_fn, or its name where no line is known."""
+    return errors.definition(step_fn) or checks.name_of(step_fn)
+
+
+def ran(recorders: Iterable[Stages], step_fn: Callable[..., Any]) -> None:
+    """Tells recorders that a step is run, which may have been built before."""
+    for recorder in recorders:
+        recorder.ran(line_of(step_fn))
 
 
 def traced(graphs: Build, draft: Draft) -> None:

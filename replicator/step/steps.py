@@ -30,6 +30,7 @@ from replicator.step import (
     loops,
     outputs,
     repair,
+    stages,
     step_arguments,
 )
 from replicator.step.requests import CallArguments, Request
@@ -118,6 +119,7 @@ class Step:
             return self._build(tf.compat.v1.get_default_graph(), call_args)
         with self._settings.lock:
             run = self._state.prepared.get(call_args.key) or self._eager_call(call_args)
+            stages.ran(self._settings.stages, self._request.step_fn)
             return run(call_args.leaves)
 
     @_tf.not_converted

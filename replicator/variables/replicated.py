@@ -37,6 +37,7 @@ from replicator.variables import (
     compiled,
     copies,
     elsewhere,
+    keras_loops,
     locks,
     part_writes,
     python_calls,
@@ -305,6 +306,7 @@ class ReplicatedVariable(
         self, write: Callable[[tf.Variable, int], Any], read_value: bool
     ) -> Any:
         """Writes every component, outside a step."""
+        keras_loops.warn_of_one_device(self)
         self._settle_in_graph()
         with self._exclusively():
             # The first id also serves an owner's component, and the source of copies.

@@ -43,6 +43,17 @@ def test_one_host_is_this_one(kind, tmp_path):
     np.testing.assert_allclose(loss(np.float32([[1, 2], [3, 4], [5, 6]])), 5.5)
 
 
+@pytest.mark.parametrize(
+    ("address", "is_told"),
+    [("10.0.0.1", True), ("other:7777", True), ("127.0.0.1:7777", False)],
+)
+def test_one_host_that_is_another_is_told(address, is_told, tmp_path, caplog):
+    path = _written(tmp_path, f"nodes: [{{address: '{address}', cpus: [0, 1]}}]")
+    assert resources.devices_of(path) == ["CPU:0", "CPU:1"]
+    assert ("resources.yml lists " + address in caplog.text) == is_told
+    assert ("call replicator.connect with the file" in caplog.text) == is_told
+
+
 def test_a_device_that_this_host_lacks_is_named(tmp_path):
     path = _written(tmp_path, "nodes: [{address: localhost, gpus: [7]}]")
     with pytest.raises(replicator.DeviceError, match=r"(?s)GPU:7 does not exist.*Fix"):

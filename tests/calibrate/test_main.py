@@ -36,8 +36,10 @@ def test_the_program_writes_what_a_replicator_reads(tmp_path: pathlib.Path) -> N
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("--devices=CPU:0", "2 replicas on 1 devices"),
-        ("--replicas=9", "[9] replicas on 8 devices"),
+        ("--devices=CPU:0", "two devices or more; there is /job:localhost"),
+        ("--replicas=9", "--replicas was given 9; expected 2 to 8, the devices"),
+        ("--devices=", "--devices is empty"),
+        ("--kibibytes=", "--kibibytes is empty"),
         ("--replicas=x", "--replicas was given 'x'"),
         ("--kibibytes=-1", "--kibibytes was given '-1'"),
         ("--kibibytes=" + "9" * 5000, "no positive number of at most 12 digits"),

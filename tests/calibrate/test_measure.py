@@ -41,3 +41,12 @@ def test_contenders_take_turns() -> None:
     assert set(seconds) == {"a", "b"}
     turns = [name for k, name in enumerate(calls[2:]) if calls[k + 1] != name]
     assert calls[:2] == ["a", "b"] and turns == ["a", "b", "a", "b"]
+
+
+def test_no_number_is_cut_off_where_there_is_no_terminal(capsys: Any) -> None:
+    names = ("hub", "shuffled", "tree", "ring")
+    seconds = dict.fromkeys(names, 123.456789)
+    measure.show(
+        rates.Calibration(), [measure.Timing(64, 1 << 40, 0.0, seconds, seconds)]
+    )
+    assert capsys.readouterr().out.count("123456.789 (123456.789)") == len(names)

@@ -72,3 +72,17 @@ def test_own_address_is_one_of_this_host():
 def test_free_port_is_free():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", addresses.free_port()))
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.3", "::1", socket.gethostname()]
+)
+def test_this_host_knows_itself(host):
+    assert addresses.is_own(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["192.0.2.1", "2001:db8::1", "other.invalid", "a" * 99]
+)
+def test_others_are_not_this_host(host):
+    assert not addresses.is_own(host)

@@ -109,6 +109,7 @@ def test_the_default_run_is_right_about_97_of_100_images(tmp_path):
             marks=pytest.mark.slow,
         ),
         (["--output_dir=/dev/null/here"], "/dev/null/here is not writable"),
+        (["--output_dir="], "--output_dir=: must name a folder"),
         (["--resume"], "--resume: there is no checkpoint in "),
         (["extra"], "unexpected argument 'extra'"),
     ],

@@ -126,6 +126,14 @@ def test_a_run_is_not_resumed_for_fewer_steps(
         make_run(finished, resume=True, **options)
 
 
+def test_a_run_is_resumed_without_warnings_of_tensorflow(
+    finished: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    make_run(folder, resume=True)
+    assert not caplog.records
+
+
 def test_a_run_is_not_resumed_with_other_settings(finished: pathlib.Path) -> None:
     with pytest.raises(support.UsageError, match="the run began with --rate=0.1, not"):
         support.Run(finished, {"rate": 0.2, "seed": 1}, {}, steps=44, resume=True)

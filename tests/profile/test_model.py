@@ -237,6 +237,25 @@ def test_a_faster_network_is_never_slower_and_latency_counts():
         assert steps == sorted(set(steps))
 
 
+@pytest.mark.parametrize("replicas", [2, 8, 64])
+def test_a_communication_sends_a_message_however_small_it_is(replicas):
+    """Among hosts, two messages are a loss's least, one after the other."""
+    least = 2 * math.ceil(math.log2(replicas)) * _MESSAGE
+    loss = made.row(shape=())
+    found = made.measured((loss,), (0.001,))
+    sync = model.apart(found, replicas, _CALIBRATION, _NETWORK).sync
+    assert sync == pytest.approx(least, rel=1e-2)
+    # Small tensors of one communication share the message; others have their own.
+    ten = dataclasses.replace(loss, operands=(loss.operands[0] * 10,) * 2)
+    for rows, times in (((ten,), 1), ((loss,) * 3, 3)):
+        found = made.measured(rows, (0.001,) * len(rows))
+        sync = model.apart(found, replicas, _CALIBRATION, _NETWORK).sync
+        assert sync == pytest.approx(times * least, rel=2e-2)
+    for name in ("barrier", "broadcast", "message"):
+        row = dataclasses.replace(made.row(name), operands=((),) * 2)
+        assert model.modelled(row, 2, "hosts", _CALIBRATION) > 1e-4
+
+
 def test_verdicts_say_where_it_stops():
     def steps(*times):
         return [model.Predicted(n, t, 1.0) for n, t in enumerate(times, 1)]

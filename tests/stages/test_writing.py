@@ -96,3 +96,52 @@ def test_folders_that_cannot_be_made_are_refused_at_once(
     ):
         with helpers.make(2).stages(path):
             raise AssertionError("the block is not entered")
+
+
+def _step_fns(repl: replicator.Replicator) -> list[Any]:
+    return [
+        lambda: repl.all_reduce(1.0),
+        lambda: repl.all_reduce(2.0),
+    ]
+
+
+@pytest.mark.parametrize("way", ["run", "step", "function"])
+def test_steps_that_were_built_before_are_told(
+    way: str, tmp_path: pathlib.Path, caplog: Any
+) -> None:
+    repl = helpers.make(2)
+    one, two = _step_fns(repl)
+    step = repl.build(one)
+    run = {
+        "run": lambda: repl.run(one),
+        "step": step,
+        "function": tf.function(lambda: repl.run(one)),
+    }[way]
+    with repl.stages(tmp_path):
+        for _ in range(2):
+            run()
+    assert len(list(tmp_path.iterdir())) == 1 and not caplog.text
+    with repl.stages(tmp_path):
+        run()
+    assert "test_writing.py" in caplog.text and "has recorded nothing" in caplog.text
+    assert ("_step_fns" in caplog.text or "<lambda>" in caplog.text) == (
+        way != "function"  # of which TensorFlow runs the graph, without us
+    )
+    assert "have its first call" in caplog.text
+    caplog.clear()
+    with repl.stages(tmp_path):
+        run()
+        repl.run(two)
+    assert bool(caplog.text) == (way != "function")
+
+
+def test_blocks_that_build_nothing_are_told_unless_they_fail(
+    tmp_path: pathlib.Path, caplog: Any
+) -> None:
+    repl = helpers.make(2)
+    with pytest.raises(KeyError), repl.stages(tmp_path):
+        raise KeyError
+    assert not caplog.text
+    with repl.stages(tmp_path):
+        pass
+    assert "no step was built in its block" in caplog.text

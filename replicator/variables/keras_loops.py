@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warns where Keras' own loop trains variables of several replicas on one device."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from absl import logging
+
+from replicator import _tf
+
+_told: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers of which it was said
+
+
+def warn_of_one_device(variable: Any) -> None:
+    """Warns, once per optimizer, if a plain one trains a variable outside of steps.
+
+    Wrapped optimizers warn by themselves.
+
+    Args:
+        variable: A ReplicatedVariable that is being written outside of any step.
+    """
+    count = variable.world.num_replicas
+    if count == 1 or not variable.trainable:
+        return
+    found = _tf.keras_training()
+    if found is None or found.optimizer in _told:
+        return
+    _told.add(found.optimizer)
+    logging.warning(
+        "Keras' %s updates %s, a variable of %d replicas, by %s outside of any step: "
+        "it trains on one device, and the others do nothing. Let it run on all of "
+        "them, repl.keras_model(model).",
+        found.loop,
+        variable.name,
+        count,
+        type(found.optimizer).__name__,
+    )
