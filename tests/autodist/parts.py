@@ -69,6 +69,7 @@ def divide(
     build: Callable[[Any], Any],
     cut: Cut = ROWS,
     whole: Callable[[Any], Sequence[tf.Operation]] = lambda fetches: (),
+    slots: Sequence[str] = (),
 ) -> Made:
     """Returns what is built of a variable w, and the same with w in parts.
 
@@ -76,6 +77,7 @@ def divide(
         build: Returns what is fetched, given the variable.
         cut: How w is divided.
         whole: Returns what writes values that are not to be divided before.
+        slots: The names of the variables that are built, divided as w is.
     """
     made: list[Any] = []
     with tf.Graph().as_default() as graph:
@@ -84,8 +86,14 @@ def divide(
             w = tf.Variable(W, name="w")
             fetches = build(w)
         program = Program(graph, made)
-        decided = Decided({}, {"w": cut}, {})
+        cuts = {"w": cut, **{slot: _of_slot(cut, slot) for slot in slots}}
+        decided = Decided({}, cuts, dict.fromkeys(slots, "w"))
         return Made(program, Divided(program, decided, whole(fetches)), fetches)
+
+
+def _of_slot(cut: Cut, slot: str) -> Cut:
+    names = tuple(f"{slot}/part_{k}" for k in range(len(cut.names)))
+    return dataclasses.replace(cut, names=names)
 
 
 def check(made: Made, feed: dict[Any, Any] | None = None) -> None:
