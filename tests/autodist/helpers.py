@@ -90,7 +90,7 @@ def told(make: Callable[[tf.Tensor], tf.Tensor]) -> Value:
 
     That of the whole batch is compared with what follows from those of its parts.
     """
-    with tf.Graph().as_default() as graph, v1.Session() as session:
+    with tf.Graph().as_default() as graph, v1.Session(config=AS_IT_IS) as session:
         x = v1.placeholder(tf.float32, [None, 3], "x")
         tensor = make(x)
         value = Values(Program(graph, []).flow).of(tensor)
@@ -126,6 +126,9 @@ def told(make: Callable[[tf.Tensor], tf.Tensor]) -> Value:
     return value
 
 
+AS_IT_IS = v1.ConfigProto()  # not optimized, which takes longer than such graphs do
+AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
+AS_IT_IS.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
 _TOLD = (Kind.SAME, Kind.ROWS, Kind.MEAN, Kind.MAX, Kind.MIN, Kind.RATIO)
 
 
@@ -169,6 +172,7 @@ def copied(
     initial: np.ndarray,
     once: Callable[[Any], Sequence[tf.Operation]] = lambda fetches: (),
     num_replicas: int = 2,
+    is_owned: bool = False,
 ) -> Copied:
     """Returns what is built of a variable w, copied without any communication.
 
@@ -177,6 +181,7 @@ def copied(
         initial: What w begins with; its components begin with zeros.
         once: Returns the ops that replica 0 alone has, for all.
         num_replicas: On how many devices.
+        is_owned: Whether all copies use the component of replica 0.
     """
     made: list[Any] = []
     with tf.Graph().as_default() as source:
@@ -198,7 +203,7 @@ def copied(
             def given(tensor: tf.Tensor, r: int = r) -> tf.Tensor:
                 if program.variable_behind(tensor) is None:
                     return stamping.of(places[r], tensor)
-                return components[r].handle
+                return components[0 if is_owned else r].handle
 
             own.update(places[0])
             if not r:
