@@ -130,6 +130,8 @@ def aligned(op: tf.Operation, values: Sequence[Value]) -> list[Value] | None:
     """Returns the operands that have rows; None unless all operands are aligned."""
     pairs = list(zip(op.inputs, values, strict=True))
     rows = [(tensor, v) for tensor, v in pairs if v.kind is Kind.ROWS]
+    if not rows:
+        return None  # places of examples, computed with as numbers
     ranks = {tensor.shape.rank for tensor, _ in rows}
     if None in ranks:
         scalars = all(t.shape.rank == 0 for t, v in pairs if v.kind is not Kind.ROWS)
