@@ -194,6 +194,10 @@ def _reduced(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
     )
 
 
+def _rank(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    return SAME
+
+
 def _axes(tensor: tf.Tensor) -> list[int] | None:
     axes = tf.get_static_value(tensor)
     return None if axes is None else [int(axis) for axis in np.ravel(axes)]
@@ -342,7 +346,7 @@ _RULES: dict[str, Any] = {
     **dict.fromkeys(tables.QUANTIZED, _quantized),
     **dict.fromkeys(tables.PASSED_ON, _passed),
     **dict.fromkeys(tables.REDUCED, _reduced),
-    **{"L2Loss": _halved_squares, "BiasAddGrad": _bias},
+    **{"Rank": _rank, "L2Loss": _halved_squares, "BiasAddGrad": _bias},
     **dict.fromkeys(tables.FIRST_AXIS, _first_axis),
     **dict.fromkeys(tables.LAST_AXES, _last_axes),
     **dict.fromkeys((*tables.ALONG, *tables.CHOSEN), _along),

@@ -105,25 +105,40 @@ def told(make: Callable[[tf.Tensor], tf.Tensor]) -> Value:
         if not value.by_value:
             other = session.run(tensor, {x: X[::-1] ** 2})
             np.testing.assert_array_equal(whole, other)
-    own = [np.asarray(one, np.float64) for one, _ in of_parts]
-    counts, power = list(PARTS), value.power
+    counts = list(PARTS)
     if value.kind is Kind.RATIO:
-        counts, power = [len(over) for _, over in of_parts], power - 1
-    total = sum(counts)
-    shares = [n / total for n in counts]
+        counts = [len(over) for _, over in of_parts]
+    check_told(value, whole, [one for one, _ in of_parts], counts)
+    return value
+
+
+def check_told(
+    value: Value, whole: Any, of_parts: Sequence[Any], counts: Sequence[int]
+) -> None:
+    """Raises unless that of a whole batch follows from those of its parts as is told.
+
+    Args:
+        value: What is told of it.
+        whole: What is computed of the whole batch.
+        of_parts: What is computed of each part.
+        counts: How many examples each part has; of a ratio, how many were chosen.
+    """
+    own = [np.asarray(one, np.float64) for one in of_parts]
+    own = [one for one, n in zip(own, counts, strict=True) if n]
+    power = value.power - (value.kind is Kind.RATIO)
+    shares = [n / sum(counts) for n in counts if n]
     scaled = [one / share**power for one, share in zip(own, shares, strict=True)]
     if value.kind is Kind.ROWS:
         expected = _in_order(scaled, value.order, value.axis)
     elif value.kind in (Kind.MAX, Kind.MIN):
         expected = (np.max if value.kind is Kind.MAX else np.min)(own, 0)
     else:
+        assert value.kind in (Kind.SAME, Kind.MEAN, Kind.RATIO), value
         expected = np.average(scaled, 0, shares)
         if value.kind is Kind.SAME:
             np.testing.assert_allclose(scaled, [expected] * len(own), rtol=1e-5)
-    np.testing.assert_allclose(
-        np.asarray(whole, np.float64), expected, rtol=1e-4, atol=1e-5
-    )
-    return value
+    found = np.asarray(whole, np.float64)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 AS_IT_IS = v1.ConfigProto()  # not optimized, which takes longer than such graphs do
