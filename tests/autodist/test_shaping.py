@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from replicator.autodist.kinds import Kind
 from tests.autodist.helpers import known, told
+from tests.helpers import opaque
 
 Make = Callable[[tf.Tensor], tf.Tensor]
 
@@ -42,6 +43,10 @@ def _unranked(x: tf.Tensor) -> tf.Tensor:
     return tf.compat.v1.placeholder_with_default(x, None)
 
 
+def _unknown_times(x: tf.Tensor) -> tf.Tensor:  # [k, n, 3]
+    return tf.tile(x[tf.newaxis], [opaque(2), 1, 1])
+
+
 def _some(x: tf.Tensor) -> tf.Tensor:
     return tf.boolean_mask(x, x[:, 0] > -0.5)
 
@@ -71,6 +76,9 @@ ROWS: dict[str, Make] = {
     "an axis before the last": lambda x: tf.expand_dims(_across(x), -2),
     "squeezed": lambda x: tf.squeeze(tf.reshape(x, [1, -1, 3, 1]), [0, 3]),
     "squeezed behind": lambda x: tf.squeeze(x[..., tf.newaxis], -1),
+    "behind as many as before": lambda x: tf.reshape(
+        _unknown_times(x), [tf.shape(_unknown_times(x))[0], -1, 1, 3]
+    ),
     "transposed": lambda x: tf.transpose(_blocks(x), [2, 0, 1]),
     # Joined and split.
     "stacked": _blocks,
@@ -81,6 +89,7 @@ ROWS: dict[str, Make] = {
     "side by side": lambda x: tf.concat([x, x * x], 1),
     "one after the other": _twice,
     "three after another": lambda x: tf.concat([_twice(x), _twice(-x)], 0),
+    "three of one": lambda x: tf.concat([x, -x, x * x], 0),
     "split": lambda x: tf.split(x, 3, 1)[1],
     "split unevenly": lambda x: tf.split(x, [1, 2], -1)[1],
     "split again": lambda x: tf.split(_twice(x), 2)[1],
@@ -123,6 +132,9 @@ UNKNOWN: dict[str, Make] = {
     "a shape that is computed": lambda x: tf.reshape(
         x, tf.cast(tf.reduce_mean(x, 0) * 0, tf.int32) + [-1, 3, 1]
     ),
+    "behind as many as are unknown": lambda x: tf.reshape(
+        _unknown_times(x), [3 * tf.shape(_unknown_times(x))[0], 1, -1]
+    ),
     "squeezed wherever": lambda x: tf.squeeze(_unranked(x)),
     "unstacked in parts": lambda x: tf.unstack(tf.ensure_shape(x, [7, 3]))[1],
     "stacked with others": lambda x: tf.stack([x, tf.ones_like(x) * _count(x)]),
@@ -146,6 +158,19 @@ UNKNOWN: dict[str, Make] = {
     ),
     "reversed": lambda x: tf.reverse_sequence(
         x, tf.cast(tf.reduce_max(x, 0), tf.int32), 0, 1
+    ),
+    "reversed in each other's order": lambda x: tf.reverse_sequence(
+        x, tf.cast(x[:, 0], tf.int32), seq_axis=0, batch_axis=1
+    ),
+    "as many as there may be": lambda x: tf.broadcast_to(tf.ones([7, 3]), tf.shape(x)),
+    "the gradient of all but one": lambda x: tf.raw_ops.StridedSliceGrad(
+        shape=tf.shape(x),
+        begin=[1, 0],
+        end=[0, 0],
+        strides=[1, 1],
+        dy=x,
+        begin_mask=2,
+        end_mask=3,
     ),
     "the gradient of the first": lambda x: tf.gradients(tf.square(x[:1]), x)[0],
 }
