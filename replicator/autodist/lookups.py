@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.autodist import kinds
-from replicator.autodist.kinds import PLACES, UNKNOWN, Kind, Value
+from replicator.autodist.kinds import PLACES, SAME, UNKNOWN, Kind, Value
 from replicator.autodist.sizes import GROWS
 
 Own = Any  # rows.Rows
@@ -106,6 +106,8 @@ def mark(tensor: tf.Tensor, depth: int = 8) -> Hashable:
 
 
 def _ranged(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    if all(map(kinds.is_same, values)):
+        return SAME
     begin, end, step = (own.sizes.elements(operand) for operand in op.inputs)
     if begin == [0] and step == [1] and end == [GROWS]:
         return PLACES

@@ -134,6 +134,8 @@ def aligned(op: tf.Operation, values: Sequence[Value]) -> list[Value] | None:
     """Returns the operands that have rows; None unless all operands are aligned."""
     pairs = list(zip(op.inputs, values, strict=True))
     rows = [(tensor, v) for tensor, v in pairs if v.kind is Kind.ROWS]
+    if not rows:
+        return None  # places of examples, computed with as numbers
     ranks = {tensor.shape.rank for tensor, _ in rows}
     if None in ranks:
         scalars = all(t.shape.rank == 0 for t, v in pairs if v.kind is not Kind.ROWS)
@@ -194,6 +196,10 @@ def _reduced(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
     return value.replaced(
         axis=value.axis - sum(axis < value.axis for axis in reduced_axes)
     )
+
+
+def _rank(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    return SAME
 
 
 def _axes(tensor: tf.Tensor) -> list[int] | None:
@@ -344,7 +350,7 @@ _RULES: dict[str, Any] = {
     **dict.fromkeys(tables.QUANTIZED, _quantized),
     **dict.fromkeys(tables.PASSED_ON, _passed),
     **dict.fromkeys(tables.REDUCED, _reduced),
-    **{"L2Loss": _halved_squares, "BiasAddGrad": _bias},
+    **{"Rank": _rank, "L2Loss": _halved_squares, "BiasAddGrad": _bias},
     **dict.fromkeys(tables.FIRST_AXIS, _first_axis),
     **dict.fromkeys(tables.LAST_AXES, _last_axes),
     **dict.fromkeys((*tables.ALONG, *tables.CHOSEN), _along),

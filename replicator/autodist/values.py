@@ -377,7 +377,7 @@ class Values:
 
 _MOVED = frozenset(
     """Reshape ExpandDims Squeeze Transpose StridedSlice Slice GatherV2 Pad ReverseV2
-    Unpack BroadcastTo""".split()
+    Unpack""".split()
 )
 
 

@@ -71,6 +71,7 @@ def divide(
     build: Callable[[Any], Any],
     cut: Cut = ROWS,
     whole: Callable[[Any], Sequence[tf.Operation]] = lambda fetches: (),
+    slots: Sequence[str] = (),
 ) -> Made:
     """Returns a graph with a variable w, and the same with w in parts.
 
@@ -78,6 +79,7 @@ def divide(
         build: Returns the fetches, given the variable.
         cut: How w is divided.
         whole: Returns earlier ops that write values which must not be divided.
+        slots: The names of the variables that `build` creates, divided as w is.
     """
     variables: list[Any] = []
     with tf.Graph().as_default() as graph:
@@ -86,8 +88,14 @@ def divide(
             w = tf.Variable(W, name="w")
             fetches = build(w)
         program = Program(graph, variables)
-        decided = Decided({}, {"w": cut}, {})
+        cuts = {"w": cut, **{slot: _of_slot(cut, slot) for slot in slots}}
+        decided = Decided({}, cuts, dict.fromkeys(slots, "w"))
         return Made(program, Divided(program, decided, whole(fetches)), fetches)
+
+
+def _of_slot(cut: Cut, slot: str) -> Cut:
+    names = tuple(f"{slot}/part_{k}" for k in range(len(cut.names)))
+    return dataclasses.replace(cut, names=names)
 
 
 def check(made: Made, feed: dict[Any, Any] | None = None) -> None:
