@@ -73,7 +73,7 @@ class Compressor:
         Returns:
             A nest of tensors, of the same dtypes and shapes on all replicas.
         """
-        raise NotImplementedError
+        raise self._lacks("compress")
 
     def decompress(self, payload: Any, shape: tf.Tensor) -> tf.Tensor:
         """Restores a tensor from a replica's payload.
@@ -85,7 +85,16 @@ class Compressor:
             payload: What `compress` returned on that replica.
             shape: The tensor's shape, a vector of integers.
         """
-        raise NotImplementedError
+        raise self._lacks("decompress")
+
+    def _lacks(self, method: str) -> errors.ArgumentError:
+        return errors.ArgumentError(
+            errors.compose(
+                f"the compressor {type(self).__name__} has no method `{method}`.",
+                [f"at {errors.user_line()}"],
+                "define `compress` and `decompress`, or `reduce`.",
+            )
+        )
 
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
         """Sums tensors over the replicas.
@@ -111,7 +120,15 @@ class Compressor:
 
     def _restored(self, payload: Any, tensor: tf.Tensor) -> tf.Tensor:
         """Decompresses a payload to the tensor's dtype; checks the shape."""
-        restored = tf.cast(self.decompress(payload, shape_of(tensor)), tensor.dtype)
+        value = self.decompress(payload, shape_of(tensor))
+        if value is None:
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"decompress of {type(self).__name__} returned None.",
+                    fix="return the tensor that it restores.",
+                )
+            )
+        restored = tf.cast(value, tensor.dtype)
         if not restored.shape.is_compatible_with(tensor.shape):
             raise errors.ArgumentError(
                 errors.compose(
@@ -121,6 +138,40 @@ class Compressor:
                 )
             )
         return restored
+
+
+def checked(compressor: Compressor, tensors: Sequence[tf.Tensor], made: Any) -> Sums:
+    """Returns what `reduce` of a compressor, which may be a user's class, returned.
+
+    Args:
+        compressor: The compressor.
+        tensors: What it was given to sum.
+        made: What it returned.
+
+    Raises:
+        ArgumentError: It is no Sums of tensors like these.
+    """
+    sums = Sums(list(getattr(made, "totals", ())), list(getattr(made, "sent", ())))
+    if all(
+        len(values) == len(tensors) and all(map(_is_like, values, tensors))
+        for values in (sums.totals, sums.sent)
+    ):
+        return sums
+    raise errors.ArgumentError(
+        errors.compose(
+            f"reduce of {type(compressor).__name__} returned {errors.shown(made)}.",
+            [f"at {errors.user_line()}"],
+            "return a Sums, whose `totals` and `sent` are like the tensors.",
+        )
+    )
+
+
+def _is_like(made: Any, tensor: tf.Tensor) -> bool:
+    return (
+        tf.is_tensor(made)
+        and made.dtype == tensor.dtype
+        and made.shape.is_compatible_with(tensor.shape)
+    )
 
 
 def shape_of(tensor: tf.Tensor) -> tf.Tensor:

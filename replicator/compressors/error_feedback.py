@@ -18,7 +18,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from replicator.compressors import checks
-from replicator.compressors.base import Compressor, Sums
+from replicator.compressors.base import Compressor, Sums, checked
 from replicator.compressors.link import Link
 
 
@@ -74,7 +74,8 @@ class ErrorFeedback(Compressor):
         if link.size == 1:
             sums = Sums(targets, targets)
         else:
-            sums = self.compressor.reduce(targets, link.feeding_back())
+            made = self.compressor.reduce(targets, link.feeding_back())
+            sums = checked(self.compressor, targets, made)
         errors = [
             target - sent for target, sent in zip(targets, sums.sent, strict=True)
         ]

@@ -42,6 +42,9 @@ class Place:
         owner: The name of the optimizer or function that keeps them.
         creating: Returns a context in which variables are created, each once for all
             replicas. None: in the step, where the replicas' variables are one.
+
+    Attributes:
+        group: The module given.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class Place:
         creating: Callable[[], Any] | None = None,
     ) -> None:
         self.owner = owner
-        self._group = group
+        self.group = group
         self._in_step = creating is None
         self._creating = creating or contextlib.nullcontext
 
@@ -121,12 +124,12 @@ class Place:
 
     def _recall(self, name: str, make: Callable[[], Any]) -> Any:
         """Returns the object kept under a name; creates or restores it if needed."""
-        if not hasattr(self._group, name):
+        if not hasattr(self.group, name):
             with self._creating(), tf.init_scope():
                 created = make()
                 with context.building(None):
-                    setattr(self._group, name, created)
-        return getattr(self._group, name)
+                    setattr(self.group, name, created)
+        return getattr(self.group, name)
 
     def _variable(
         self,
@@ -142,7 +145,7 @@ class Place:
                 shape=None if shape is None else tf.TensorShape(shape),
                 dtype=dtype,
                 trainable=False,
-                name=f"{self._group.name}/{name}",
+                name=f"{self.group.name}/{name}",
                 use_resource=True,
                 **own,
             )

@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from replicator import errors
-from replicator.compressors.base import Compressor
+from replicator.compressors.base import Compressor, checked
 from replicator.compressors.link import Link
 from replicator.compressors.memory import Place
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
@@ -191,7 +190,7 @@ def _reduced(
         sums = compressor.reduce(
             [tf.stop_gradient(x) for x in dense_shares], link.of(dense)
         )
-        totals = _checked(compressor, dense_shares, sums)
+        totals = checked(compressor, dense_shares, sums).totals
         if differentiable:
             totals = _with_exact_gradients(dense_shares, totals, link)
         for n, total in zip(dense, totals, strict=True):
@@ -231,22 +230,3 @@ def _reduce_rows(
 
 def _cast(leaf: Leaf, dtype: tf.DType) -> Leaf:
     return leaf if leaf.dtype == dtype else tf.cast(leaf, dtype)
-
-
-def _checked(
-    compressor: Compressor, shares: Sequence[tf.Tensor], made: Any
-) -> Sequence[tf.Tensor]:
-    """Returns the totals that a compressor, which may be a user's class, returned."""
-    totals = list(getattr(made, "totals", ()))
-    if len(totals) == len(list(getattr(made, "sent", ()))) == len(shares) and all(
-        total.dtype == share.dtype and total.shape.is_compatible_with(share.shape)
-        for total, share in zip(totals, shares, strict=True)
-    ):
-        return totals
-    raise errors.ArgumentError(
-        errors.compose(
-            f"reduce of {type(compressor).__name__} returned {errors.shown(made)}.",
-            [f"at {errors.user_line()}"],
-            "return a Sums, whose `totals` and `sent` are like the tensors.",
-        )
-    )

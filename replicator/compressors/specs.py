@@ -148,6 +148,8 @@ def _called(spec: str, call: ast.Call) -> Compressor:
         raise _bad(
             spec, f"has {errors.shown(unknown[0])}, which is no option of {name}"
         )
+    if len(options) < max(len(call.keywords), len(call.args)):
+        raise _bad(spec, f"has an option of {name} twice")
     if "compressor" in fields and not options:
         raise _bad(spec, f"has {name} of nothing")
     return cls(**{str(k): _made(spec, value) for k, value in options.items()})

@@ -40,7 +40,7 @@ class Compression:
         self.is_tracked = False
         self._compressor = compressor
         self._name = name
-        self._places: dict[Hashable, Place] = {}
+        self._places: dict[Hashable, tuple[Hashable, Place]] = {}
 
     def of(
         self, variables: Sequence[Any], gradients: Sequence[Gradient]
@@ -75,6 +75,7 @@ class Compression:
     def place(
         self,
         key: Hashable,
+        shapes: Hashable,
         op: str,
         gradients: Sequence[Gradient],
         creating: Callable[[], Any],
@@ -84,15 +85,21 @@ class Compression:
         Args:
             key: Identifies what they are gradients of; all steps that pass gradients of
                 the same variables share the place.
+            shapes: The shapes of the pieces of these variables. Once a strategy has
+                divided a variable, the place is another: nothing has been remembered,
+                as no step was built before.
             op: "mean" or "sum" over the replicas.
             gradients: The gradients.
             creating: Returns a block in which variables are created.
         """
-        if key not in self._places:
+        earlier_shapes, place = self._places.get(key, (None, None))
+        if place is None or shapes != earlier_shapes:
+            if place is not None:
+                self.memory.forget(place.group)
             facts = repr((op, *map(facts_of, gradients)))
-            group = self.memory.group(facts)
-            self._places[key] = Place(group, self._name, creating)
-        return self._places[key]
+            place = Place(self.memory.group(facts), self._name, creating)
+            self._places[key] = shapes, place
+        return place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +109,7 @@ class Reducer:
     Attributes:
         compression: The optimizer's compression.
         key: Identifies the variables and where they are.
+        shapes: The shapes of the pieces of the variables.
         policies: How each gradient is communicated.
         compressors: The compressor of each gradient; None: none is compressed.
         creating: Returns a block in which variables are created.
@@ -110,6 +118,7 @@ class Reducer:
 
     compression: Compression
     key: Hashable
+    shapes: Hashable
     policies: Sequence[OperandPolicy]
     compressors: Sequence[Compressor | None] | None
     creating: Callable[[], Any]
@@ -132,7 +141,9 @@ class Reducer:
         """
         if self.compressors is None:
             return all_reduce.combine(gradients, op, weight, self.policies)
-        place = self.compression.place(self.key, op, gradients, self.creating)
+        place = self.compression.place(
+            self.key, self.shapes, op, gradients, self.creating
+        )
         members = context.require("a compressor").build.world.everyone
         call = reducing.Call(op, members, weight, place, scale=self.scale())
         return reducing.reduce(call, gradients, self.compressors, self.policies)

@@ -200,6 +200,7 @@ class Combiner:
         return Reducer(
             self.compression,
             (_home(replica.build.graph), what),
+            tuple(tuple(piece.shape) for piece in pieces),
             [policy for k in used for policy in division.policies(k)],
             self.compression.of(pieces, grads),
             self._creating(replica),

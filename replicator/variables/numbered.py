@@ -31,3 +31,14 @@ class Numbered(tf.Module):
         group = tf.Module(name=f"g{digest}_{number}")
         setattr(self, group.name, group)
         return group
+
+    def forget(self, group: tf.Module) -> None:
+        """Removes the module of a call that never took place.
+
+        Args:
+            group: The module, the latest for what its call was given.
+        """
+        digest, number = group.name.removeprefix("g").rsplit("_", 1)
+        delattr(self, group.name)
+        if self._numbers[digest] == int(number) + 1:
+            self._numbers[digest] = int(number)

@@ -314,13 +314,41 @@ def _none(_: Any, tensors: Any, link: Any) -> Any:
     return None
 
 
-@pytest.mark.parametrize("method", [_wrong_shape, _too_few, _none])
-def test_a_users_own_that_returns_nonsense(method: Callable[..., Any]) -> None:
-    wrong = type("Wrong", (compressors.Compressor,), {"reduce": method})
+def _sent_of_another_shape(_: Any, tensors: Any, link: Any) -> Any:
+    return compressors.Sums(tensors, [tf.zeros([1])] * len(tensors))
+
+
+@pytest.mark.parametrize("feed_back", [False, True])
+@pytest.mark.parametrize(
+    "method", [_wrong_shape, _too_few, _none, _sent_of_another_shape]
+)
+def test_a_users_own_that_returns_nonsense(
+    method: Callable[..., Any], feed_back: bool
+) -> None:
+    wrong = type("Wrong", (compressors.Compressor,), {"reduce": method})()
     with pytest.raises(
         replicator.ArgumentError, match=r"(?s)reduce of Wrong returned .*Sums"
     ):
-        reduced(random(2, 4, 5), wrong())
+        reduced(
+            random(2, 4, 5), compressors.ErrorFeedback(wrong) if feed_back else wrong
+        )
+
+
+def test_a_users_own_without_a_method() -> None:
+    class Half(compressors.Compressor):
+        def compress(self, tensor: tf.Tensor) -> Any:
+            return tensor
+
+    class NoReturn(Half):
+        def decompress(self, payload: Any, shape: tf.Tensor) -> Any:
+            return None
+
+    message = "(?s)Half has no method `decompress`.*Fix: define"
+    with pytest.raises(replicator.ArgumentError, match=message):
+        reduced(random(2, 4, 5), Half())
+    message = "(?s)decompress of NoReturn returned None.*Fix: return"
+    with pytest.raises(replicator.ArgumentError, match=message):
+        reduced(random(2, 4, 5), NoReturn())
 
 
 def test_a_users_own_of_another_shape() -> None:

@@ -82,6 +82,7 @@ THERE_ARE = (
         ("powersgd(rnak=4)", "has 'rnak', which is no option of powersgd"),
         ("powersgd(4)", "has options without names, of "),
         ("ef", "has ef of nothing"),
+        ("topk(ratio=0.1, ratio=0.2)", "has an option of topk twice"),
         ("ef(4)", None),
         ("ef(bf16, int8)", "has options without names, of "),
         ("ef(bf16, compressor=int8)", "has options without names"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import sonnet as snt
 import tensorflow as tf
 
 import replicator
-from replicator import compressors
+from replicator import compressors, strategy
 from replicator.variables.synchronizer import AllReduce
 from tests import helpers, paper_hosts
 from tests.optimizers import problem
@@ -113,6 +114,48 @@ def test_what_is_no_compressor(bad: Any) -> None:
         replicator.ArgumentError, match=r"compressor.*\n.*at .*test_com"
     ):
         helpers.make(2).wrap_optimizer(kopt.SGD(0.1), compressor=bad)
+
+
+class InColumns(strategy.Builder):
+    """Divides variables by columns, when they are created or in the first step."""
+
+    may_divide = True
+
+    def __init__(self, late: bool) -> None:
+        self.late = late
+
+    def nodes(self, variables: Any, resources: Any) -> Any:
+        how = strategy.AllReduceSynchronizer()
+        for variable in variables:
+            assert variable.sparse is False if self.late else True
+            yield strategy.Node.in_parts(variable.path, 1, [2, 1], [how, how])
+
+
+def test_what_is_owed_of_a_variable_that_is_divided_late(
+    tmp_path: pathlib.Path,
+) -> None:
+    """It is that of a variable that was created in parts, in checkpoints, too."""
+    kept, values = [], []
+    for late in (False, True):
+        repl = helpers.make(2, strategy=InColumns(late))
+        with repl.context():
+            v = tf.Variable(np.arange(12.0).reshape(4, 3), dtype=tf.float32, name="v")
+            optimizer = repl.wrap_optimizer(
+                kopt.SGD(0.1), compressor="ef(powersgd(rank=1))"
+            )
+
+        def step_fn(repl: Any = repl, v: Any = v, optimizer: Any = optimizer) -> None:
+            gradient = v**2 * (1.0 + repl.replica_id)
+            optimizer.apply_gradients([(gradient, v)])
+
+        for _ in range(3):
+            repl.run(step_fn)
+        path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / str(late)))
+        names = [name for name, _ in tf.train.list_variables(path)]
+        kept.append([name for name in names if "compression" in name])
+        values.append(v.numpy())
+    np.testing.assert_array_equal(values[0], values[1])
+    assert kept[0] and kept[0] == kept[1]
 
 
 def test_a_variable_that_only_some_replicas_use() -> None:
