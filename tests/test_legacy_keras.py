@@ -203,3 +203,22 @@ def test_where_tf_keras_is_tensorflows_keras() -> None:
         text=True,
     )
     assert process.returncode == 0, process.stderr[-2000:]
+
+
+def test_keras_model_names_the_way_that_its_train_step_goes() -> None:
+    def compiled(optimizer: Any) -> Any:
+        model = K.Sequential([K.Input([2]), L.Dense(3, kernel_initializer="ones")])
+        model.compile(optimizer, LOSS)
+        return model
+
+    plain = compiled(K.optimizers.SGD(0.1))
+    repl = helpers.make(2)
+    with repl.context():
+        model = compiled(repl.wrap_optimizer(K.optimizers.SGD(0.1)))
+    with pytest.raises(replicator.ReplicatorError, match=r"run\(model.train_step"):
+        repl.keras_model(model)
+    batch = IMAGES[:, 0, 0], LABELS
+    plain.train_on_batch(*batch)
+    repl.run(model.train_step, batch, input_mode="global_batch")
+    for actual, expected in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)

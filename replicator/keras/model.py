@@ -58,7 +58,9 @@ def _check(model: Any) -> None:
         raise base.bad_argument(
             "keras_model",
             f"was given {errors.shown(model)}",
-            "pass a model of Keras 3, made under `with repl.context():`.",
+            "pass a model of Keras 3, made under `with repl.context():`; run the step "
+            "of a model of legacy Keras, repl.run(model.train_step, input_fn), with an "
+            "optimizer that is wrapped.",
         )
 
 

@@ -38,7 +38,7 @@ def check(request: Request) -> None:
         )
     if not arguments.is_whole(request.steps_per_call, 1):
         raise base.bad_argument(
-            "build",
+            "run",
             f"was given steps_per_call={errors.shown(request.steps_per_call)}",
             "steps_per_call is a positive int below 2**31, how many steps one call "
             "runs.",
