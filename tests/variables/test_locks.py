@@ -67,7 +67,7 @@ def test_python_that_a_step_waits_for_may_not_wait_for_the_step() -> None:
 
     data = tf.data.Dataset.range(1).map(call)
     with lock:
-        list(data)
+        _in_a_thread(lambda: list(data)).join(5)
     assert len(said) == 1 and "have to wait for a step of this Replicator" in said[0]
     assert "Fix:" in said[0]
     list(data)
