@@ -40,7 +40,9 @@ def test_what_is_added_is_told_in_the_variables_shape(name: str) -> None:
         assert (found is None) == (expected is None)
         if found is not None:
             session.run([v.initializer, w.initializer])
-            np.testing.assert_array_equal(session.run(found), expected)
+            result = session.run(found)
+            assert result.shape == VALUE.shape
+            np.testing.assert_array_equal(result, expected)
 
 
 def test_eager_values_add_nothing_that_is_known() -> None:
