@@ -76,6 +76,10 @@ VALUES: dict[str, tuple[Make, Kind, float]] = {
         lambda x: _chosen(x[:, 0] > 0, x, x * _count(x)),
         *(Kind.UNKNOWN, 0),
     ),
+    "chosen by some": (
+        lambda x: _chosen(_some(x)[:, 0] > 0, *[_others(x)] * 2),
+        *(Kind.UNKNOWN, 0),
+    ),
     "chosen by some of all": (
         lambda x: _chosen(tf.constant([True] * 7), x, -x),
         *(Kind.UNKNOWN, 0),

@@ -193,7 +193,7 @@ def _loop() -> tuple[tf.Graph, tf.Tensor]:
     with tf.Graph().as_default() as graph, v1_control_flow():
         x = v1.placeholder(tf.float32, [None, 3], "x")
         test = v1.placeholder(tf.bool, [], "test")
-        start = tf.cond(test, lambda: x, lambda: 2 * x)
+        start = x * tf.cond(test, lambda: tf.ones([3]), lambda: tf.zeros([3]))
         result = _turned(x, start, lambda t: tf.square(t))
     return graph, result
 

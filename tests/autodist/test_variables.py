@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +23,17 @@ v1 = tf.compat.v1
 COUNT = 3
 
 
+@functools.cache
+def _settings() -> Any:
+    return helpers.make(COUNT, variables="sharded")._settings
+
+
 class _Made:
     """A program with variables w, b, a slot of w, and n, on three replicas."""
 
     def __init__(
         self,
         build: Callable[..., Any] = lambda w: w.read_value(),
-        variables: str = "sharded",
         **chosen: Chosen,
     ) -> None:
         made: list[Any] = []
@@ -40,7 +45,7 @@ class _Made:
                 tf.Variable(3, name="n", trainable=False)
                 self.fetches = build(w)
         self.program = Program(graph, made)
-        settings = helpers.make(COUNT, variables=variables)._settings
+        settings = _settings()
         self.devices = settings.world.devices
         with tf.Graph().as_default() as self.graph:
             decided = Decided(chosen, {}, {"a_slot": "w"})

@@ -156,3 +156,92 @@ class Training:
             actual = self.received(k) + self.owed(k)
             error = np.abs(actual - expected).max()
             assert error <= tolerance * np.abs(expected).max(), (k, error)
+
+
+class _Waits(Exception):
+    """Raised where a replica needs what others have not sent yet."""
+
+
+class SimulatedLink:
+    """What a compressor communicates by, for replicas that run one after the other.
+
+    Args:
+        replica_id: The replica.
+        rounds: What all replicas have sent so far, in order; theirs to share.
+        size: How many replicas there are.
+        kept: What is kept of earlier calls, by names.
+    """
+
+    def __init__(
+        self,
+        replica_id: int,
+        rounds: list[dict[int, Any]],
+        size: int,
+        kept: dict[str, Any],
+    ) -> None:
+        self._replica_id, self._rounds, self._kept = replica_id, rounds, kept
+        self.size, self._number, self.written = size, 0, []
+
+    def sum(self, tensors: Sequence[tf.Tensor], of: Any = None) -> list[tf.Tensor]:
+        columns = zip(*self._sent(list(tensors)), strict=True)
+        return [tf.add_n(column) for column in columns]
+
+    def gather(self, payloads: Sequence[Any]) -> list[Any]:
+        return [
+            tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *column)
+            for column in zip(*self._sent(list(payloads)), strict=True)
+        ]
+
+    def count(self) -> tf.Tensor:
+        before = self.factor("count", lambda: tf.constant(0, tf.int64))
+        self.write(before, before + 1)
+        return before.read_value()
+
+    def factor(self, k: Any, initial: Callable[[], tf.Tensor]) -> tf.Variable:
+        return self._kept.setdefault(k, tf.Variable(initial()))
+
+    def write(self, variable: tf.Variable, value: tf.Tensor) -> None:
+        self.written.append((variable, value))
+
+    def _sent(self, payload: Any) -> list[Any]:
+        if self._number == len(self._rounds):
+            self._rounds.append({})
+        sent = self._rounds[self._number]
+        self._number += 1
+        sent[self._replica_id] = payload
+        if len(sent) < self.size:
+            raise _Waits
+        return [sent[r] for r in range(self.size)]
+
+
+def reduced(
+    compressor: Any,
+    own: Sequence[Sequence[np.ndarray]],
+    kept: Sequence[dict[str, Any]] | None = None,
+) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
+    """Returns what all replicas receive, and what each says that it sent.
+
+    Args:
+        compressor: The compressor.
+        own: `own[r]` are replica r's tensors.
+        kept: What replicas keep between calls.
+    """
+    kept = kept or [{} for _ in own]
+    rounds: list[dict[int, Any]] = []
+    done: dict[int, Any] = {}
+    while len(done) < len(own):
+        for r in set(range(len(own))) - set(done):
+            link = SimulatedLink(r, rounds, len(own), kept[r])
+            try:
+                done[r] = compressor.reduce(list(map(tf.constant, own[r])), link), link
+            except _Waits:
+                continue
+    for _, link in done.values():
+        for variable, value in link.written:
+            variable.assign(value)
+    totals = [[one.numpy() for one in done[r][0].totals] for r in range(len(own))]
+    for other in totals[1:]:
+        for one, two in zip(totals[0], other, strict=True):
+            assert one.tobytes() == two.tobytes()
+    sent = [[one.numpy() for one in done[r][0].sent] for r in range(len(own))]
+    return totals[0], sent

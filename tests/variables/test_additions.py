@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assignments that add are told from all others, and what they add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator.variables import additions
+
+VALUE = np.array([1.0, 2.0], np.float32)
+# Of variables v and w: what is assigned to v, and what that adds, if it does.
+ASSIGNED: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
+    "a constant behind it": (lambda v, w: v + [3.0, 4.0], [3, 4]),
+    "a constant before it": (lambda v, w: 1.0 + v, [1, 1]),
+    "by Add": (
+        lambda v, w: tf.raw_ops.Add(x=tf.convert_to_tensor(v), y=[5.0, 6.0]),
+        [5, 6],
+    ),
+    "another": (lambda v, w: v + w, [10, 20]),
+    "itself": (lambda v, w: v + v.read_value(), [1, 2]),
+    "to another": (lambda v, w: w + 1.0, None),
+    "to a multiple": (lambda v, w: 2.0 * v + 1.0, None),
+    "less": (lambda v, w: v - 1.0, None),
+    "the value itself": (lambda v, w: v.read_value(), None),
+    "a number": (lambda v, w: 3.0, None),
+}
+
+
+@pytest.mark.parametrize("name", ASSIGNED)
+def test_what_is_added_is_told_in_the_variables_shape(name: str) -> None:
+    make, expected = ASSIGNED[name]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        v, w = tf.Variable(VALUE), tf.Variable(10 * VALUE)
+        found = additions.addend(v, make(v, w))
+        assert (found is None) == (expected is None)
+        if found is not None:
+            session.run([v.initializer, w.initializer])
+            result = session.run(found)
+            assert result.shape == VALUE.shape
+            np.testing.assert_array_equal(result, expected)
+
+
+def test_eager_values_add_nothing_that_is_known() -> None:
+    v = tf.Variable(VALUE)
+    assert additions.addend(v, v + 1.0) is None
