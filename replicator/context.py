@@ -178,6 +178,8 @@ class ReplicaContext:
         synchronizes: Scales a gradient by its replica's share of the sum over replicas,
             where reading a variable synchronizes its gradients; its second argument
             says whether the gradient passes through another one. None elsewhere.
+        takes: Returns this replica's share of a value that all have: one replica takes
+            all of it, the others zeros.
         agrees: Returns the value that is written to a variable in place of a replica's
             own, or None where a mean will do. None if there is no such rule.
         reading: The identities through which such variables are being read.
@@ -200,6 +202,7 @@ class ReplicaContext:
     weighed: set[int] = dataclasses.field(default_factory=set)
     synchronizes: Callable[[Any, bool], Any] | None = None
     agrees: Callable[[Any, Any], Any] | None = None
+    takes: Callable[[Any], Any] | None = None
     reading: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -251,7 +251,9 @@ class _Call:
         return lambda: _tf.pack_results(function, run())
 
     @_tf.not_converted
-    def _step(self, count: Any, total: Any, tensors: Sequence[tf.Tensor]) -> Any:
+    def _step(
+        self, count: Any, total: Any, is_first: Any, tensors: Sequence[tf.Tensor]
+    ) -> Any:
         """What each replica does."""
         replica = context.require("a function of AutoDist")
         leaves = list(self._others)
@@ -263,6 +265,7 @@ class _Call:
         enough = self._arguments.enough
         own = examples.Examples(replica, given, self._loss, enough)
         replica.synchronizes, replica.agrees = own.weighed, own.agreed
+        replica.takes = lambda value: tf.where(is_first, value, tf.zeros_like(value))
         with replica.weighing(shard):
             function = _tf.function_of(self._function)
             self._returned = _tf.call_converted(
@@ -279,7 +282,8 @@ class _Call:
         """Splits the arguments, runs the step and puts the results together."""
         count = self._repl.num_replicas
         parts, counts, total = _parts(tensors, self._split, count)
-        own = PerReplica(counts), total, PerReplica(parts)
+        first = PerReplica([tf.constant(r == 0) for r in range(count)])
+        own = PerReplica(counts), total, first, PerReplica(parts)
         returned = self._repl.run(self._step, args=own)
         made = results.joined(self._results, returned, counts, any(self._split))
         return tf.nest.pack_sequence_as(self._returned, made)

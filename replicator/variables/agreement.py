@@ -91,6 +91,52 @@ def agree(
         return value
 
 
+def is_one(variable: Any, replica: context.ReplicaContext | None) -> bool:
+    """Whether a step takes a variable whose components add up for a single one.
+
+    So do programs that were written for one device: what they read is the aggregate,
+    and what they write is that of all examples, which is given to one component.
+
+    Args:
+        variable: The ReplicatedVariable.
+        replica: The replica being built, if any.
+    """
+    if replica is None or replica.agrees is None or replica.num_replicas == 1:
+        return False
+    return bool(variable.placement.is_aggregated)
+
+
+def read_as_one(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    """Returns the aggregate of all components.
+
+    Args:
+        variable: The ReplicatedVariable, which `is_one`.
+        value: The value of this replica's component.
+    """
+    return _combined(value, "sum" if variable.placement.adds_up else "mean", variable)
+
+
+def agree_as_one(
+    variable: Any, value: Any, replica: context.ReplicaContext, method: str
+) -> tf.Tensor:
+    """Returns this replica's share of what one device would write, of all examples.
+
+    Args:
+        variable: The ReplicatedVariable, which `is_one`.
+        value: What this replica writes.
+        replica: The replica being built.
+        method: The method that writes it.
+    """
+    assert replica.agrees is not None and replica.takes is not None, "it is one"
+    value = tf.convert_to_tensor(arguments.native(value), dtype=variable.dtype)
+    with replica.agreeing_on(variable.name, method, variable.key):
+        agreed: tf.Tensor | None = replica.agrees(variable, value)
+        if agreed is None and (value.dtype.is_floating or value.dtype.is_complex):
+            agreed = _combined(value, "mean", variable, replica.examples)
+    whole = value if agreed is None else agreed
+    return replica.takes(whole) if variable.placement.adds_up else whole
+
+
 def of_examples(
     variable: Any, value: Any, replica: context.ReplicaContext, method: str
 ) -> Any:

@@ -189,9 +189,12 @@ class ReplicatedVariable(
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         with self._afterwards(), synchronized.read(self):
-            if context.current() is None and self.placement.differs:
+            replica = context.current()
+            if replica is None and self.placement.differs:
                 return self._aggregated()
-            return self._read_once(no_copy)
+            value = self._read_once(no_copy)
+            is_one = agreement.is_one(self, replica)
+            return agreement.read_as_one(self, value) if is_one else value
 
     def _read_once(self, no_copy: bool) -> tf.Tensor:
         """Reads the variable, reusing the replica's earlier read if it still holds."""
@@ -220,6 +223,8 @@ class ReplicatedVariable(
         with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return tf.gather(self._aggregated(), indices, name=name)
+            if agreement.is_one(self, context.current()):
+                return tf.gather(self._read_variable_op(), indices, name=name)
             return self._brought(_tf.HandleVariable.sparse_read(self, indices, name))
 
     @_tf.not_converted
@@ -228,6 +233,8 @@ class ReplicatedVariable(
         with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return tf.gather_nd(self._aggregated(), indices, name=name)
+            if agreement.is_one(self, context.current()):
+                return tf.gather_nd(self._read_variable_op(), indices, name=name)
             return self._brought(_tf.HandleVariable.gather_nd(self, indices, name))
 
     def _aggregated(self) -> tf.Tensor:
@@ -253,7 +260,9 @@ class ReplicatedVariable(
                 return self._assign_all(value, method, name, read_value)
         claim = agreement.claim(self, replica)
         with self._entered(replica, claim), self._afterwards():
-            if self.placement.differs:
+            if agreement.is_one(self, replica):
+                value = agreement.agree_as_one(self, value, replica, method)
+            elif self.placement.differs:
                 value = self.placement.assigned(
                     value, Write(self, replica.replica_id, method)
                 )

@@ -213,6 +213,34 @@ def test_an_optimizer_that_accumulates_gradients_does_so_as_on_one_device():
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
+@pytest.mark.parametrize("how", ["rows", "loss", "not split"])
+def test_metrics_of_keras_are_those_of_one_device_in_a_function_and_outside(how):
+    sizes = (5, 1, 4) if how == "rows" else (5, 4)
+
+    def measure(scope, function):
+        with scope:
+            mean, total = tf.keras.metrics.Mean(), tf.keras.metrics.Sum()
+
+        def step(x):
+            if how == "not split":
+                x = tf.map_fn(lambda one: 2.0 * one, x)
+            mean.update_state(tf.reduce_mean(x) if how == "loss" else x)
+            total.update_state(x)
+            return mean.result(), total.result()
+
+        run = function(step)
+        returned = [[float(y) for y in run(tf.constant(X[:n, 0]))] for n in sizes]
+        mean.reset_state()
+        again = run(tf.constant(X[:3, 0]))
+        return returned, [float(y) for y in again], float(total.result())
+
+    autodist = helpers.make(2)
+    found = measure(autodist.scope(), autodist.function)
+    wanted = measure(contextlib.nullcontext(), lambda step: step)
+    for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
 def test_threads_call_one_function_each_with_its_own():
     autodist = helpers.make(2)
 
