@@ -98,6 +98,21 @@ _OLDER = re.compile(
 )
 
 
+def searched_op() -> str | None:
+    """Returns the name of the op whose variable tf.custom_gradient is looking for.
+
+    In a tf.Graph, it and tf.recompute_grad find the variables that a function reads by
+    the ops that make their handles: they compare the `op` of each variable with those.
+
+    Returns:
+        The name; None if another caller reads a variable's `op`.
+    """
+    frame = sys._getframe(2)  # behind `op`
+    if frame.f_globals.get("__name__") != "tensorflow.python.ops.custom_gradient":
+        return None
+    return frame.f_locals.get("var_name")
+
+
 def optimizer_is_summing() -> bool:
     """Whether the caller runs inside a Keras optimizer that sums its own gradients.
 

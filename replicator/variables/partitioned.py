@@ -98,6 +98,17 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
                 self._refuse_update()
         return self._handle
 
+    @property
+    def op(self) -> tf.Operation:
+        """The op of the whole's handle.
+
+        tf.custom_gradient gets the op that it looks for, if it is one of a part.
+        """
+        name = _tf.searched_op()
+        components = [c for part in self.parts for c in part.components if name]
+        ops = (component.op for component in components)
+        return next((op for op in ops if op.name == name), self._handle.op)
+
     def _refuse_update(self) -> NoReturn:
         """Raises because an optimizer is about to write to the handle."""
         raise errors.ContextError(

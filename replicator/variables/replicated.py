@@ -167,8 +167,13 @@ class ReplicatedVariable(
 
     @property
     def op(self) -> tf.Operation:
-        """Component 0's op, even inside a step: v1 optimizers key their slots by it."""
-        return self._handle.op
+        """Component 0's op, even inside a step: v1 optimizers key their slots by it.
+
+        tf.custom_gradient gets the op that it looks for, if it is another component's.
+        """
+        name = _tf.searched_op()
+        ops = (component.op for component in self.components if name is not None)
+        return next((op for op in ops if op.name == name), self._handle.op)
 
     @property
     def key(self) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from replicator import strategy
 from tests import helpers
 from tests.control_flow import worlds
 from tests.control_flow.worlds import World
@@ -70,3 +71,40 @@ def test_recompute_grad(mode: str, where: str) -> None:
     want = differentiate(worlds.Plain(), tf.constant(arrays))
     for one, two in zip(got, want, strict=True):
         np.testing.assert_allclose(np.stack(list(one)), two, rtol=1e-9, atol=1e-9)
+
+
+def _with_given_gradients(function: Any) -> Any:
+    @tf.custom_gradient
+    def given(x: tf.Tensor) -> Any:
+        def backward(d: tf.Tensor, variables: Any) -> Any:
+            assert len(variables) == 1
+            return d * tf.convert_to_tensor(variables[0]), [d * x]
+
+        return function(x), backward
+
+    return given
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"variables": "mirrored"}, {"strategy": strategy.PartitionedPS()}],
+    ids=["mirrored", "in parts"],
+)
+@pytest.mark.parametrize("wrap", [tf.recompute_grad, _with_given_gradients])
+def test_variables_are_found_in_a_session(wrap: Any, options: Any) -> None:
+    """TensorFlow looks for them by the names of the ops that make their handles."""
+    with tf.Graph().as_default():
+        repl = helpers.make(2, **options)
+        with repl.context():
+            variable = tf.Variable([1.0, 2.0])
+
+        def step() -> Any:
+            x = tf.constant([3.0, 4.0]) * (repl.replica_id + 1.0)
+            with tf.GradientTape() as tape:
+                y = wrap(lambda x: x * variable)(x)
+            return tape.gradient(y, variable)
+
+        got = repl.run(step)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            np.testing.assert_array_equal(session.run(list(got)), [[3, 4], [6, 8]])
