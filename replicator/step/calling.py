@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from replicator import _tf, context
 from replicator.graph.matching import numbering
-from replicator.graph.passes import ties
+from replicator.graph.passes import identities, ties
 from replicator.inputs.shards import Shard
 from replicator.step import checks, constants, copies, objects, step_arguments, tracing
 from replicator.step.draft import Draft
@@ -74,6 +74,8 @@ def divide_ops(draft: Draft) -> None:
         [op for op in ops[begin:end] if op not in aliases]
         for begin, end in draft.ranges
     ]
+    for replica in draft.replicas:
+        identities.see_through(replica)
     draft.replicas = ties.resolve(
         *(draft.replicas, build.traced, [t for t in draft.leaves() if tf.is_tensor(t)]),
         *(draft.settings.factory.in_parts(), draft.settings.factory.initializers),

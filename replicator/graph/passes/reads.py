@@ -79,7 +79,14 @@ class Recent:
 
 def _users(op: tf.Operation) -> int:
     """Returns how many ops of its graph use the variable that an op uses."""
-    return len(op.inputs[0].consumers())
+    return _uses(op.inputs[0])
+
+
+def _uses(resource: tf.Tensor) -> int:
+    """Returns how many ops use a resource, by itself or through identities of it."""
+    consumers = resource.consumers()
+    identities = [op for op in consumers if op.type == "Identity"]
+    return len(consumers) + sum(_uses(op.outputs[0]) for op in identities)
 
 
 def join_reads(

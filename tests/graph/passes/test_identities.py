@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A variable used through identities of its handle is the same variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import helpers
+
+ONES = [1.0, 1.0]
+
+
+def _read(handle: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+
+def _written_by_itself(variable: Any) -> Any:
+    handle = tf.identity(variable.handle)
+    before = _read(handle)
+    variable.assign_add(ONES)
+    return before, _read(handle), _read(tf.identity(handle))
+
+
+def _written_through_an_identity(variable: Any) -> Any:
+    before = variable.read_value()
+    handle = tf.identity(tf.identity(variable.handle))
+    tf.raw_ops.AssignAddVariableOp(resource=handle, value=ONES)
+    return before, variable.read_value(), _read(handle)
+
+
+def _once_the_write_is_done(variable: Any) -> Any:
+    before = variable.read_value()
+    with tf.control_dependencies([variable.assign_add(ONES)]):
+        handle = tf.identity(variable.handle)
+    return before, _read(handle), variable.read_value()
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
+@pytest.mark.parametrize(
+    "program",
+    [_written_by_itself, _written_through_an_identity, _once_the_write_is_done],
+)
+def test_reads_and_writes_keep_their_order(
+    program: Callable[[Any], Any], variables: str, mode: str
+) -> None:
+    repl = helpers.make(2, variables=variables)
+
+    def make() -> Any:
+        with repl.context():
+            variable = tf.Variable([1.0, 2.0])
+        return lambda: program(variable)
+
+    for value, want in zip(helpers.run(mode, repl, make), (1, 2, 2), strict=True):
+        np.testing.assert_array_equal(np.stack(list(value)), [[want, want + 1]] * 2)
