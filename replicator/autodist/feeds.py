@@ -78,6 +78,12 @@ def split(program: Program, fed: Any, num_replicas: int) -> Feeds:
     if not parts:
         return Feeds(values, None, names)
     total = _examples(parts)
+    # What is not fed has a row for each example, too, if it has as many.
+    parts |= {
+        tensor: default
+        for tensor, default in program.defaults.items()
+        if len(default) == total and tensor not in parts and tensor not in whole
+    }
     sizes = [shards.count(total, r, num_replicas) for r in range(num_replicas)]
     first = 0
     for replica_values, size in zip(values, sizes, strict=True):

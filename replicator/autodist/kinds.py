@@ -49,6 +49,7 @@ class Value:
         power: The exponent of the number of examples by which it is multiplied.
         axis: For rows: the axis of the examples.
         order: For rows: how they are ordered, () if in the order of the examples.
+        each: For rows: how many of them each example has; None if that is unknown.
         some: For rows: identifies the condition by which some were left out, or None.
         by_value: Whether it depends on more than the number of examples.
         over: For a ratio: the chosen rows; `power` is that of their sum.
@@ -61,6 +62,7 @@ class Value:
     power: Power = 0
     axis: int = 0
     order: Hashable = ()
+    each: int | None = 1
     some: Hashable = None
     by_value: bool = True
     over: tf.Tensor | None = None
@@ -131,8 +133,12 @@ def joined(one: Value, two: Value) -> Value:
 def _joined(one: Value, two: Value) -> Value:
     if one == two:
         return one
+    if one.each != two.each:
+        one, two = one.replaced(each=None), two.replaced(each=None)
     if {one.kind, two.kind} <= {Kind.SAME, Kind.MEAN} and one.power == two.power:
         return Value(Kind.MEAN, one.power)
+    if one == two:
+        return one
     if one.replaced(by_value=True) == two.replaced(by_value=True):
         return one.replaced(by_value=True)
     return UNKNOWN
@@ -209,6 +215,11 @@ def cast(op: tf.Operation, value: Value) -> Value:
     if rounded and value.kind not in (Kind.MAX, Kind.MIN):
         return computed([value]) if not value.power else UNKNOWN
     return value
+
+
+def each(values: Sequence[Value]) -> int | None:
+    """Returns how many rows each example has in aligned rows; None if unknown."""
+    return next((v.each for v in values if v.each is not None), None)
 
 
 def together(values: Sequence[Value]) -> Value:

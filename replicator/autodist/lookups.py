@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator.autodist import kinds
 from replicator.autodist.kinds import PLACES, SAME, UNKNOWN, Kind, Value
-from replicator.autodist.sizes import GROWS
+from replicator.autodist.sizes import grows
 
 Own = Any  # rows.Rows
 
@@ -109,7 +109,7 @@ def _ranged(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Valu
     if all(map(kinds.is_same, values)):
         return SAME
     begin, end, step = (own.sizes.elements(operand) for operand in op.inputs)
-    if begin == [0] and step == [1] and end == [GROWS]:
+    if begin == [0] and step == [1] and end and grows(end[0]):
         return PLACES
     return UNKNOWN
 
@@ -123,8 +123,9 @@ def _segments(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
         if (ids.axis, ids.order, ids.some) == (0, rows.order, rows.some):
             return Value(Kind.MEAN, rows.power + 1)
     places = own.sizes.elements(op.inputs[2])
-    if ids.kind is Kind.PLACES and ids.some == rows.some and places == [GROWS]:
-        return rows.replaced(some=None)  # the gradient of a selection
+    if ids.kind is Kind.PLACES and ids.some == rows.some and places:
+        if grows(places[0]):
+            return rows.replaced(some=None)  # the gradient of a selection
     return UNKNOWN
 
 

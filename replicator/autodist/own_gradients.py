@@ -100,9 +100,8 @@ def dual(value: Value) -> Value:
     replica's number of examples.
     """
     if value.kind is Kind.ROWS:
-        return Value(
-            *(Kind.ROWS, -value.power, value.axis, value.order), some=value.some
-        )
+        rows = Value(Kind.ROWS, -value.power, value.axis, value.order)
+        return rows.replaced(each=value.each, some=value.some)
     if value.kind in (Kind.SAME, Kind.MEAN):
         dual_kind = Kind.MEAN if value.kind is Kind.SAME else Kind.SAME
         return Value(dual_kind, 1 - value.power)

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator.autodist import kinds, lookups, powers, products, shaping, tables
+from replicator.autodist import (
+    kinds,
+    lookups,
+    powers,
+    products,
+    shaping,
+    sizes,
+    tables,
+)
 from replicator.autodist.kinds import SAME, STATISTIC, UNKNOWN, Kind, Value
 from replicator.autodist.sizes import Sizes, grown
 from replicator.autodist.wholes import Whole
@@ -101,7 +109,9 @@ def _elementwise(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -
     by_value = any(v.by_value for v in rows) or any(
         v.kind is not Kind.SAME for v in others
     )
-    result = rows[0].replaced(power=power, by_value=by_value, mixed=None)
+    result = rows[0].replaced(
+        power=power, by_value=by_value, mixed=None, each=kinds.each(rows)
+    )
     rank = op.outputs[k].shape.rank
     first = next(n for n, v in enumerate(values) if v.kind is Kind.ROWS)
     before = op.inputs[first].shape.rank
@@ -119,7 +129,8 @@ def _quantized(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> 
 
 def _selected(values: Sequence[Value]) -> Value:
     """Selects rows by a vector with an element per row, as in TensorFlow 1."""
-    operands = [v.replaced(by_value=True, mixed=None) for v in values]
+    own_rows = kinds.each(values)
+    operands = [v.replaced(by_value=True, mixed=None, each=own_rows) for v in values]
     test, on_true, on_false = operands
     if (
         test.kind is not Kind.ROWS
@@ -308,21 +319,23 @@ def _parsed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Val
 def _filled(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
     """Fills a shape: the result has a row per example if the shape grows with them."""
     place = tables.SHAPED[op.type]
-    axis, is_known = grown(own.sizes.elements(op.inputs[place]))
-    if not is_known:
+    elements = own.sizes.elements(op.inputs[place])
+    axis, is_known = grown(elements)
+    if elements is None or not is_known:
         return UNKNOWN
     is_drawn = op.type not in ("Fill", "BroadcastTo", "Empty")
     if axis is None:
         others = [v for n, v in enumerate(values) if n != place]
         return kinds.DRAWN if is_drawn else others[0] if others else SAME
     if op.type == "BroadcastTo":
-        return shaping.broadcast(op, values[0], axis)
+        return shaping.broadcast(op, values[0], axis, sizes.each(elements[axis]))
+    rows = Value(Kind.ROWS, axis=axis, each=sizes.each(elements[axis]))
     filling = values[1 if op.type == "Fill" else 0]
     if op.type == "Fill" and not kinds.is_same(filling):
         if filling.kind is not Kind.SAME:
             return UNKNOWN
-        return Value(Kind.ROWS, filling.power, axis=axis, by_value=False)
-    return Value(Kind.ROWS, axis=axis, by_value=is_drawn)
+        return rows.replaced(power=filling.power, by_value=False)
+    return rows.replaced(by_value=is_drawn)
 
 
 def _believed(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -342,7 +355,7 @@ def believed(tensor: tf.Tensor, values: Sequence[Value]) -> Value:
         return UNKNOWN
     if any(v.axis or v.power or v.order or v.some is not None for v in rows):
         return UNKNOWN
-    return Value(Kind.ROWS)
+    return Value(Kind.ROWS, each=kinds.each(rows))
 
 
 _RULES: dict[str, Any] = {

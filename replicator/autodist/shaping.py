@@ -7,23 +7,38 @@ Pure functions of an op and of the Values of its inputs; see rows.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator.autodist import kinds
 from replicator.autodist.kinds import PLACES, UNKNOWN, Kind, Value
-from replicator.autodist.sizes import GROWS, Element, grown
+from replicator.autodist.sizes import (
+    UNKNOWN_SIZE,
+    Element,
+    are_equal,
+    count,
+    each,
+    grown,
+    grows,
+    known,
+)
 from replicator.graph.ir import shapes
 
 Own = Any  # rows.Rows
-_UNKNOWN_SIZE = "?"
 OF_PLACES = frozenset({"Reshape", "ExpandDims", "Squeeze", "Pack", "ConcatV2"})
 
 
-def broadcast(op: tf.Operation, value: Value, axis: int) -> Value:
-    """Returns the Value of a broadcast to a shape with an axis of examples."""
+def broadcast(op: tf.Operation, value: Value, axis: int, own_rows: int | None) -> Value:
+    """Returns the Value of a broadcast to a shape with an axis of examples.
+
+    Args:
+        op: The op that broadcasts.
+        value: What it broadcasts.
+        axis: The axis of the examples.
+        own_rows: How many rows each example has; None if that is unknown.
+    """
     rank_before, rank = op.inputs[0].shape.rank, op.outputs[0].shape.rank
     if rank_before is None or rank is None:
         return UNKNOWN
@@ -32,16 +47,17 @@ def broadcast(op: tf.Operation, value: Value, axis: int) -> Value:
         return value.replaced(axis=axis) if value.axis == axis_before else UNKNOWN
     if axis_before >= 0 and shapes.sizes(op.inputs[0])[axis_before] != 1:
         return UNKNOWN
-    return _repeated(op, value, axis)
+    return _repeated(op, value, axis, own_rows)
 
 
-def _repeated(op: tf.Operation, value: Value, axis: int) -> Value:
-    """Returns the rows of a value repeated along an axis."""
+def _repeated(op: tf.Operation, value: Value, axis: int, own_rows: int | None) -> Value:
+    """Returns the rows of a value repeated along an axis, some for each example."""
+    rows = Value(Kind.ROWS, axis=axis, each=own_rows)
     if value.kind is Kind.SAME:
-        return Value(Kind.ROWS, value.power, axis=axis, by_value=False)
+        return rows.replaced(power=value.power, by_value=False)
     if kinds.is_level(value):
-        return Value(Kind.ROWS, axis=axis, mixed=op)
-    return Value(Kind.ROWS, axis=axis) if value.kind is Kind.DRAWN else UNKNOWN
+        return rows.replaced(mixed=op)
+    return rows if value.kind is Kind.DRAWN else UNKNOWN
 
 
 def _reshaped(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -56,16 +72,36 @@ def _reshaped(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
     place = _grown_place(target, value)
     if place is None or not _fits(before[value.axis + 1 :], target, place):
         return UNKNOWN
-    outer = _count(before[: value.axis])
-    if outer == _count(_known(target[:place])):
-        if outer != _UNKNOWN_SIZE or value.axis == place:
-            return value.replaced(axis=place)
+    outer = count(before[: value.axis])
+    own_rows = _rows_each(value, before[value.axis + 1 :], target, place)
+    if outer == count(known(target[:place])):
+        sizes = own.sizes.of_shape(op.inputs[0])
+        if outer != UNKNOWN_SIZE or are_equal(sizes[: value.axis], target[:place]):
+            return value.replaced(axis=place, each=own_rows)
         return UNKNOWN
     if all(size == 1 for size in target[:place]):
         # The axes in front of the examples' are merged into it: examples are
-        # interleaved.
-        return value.replaced(axis=place, order=("blocks", outer, value.order))
+        # interleaved. Of as many rows in all, as many blocks have as many each.
+        merged = each(target[place])
+        if target[place] == -1 and isinstance(outer, int) and own_rows is not None:
+            merged = own_rows * outer
+        per_block = own_rows if target[place] == -1 or merged is None else None
+        blocks = outer if isinstance(outer, int) else (outer, per_block or id(op))
+        order: Hashable = ("blocks", blocks, value.order)
+        return value.replaced(axis=place, order=order, each=merged)
     return UNKNOWN
+
+
+def _rows_each(
+    value: Value, inner: Sequence[int | None], target: Sequence[Element], place: int
+) -> int | None:
+    """Returns how many rows each example has in a new shape, if no axes are merged."""
+    if target[place] != -1 and each(target[place]) is not None:
+        return each(target[place])
+    before, after = count(inner), count(known(target[place + 1 :]))
+    if value.each is None or not (isinstance(before, int) and isinstance(after, int)):
+        return None
+    return value.each * before // after if after > 0 else None
 
 
 def _flat(op: tf.Operation, value: Value) -> Value:
@@ -73,7 +109,7 @@ def _flat(op: tf.Operation, value: Value) -> Value:
     target = tf.get_static_value(op.inputs[1])
     if value.axis or target is None or not len(target) or target[0] != -1:
         return UNKNOWN
-    return value
+    return value.replaced(each=None)
 
 
 def _like(op: tf.Operation, value: Value) -> Value:
@@ -94,28 +130,18 @@ def _grown_place(target: Sequence[Element], value: Value) -> int | None:
         if value.some is not None and len(unknown) == 1 and -1 not in target:
             return unknown[0]
         return None
-    if any(isinstance(size, tuple) and size == GROWS for size in target):
+    if any(map(grows, target)):
         return None
     return list(target).index(-1)
 
 
 def _fits(inner: Sequence[int | None], target: Sequence[Element], place: int) -> bool:
     """Whether no row of a new shape mixes two examples."""
-    after = _known(target[place + 1 :])
+    after = known(target[place + 1 :])
     size = math.prod(n for n in after if n is not None and n > 0)
     if target[place] != -1 and (None in after or -1 in after):
         return True  # the other sizes divide what is left per example
     return not size or math.prod(n for n in inner if n is not None) % size == 0
-
-
-def _known(target: Sequence[Element]) -> list[int | None]:
-    return [size if isinstance(size, int) else None for size in target]
-
-
-def _count(sizes: Sequence[int | None]) -> int | str:
-    """Returns a product of sizes."""
-    known_sizes = [size for size in sizes if size is not None]
-    return math.prod(known_sizes) if len(known_sizes) == len(sizes) else _UNKNOWN_SIZE
 
 
 def _expanded(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -145,10 +171,10 @@ def _squeezed(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Va
 
 
 def _transposed(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
-    order = tf.get_static_value(op.inputs[1])
-    if order is None or values[0].kind is not Kind.ROWS:
+    value, order = values[0], tf.get_static_value(op.inputs[1])
+    if order is None or value.kind is not Kind.ROWS:
         return UNKNOWN
-    return values[0].replaced(axis=[int(axis) for axis in order].index(values[0].axis))
+    return value.replaced(axis=[int(axis) for axis in order].index(value.axis))
 
 
 def _alike(values: Sequence[Value]) -> Value | None:
@@ -157,7 +183,8 @@ def _alike(values: Sequence[Value]) -> Value | None:
         return None
     if len({(v.axis, v.order, v.some, v.power) for v in values}) > 1:
         return None
-    return values[0].replaced(by_value=any(v.by_value for v in values))
+    by_value, own_rows = any(v.by_value for v in values), kinds.each(values)
+    return values[0].replaced(by_value=by_value, each=own_rows)
 
 
 def _packed(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -191,7 +218,12 @@ def _concatenated(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -
     if int(axis) % rank != value.axis:
         return value
     # A concatenation of batches: a replica's examples are no longer contiguous.
-    return value.replaced(order=("behind", len(values), value.order))
+    own_rows = {v.each for v in values}
+    order: Hashable = ("behind", len(values), value.order)
+    if None in own_rows or len(own_rows) > 1:
+        order = ("apart", id(op), value.order)  # blocks that are not equally long
+    total = None if None in own_rows else sum(v.each or 0 for v in values)
+    return value.replaced(order=order, each=total)
 
 
 def _split(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
@@ -205,7 +237,8 @@ def _split(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value
     order = value.order
     if op.type == "Split" and isinstance(order, tuple) and order[:1] == ("behind",):
         if order[1] == len(op.outputs):
-            return value.replaced(order=order[2])
+            own_rows = value.each and value.each // order[1]
+            return value.replaced(order=order[2], each=own_rows)
     return UNKNOWN
 
 
@@ -215,8 +248,9 @@ def _sliced(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Valu
     spec = tf.get_static_value(op.inputs[1])
     if value.kind is not Kind.ROWS:
         return UNKNOWN
-    count = op.inputs[1].shape.as_list()[0] if op.inputs[1].shape.rank == 1 else None
-    if count is None:
+    is_vector = op.inputs[1].shape.rank == 1
+    num_bounds = op.inputs[1].shape.as_list()[0] if is_vector else None
+    if num_bounds is None:
         return UNKNOWN
     masks = {
         name: op.get_attr(f"{name}_mask")
@@ -224,13 +258,13 @@ def _sliced(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Valu
     }
     strides = tf.get_static_value(op.inputs[3])
     axis = after = 0
-    for n in range(count):
+    for n in range(num_bounds):
         bit = 1 << n
         if masks["ellipsis"] & bit:
             if rank is None:
                 return UNKNOWN
             new_axes = bin(masks["new_axis"] >> (n + 1)).count("1")
-            skipped = rank - axis - (count - n - 1 - new_axes)
+            skipped = rank - axis - (num_bounds - n - 1 - new_axes)
             if axis <= value.axis < axis + skipped:
                 return value.replaced(axis=after + value.axis - axis)
             axis, after = axis + skipped, after + skipped
@@ -268,14 +302,11 @@ def _slice_gradient(
 
 def _is_end(own: Own, op: tf.Operation, n: int, value: Value) -> bool:
     """Whether a slice ends at the last example."""
-    end = own.sizes.elements(op.inputs[2])
-    sizes = own.sizes.of_shape(op.inputs[0])
-    return (
-        end is not None
-        and sizes is not None
-        and end[n] == GROWS == sizes[value.axis]
-        and _is_its_size(op.inputs[2], op.inputs[0], n, value)
-    )
+    end, sizes = own.sizes.elements(op.inputs[2]), own.sizes.of_shape(op.inputs[0])
+    if end is None or sizes is None:
+        return False
+    does_grow = grows(end[n]) and grows(sizes[value.axis])
+    return does_grow and _is_its_size(op.inputs[2], op.inputs[0], n, value)
 
 
 def _is_its_size(end: tf.Tensor, source: tf.Tensor, n: int, value: Value) -> bool:
@@ -309,10 +340,18 @@ def _tiled(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value
             return value
         if not isinstance(times[value.axis], int):
             return UNKNOWN
-        return value.replaced(order=("behind", times[value.axis], value.order))
+        own_rows = value.each and value.each * times[value.axis]
+        order = ("behind", times[value.axis], value.order)
+        return value.replaced(order=order, each=own_rows)
     if axis is None:
         return value if kinds.is_same(value) or value.kind is Kind.MEAN else UNKNOWN
-    return _repeated(op, value, axis)
+    return _repeated(op, value, axis, _tiles(op, axis, times))
+
+
+def _tiles(op: tf.Operation, axis: int, times: Sequence[Element]) -> int | None:
+    """Returns how many rows each example has of what is tiled by their number."""
+    size, tiles = shapes.sizes(op.inputs[0])[axis], each(times[axis])
+    return None if size is None or tiles is None else size * tiles
 
 
 def _padded(own: Own, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:

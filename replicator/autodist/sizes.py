@@ -7,21 +7,29 @@ of examples while the others are fixed. So each element is inferred separately.
 
 from __future__ import annotations
 
+import collections
+import functools
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from replicator.autodist import tables
 from replicator.autodist.kinds import Kind, Power, Value
 from replicator.graph.ir import shapes
 
-# One element: a known size, or the exponent of the number of examples in it.
-Element: TypeAlias = "int | tuple[Power] | None"
+# One element: a known size, or the exponent of the number of examples in it, with what
+# else is known: how many times that number it is, or which of the other sizes.
+Element: TypeAlias = "int | tuple[Power] | tuple[Power, Hashable] | None"
 GROWS: Element = (1,)
 FIXED: Element = (0,)
+UNKNOWN_SIZE = "?"
 _PASSED = ("Identity", "Cast", "StopGradient", "Snapshot", "EnsureShape")
+_KEEP_SIZES = (*tables.ELEMENTWISE, *tables.PASSED_ON)
+_MULTIPLY = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 
 class Sizes:
@@ -49,8 +57,10 @@ class Sizes:
             value = self._of(tensor)
             count = 1 if rank == 0 else shapes.sizes(tensor)[0]
             if value.kind is Kind.SAME and count is not None:
-                if rank == 0 or not value.power:
-                    return [(value.power,)] * count
+                if rank == 0 and value.power:
+                    return [(value.power,)]
+                if not value.power:
+                    return [(0, (tensor.ref(), k)) for k in range(count)]
         return elements
 
     def computed(self, tensor: tf.Tensor, depth: int = 0) -> list[Element] | None:
@@ -58,6 +68,11 @@ class Sizes:
         op = tensor.op
         if op.type in ("Shape", "ShapeN"):
             return self.of_shape(op.inputs[tensor.value_index])
+        if op.type == "Size":
+            sizes = self.of_shape(op.inputs[0])
+            one: Element = 1
+            total = None if sizes is None else functools.reduce(_times, sizes, one)
+            return None if total is None else [total]
         if op.type in _PASSED:
             return self.elements(op.inputs[0], depth)
         if op.type == "Reshape" and tensor.shape.rank == 1:
@@ -90,13 +105,49 @@ class Sizes:
             return None
         value = self._of(tensor)
         sizes: list[Element] = [
-            FIXED if size is None else size for size in shapes.sizes(tensor)
+            (0, self._which(tensor, axis)) if size is None else size
+            for axis, size in enumerate(shapes.sizes(tensor))
         ]
         if value.kind is Kind.ROWS:
-            sizes[value.axis] = None if value.some is not None else GROWS
+            sizes[value.axis] = None if value.some is not None else rows(value.each)
         elif value.kind in (Kind.UNKNOWN, Kind.PLACES):
-            sizes = [None if size == FIXED else size for size in sizes]
+            sizes = [size if isinstance(size, int) else None for size in sizes]
         return sizes
+
+    def _which(self, tensor: tf.Tensor, axis: int, depth: int = 0) -> Hashable:
+        """Returns a key that is equal for sizes that are always equal.
+
+        Args:
+            tensor: A tensor.
+            axis: The axis of one of its sizes, which is not known.
+            depth: How many ops have been followed back.
+        """
+        op, own = tensor.op, (tensor.ref(), axis)
+        if depth > 30:
+            return own
+        if op.type in _KEEP_SIZES:
+            for operand in op.inputs:
+                if operand.shape.rank == tensor.shape.rank:
+                    if shapes.sizes(operand)[axis] is None:
+                        return self._which(operand, axis, depth + 1)
+        if op.type in _MULTIPLY and axis < tensor.shape.rank - 2:
+            if op.inputs[0].shape.rank == tensor.shape.rank:
+                if shapes.sizes(op.inputs[0])[axis] is None:
+                    return self._which(op.inputs[0], axis, depth + 1)
+        if op.type == "Transpose":
+            order = tf.get_static_value(op.inputs[1])
+            if order is not None:
+                return self._which(op.inputs[0], int(order[axis]), depth + 1)
+        if op.type == "Reshape":
+            target = self.elements(op.inputs[1], depth + 1)
+            return which(target[axis]) or own if target else own
+        if op.type == "Tile" and op.inputs[0].shape.rank is not None:
+            times = self.elements(op.inputs[1], depth + 1)
+            if times and shapes.sizes(op.inputs[0])[axis] == 1:
+                return which(times[axis]) or own
+            if times and times[axis] == 1:
+                return self._which(op.inputs[0], axis, depth + 1)
+        return own
 
     def _sliced(self, op: tf.Operation, depth: int) -> list[Element] | None:
         source = self.elements(op.inputs[0], depth)
@@ -174,6 +225,57 @@ class Sizes:
         return [elements[k] for k in sorted(elements)]
 
 
+def rows(each: int | None) -> Element:
+    """Returns the size of an axis that has some rows for each example."""
+    return GROWS if each is None else (1, each)
+
+
+def grows(element: Element) -> bool:
+    """Whether a size is a multiple of the number of examples."""
+    return isinstance(element, tuple) and element[0] == 1
+
+
+def each(element: Element) -> int | None:
+    """Returns how many times the number of examples a size is; None if unknown."""
+    if not isinstance(element, tuple) or not grows(element) or len(element) < 2:
+        return None
+    return element[1] if isinstance(element[1], int) else None
+
+
+def which(element: Element) -> Hashable:
+    """Returns a key of a size that has nothing to do with the examples, or None."""
+    if not isinstance(element, tuple) or element[0] != 0 or len(element) < 2:
+        return None
+    return element[1]
+
+
+def are_equal(sizes: Sequence[Element], target: Sequence[Element]) -> bool:
+    """Whether products of sizes are certain to be equal, though not all are known."""
+    known_sizes, others = (
+        [
+            math.prod(s for s in elements if isinstance(s, int))
+            for elements in (sizes, target)
+        ],
+        [
+            collections.Counter(which(s) for s in elements if not isinstance(s, int))
+            for elements in (sizes, target)
+        ],
+    )
+    is_known = not any(None in keys for keys in others)
+    return is_known and known_sizes[0] == known_sizes[1] and others[0] == others[1]
+
+
+def known(target: Sequence[Element]) -> list[int | None]:
+    """Returns the sizes of a shape, with None for those that are not known."""
+    return [size if isinstance(size, int) else None for size in target]
+
+
+def count(sizes: Sequence[int | None]) -> int | str:
+    """Returns a product of sizes."""
+    known_sizes = [size for size in sizes if size is not None]
+    return math.prod(known_sizes) if len(known_sizes) == len(sizes) else UNKNOWN_SIZE
+
+
 def grown(elements: Sequence[Element] | None) -> tuple[int | None, bool]:
     """Returns the index of the number of examples, and whether all elements are known.
 
@@ -184,11 +286,11 @@ def grown(elements: Sequence[Element] | None) -> tuple[int | None, bool]:
     places = [
         k
         for k, element in enumerate(elements)
-        if isinstance(element, tuple) and element != FIXED
+        if isinstance(element, tuple) and element[0] != 0
     ]
     if not places:
         return None, True
-    is_single = len(places) == 1 and elements[places[0]] == GROWS
+    is_single = len(places) == 1 and grows(elements[places[0]])
     return (places[0], True) if is_single else (None, False)
 
 
@@ -210,6 +312,13 @@ def _power(one: Element) -> Power | None:
 def _times(one: Element, two: Element) -> Element:
     if isinstance(one, int) and isinstance(two, int):
         return one * two
+    if one == 1 or two == 1:
+        return two if one == 1 else one
+    if isinstance(one, int):
+        one, two = two, one
+    times = each(one)
+    if isinstance(two, int) and times is not None:
+        return (1, times * two)
     powers = _power(one), _power(two)
     if powers[0] is None or powers[1] is None:
         return None

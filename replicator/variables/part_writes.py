@@ -45,6 +45,15 @@ class PartWriter(_tf.HandleVariable):
         """Writes a part of the value, inside a step."""
         replica = context.require(method)
         unbuilt.is_done(self, replica)
+        if agreement.is_one(self, replica):
+            # One device writes all examples once: no replica writes its own part.
+            if not part_values.has_value(method):
+                raise base.bad_argument(
+                    f"{method} of variable {self.name}, which is synchronized ON_READ,",
+                    "is not computed of all examples.",
+                    "assign the whole value, or use scatter_add or scatter_update.",
+                )
+            return self.assign(part_values.written(self, method, *args, **kwargs))
         claim = agreement.claim(self, replica)
         write = getattr(_tf.HandleVariable, method)
         if claim is not None or agreement.is_equal(self, replica):

@@ -325,3 +325,26 @@ def test_rows_whose_number_is_unknown_are_compared_when_they_are_there():
     unknown = tf.function(plus, input_signature=[tf.TensorSpec(None), three])
     with pytest.raises(replicator.ArgumentError, match=r"(?s)shapes \[None, .*Fix"):
         unknown(np.ones(3, "f"), np.ones(3, "f"))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("what", ["of examples", "of a constant"])
+def test_parts_of_metrics_are_written_once_for_all_examples(what, rows):
+    autodist = helpers.make(3)
+    with autodist.scope():
+        counts = tf.Variable(
+            tf.zeros([4]),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    def count(places):
+        one = tf.constant([2]) if what == "of a constant" else places
+        counts.scatter_add(tf.IndexedSlices(tf.ones_like(one, tf.float32), one))
+        return tf.size(places)
+
+    places = np.arange(rows, dtype=np.int32) % 4
+    autodist.function(count)(places)
+    expected = [0, 0, 1, 0] if what == "of a constant" else np.bincount(places, None, 4)
+    np.testing.assert_allclose(tf.convert_to_tensor(counts), expected)

@@ -35,6 +35,10 @@ def _twice(x: tf.Tensor) -> tf.Tensor:  # [2 n, 3]
     return tf.concat([x, 2.0 * x], 0)
 
 
+def _unequal(x: tf.Tensor) -> tf.Tensor:  # [4 n]
+    return tf.concat([x[:, 0], tf.reshape(x, [-1])], 0)
+
+
 def _four(x: tf.Tensor) -> tf.Tensor:  # [n, 2, 2]
     return tf.reshape(tf.pad(x, [[0, 0], [0, 1]]), [-1, 2, 2])
 
@@ -45,6 +49,10 @@ def _unranked(x: tf.Tensor) -> tf.Tensor:
 
 def _unknown_times(x: tf.Tensor) -> tf.Tensor:  # [k, n, 3]
     return tf.tile(x[tf.newaxis], [opaque(2), 1, 1])
+
+
+def _timed(x: tf.Tensor, make: Make) -> tf.Tensor:
+    return make(_unknown_times(x))
 
 
 def _some(x: tf.Tensor) -> tf.Tensor:
@@ -76,10 +84,20 @@ ROWS: dict[str, Make] = {
     "an axis before the last": lambda x: tf.expand_dims(_across(x), -2),
     "squeezed": lambda x: tf.squeeze(tf.reshape(x, [1, -1, 3, 1]), [0, 3]),
     "squeezed behind": lambda x: tf.squeeze(x[..., tf.newaxis], -1),
-    "behind as many as before": lambda x: tf.reshape(
-        _unknown_times(x), [tf.shape(_unknown_times(x))[0], -1, 1, 3]
+    "behind as many as before": lambda x: _timed(
+        x, lambda t: tf.reshape(t, [tf.shape(t)[0], -1, 1, 3])
     ),
     "transposed": lambda x: tf.transpose(_blocks(x), [2, 0, 1]),
+    "behind an axis that stays": lambda x: _timed(
+        x, lambda t: tf.reshape(tf.tanh(t) * 2.0, [tf.shape(t)[0], _n(x), 3, 1])
+    ),
+    "behind an axis that was elsewhere": lambda x: _timed(
+        x,
+        lambda t: tf.reshape(
+            tf.transpose(tf.transpose(t, [1, 0, 2]) * 2.0, [1, 0, 2]),
+            [tf.shape(t)[0], -1, 1, 3],
+        ),
+    ),
     # Joined and split.
     "stacked": _blocks,
     "stacked last": lambda x: tf.stack([x, -x], -1),
@@ -93,6 +111,18 @@ ROWS: dict[str, Make] = {
     "split": lambda x: tf.split(x, 3, 1)[1],
     "split unevenly": lambda x: tf.split(x, [1, 2], -1)[1],
     "split again": lambda x: tf.split(_twice(x), 2)[1],
+    "of three each, split again": lambda x: tf.split(_twice(tf.reshape(x, [-1])), 2)[1],
+    "with ones and zeros": lambda x: (
+        _twice(x) * tf.concat([tf.ones([_n(x), 1]), tf.zeros([_n(x), 1])], 0)
+    ),
+    "with ones and zeros of three each": lambda x: (
+        _twice(tf.reshape(x, [-1]))
+        * tf.concat([tf.ones([3 * _n(x)]), tf.fill([_n(x) * 3], 2.0)], 0)
+    ),
+    "with columns one after the other": lambda x: (
+        tf.tile(x[:, 0], [2])
+        + tf.concat([tf.squeeze(x[:, 1:2], 1), tf.reduce_sum(x, 1)], 0)
+    ),
     # Slices.
     "columns": lambda x: x[:, 1:],
     "a column": lambda x: x[:, -1],
@@ -141,6 +171,19 @@ UNKNOWN: dict[str, Make] = {
     "stacked with some": lambda x: tf.concat([_some(x), x], 0),
     "stacked with a constant": lambda x: tf.concat([x, tf.ones([2, 3])], 0),
     "in parts of another size": lambda x: tf.split(tf.tile(x, [6, 1]), 3)[1],
+    "split in two that are not equally long": lambda x: tf.split(_unequal(x), 2)[0],
+    "unequal parts with equal ones": lambda x: (
+        _unequal(x) + tf.concat([tf.reshape(x[:, :2], [-1])] * 2, 0)
+    ),
+    "unequal parts in another order": lambda x: (
+        _unequal(x) + tf.concat([tf.reshape(x, [-1]), x[:, 0]], 0)
+    ),
+    "behind three times as many": lambda x: _timed(
+        x, lambda t: tf.reshape(t, [3 * tf.shape(t)[0], _n(x)])
+    ),
+    "behind another unknown size": lambda x: tf.reshape(
+        _unknown_times(x), [opaque(6), _n(x)]
+    ),
     "split in two": lambda x: tf.split(tf.reshape(x, [3, -1]), 3)[1],
     "the first": lambda x: x[0],
     "all but one": lambda x: x[1:],
