@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from replicator import context
+from replicator.graph.ir import shapes
 from replicator.variables.collected import Rows
 from replicator.variables.numbered import Numbered
 
@@ -64,7 +65,8 @@ def facts_of(gradient: Gradient) -> tuple[Any, ...]:
     if isinstance(gradient, tf.IndexedSlices):
         rows = gradient.values.shape[1:].as_list()
         return gradient.dtype.name, gradient.indices.dtype.name, rows
-    return gradient.dtype.name, None, gradient.shape.as_list()
+    shape = shapes.static(gradient)
+    return gradient.dtype.name, None, None if shape is None else list(shape)
 
 
 @dataclasses.dataclass
