@@ -46,6 +46,14 @@ class PartWriter(_tf.HandleVariable):
         replica = context.require(method)
         unbuilt.is_done(self, replica)
         claim = agreement.claim(self, replica)
+        if agreement.is_one(self, replica):
+            if not part_values.has_value(method):
+                raise base.bad_argument(
+                    f"{method} of variable {self.name}, which has a value per replica,",
+                    "has no meaning in a function for one device",
+                    "assign the whole value.",
+                )
+            return self.assign(part_values.written(self, method, *args, **kwargs))
         write = getattr(_tf.HandleVariable, method)
         if claim is not None or agreement.is_equal(self, replica):
             with self._entered(replica, claim):
