@@ -71,6 +71,11 @@ class Arguments(list[str]):
 
     read = False
 
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name != "read":  # pop, copy, index, ...
+            self.read = True
+        return super().__getattribute__(name)
+
     def __getitem__(self, index: Any) -> Any:
         self.read |= index != 0  # argparse reads the name before it has parsed any
         return super().__getitem__(index)
@@ -86,6 +91,10 @@ class Arguments(list[str]):
     def __len__(self) -> int:
         self.read = True
         return super().__len__()
+
+    def __add__(self, other: Any) -> Any:
+        self.read = True
+        return super().__add__(other)
 
 
 def parse_of_module(name: str, arguments: Sequence[str]) -> list[str]:

@@ -157,9 +157,16 @@ def buckets(
     return groups
 
 
-def filled(nbytes: int) -> float:
-    """Returns a tensor's share of the message in which it travels with others."""
-    return min(1.0, nbytes / _BUCKET_BYTES)
+def filled(nbytes: int, together: int | None = None) -> float:
+    """Returns a tensor's share of the message in which it travels with others.
+
+    Args:
+        nbytes: The size of the tensor.
+        together: The size of all tensors that may share messages, this one included;
+            None: enough to fill a message.
+    """
+    size = _BUCKET_BYTES if together is None else min(_BUCKET_BYTES, together)
+    return min(1.0, nbytes / max(1, size))
 
 
 class Hubs:

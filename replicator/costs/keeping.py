@@ -25,11 +25,14 @@ class Load:
         slots: How many numbers an optimizer keeps per number of the variable.
         rows: For a sparse gradient, the share of the rows that a replica's gradient
             has; None: the gradient is dense.
+        together: The number of bytes of all gradients that may share messages, its own
+            included; None: enough to fill a message.
     """
 
     nbytes: int
     slots: int = 2
     rows: float | None = None
+    together: int | None = None
 
     @property
     def travels(self) -> int:
@@ -70,8 +73,8 @@ def mirrored(
     if load.rows is not None:
         return update + _in_levels(_gathered, load, devices, calibration)
     names = [algorithm] if algorithm else _able(devices, calibration)
-    # A small tensor shares a message with others and pays its part of it.
-    fill = cost.filled(load.nbytes)
+    # Small tensors share a message; each pays its part, and together at least one.
+    fill = cost.filled(load.nbytes, load.together)
     costs = []
     for name in names:
         message = all_reduce(name, 0, devices, calibration)
@@ -200,16 +203,17 @@ def _in_levels(
 ) -> float:
     """Returns the seconds of work done on one device, within hosts, then between them.
 
-    A small tensor shares a message with others and pays its part of it.
+    Small tensors share a message; each pays its part, and together at least one.
     """
     members = hosts.by_host(devices)
     largest = [devices[n] for n in max(members, key=len)]
     levels = [(len(largest), rates.kind_of(largest)), (len(members), "hosts")]
     nbytes, seconds = load.travels, 0.0
+    part = cost.filled(nbytes, load.together)  # at least, if fewer share messages
     for count, kind in levels:
         if count > 1:
             work = way(count, nbytes, load)
-            share = cost.filled(nbytes)
+            share = max(part, cost.filled(nbytes))
             work = dataclasses.replace(
                 work, ops=share * work.ops, messages=share * work.messages
             )

@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from replicator import context
+from replicator import context, errors
+from replicator.graph.ir import shapes
 from replicator.variables.collected import Rows
 from replicator.variables.numbered import Numbered
 
@@ -64,7 +65,8 @@ def facts_of(gradient: Gradient) -> tuple[Any, ...]:
     if isinstance(gradient, tf.IndexedSlices):
         rows = gradient.values.shape[1:].as_list()
         return gradient.dtype.name, gradient.indices.dtype.name, rows
-    return gradient.dtype.name, None, gradient.shape.as_list()
+    shape = shapes.static(gradient)
+    return gradient.dtype.name, None, None if shape is None else list(shape)
 
 
 @dataclasses.dataclass
@@ -89,12 +91,25 @@ class Accumulator:
             name: The name within the group.
             how: The tf.VariableAggregation by which checkpoints combine the replicas'
                 sums; None for what is equal on all replicas.
+
+        Raises:
+            ArgumentError: The shape of a dense gradient is not static.
         """
 
         def variable(suffix: str, shape: Any, dtype: tf.DType, how: Any) -> tf.Variable:
             return _variable(group, f"{name}{suffix}", shape, dtype, how)
 
         if not isinstance(gradient, tf.IndexedSlices):
+            if not gradient.shape.is_fully_defined():
+                raise errors.ArgumentError(
+                    errors.compose(
+                        "an optimizer cannot add up, over several steps, gradients of "
+                        f"shape {gradient.shape}, which may change from step to step.",
+                        [f"at {errors.user_line()}"],
+                        "create the variable with a static shape, or use "
+                        "accumulation_steps=1.",
+                    )
+                )
             return cls([variable("", gradient.shape, gradient.dtype, how)])
         shape = [None, *gradient.values.shape[1:]]
         values = variable("_values", shape, gradient.dtype, how)

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.compressors.base import Compressor
+from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY
 from replicator.graph.order import effects
 from replicator.optimizers import accumulators, sparsity
@@ -200,7 +201,7 @@ class Combiner:
         return Reducer(
             self.compression,
             (_home(replica.build.graph), what),
-            tuple(tuple(piece.shape) for piece in pieces),
+            tuple(map(shapes.static, pieces)),
             [policy for k in used for policy in division.policies(k)],
             self.compression.of(pieces, grads),
             self._creating(replica),

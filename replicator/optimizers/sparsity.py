@@ -57,7 +57,7 @@ def as_layout(
                 gradient.values, gradient.indices, _shape_of(plain(variable))
             )
     if gradient is not None:
-        return tf.convert_to_tensor(gradient)
+        return _of_shape(tf.convert_to_tensor(gradient), variable.shape)
     value = plain(variable)
     if layout.index_dtype is None:
         return tf.zeros_like(value)
@@ -67,6 +67,13 @@ def as_layout(
         tf.zeros([0], layout.index_dtype),
         shape,
     )
+
+
+def _of_shape(gradient: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Returns a gradient with its variable's static shape, which it may lack."""
+    if gradient.shape.is_fully_defined() or not shape.is_fully_defined():
+        return gradient
+    return tf.ensure_shape(gradient, shape)
 
 
 def _shape_of(variable: Any) -> tf.Tensor:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.options import VARIABLES
-from replicator.strategy import compiled
+from replicator.strategy import compiled, predictions
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.auto import Auto
 from replicator.strategy.builders.fixed import Fixed
@@ -93,10 +93,12 @@ def in_force(
         resources: The devices.
         chooser: Knows which gradients are sparse, once a step has been built.
     """
-    nodes = []
-    for path, variable in variables.items():
-        facts = (False,) if chooser is None else chooser.known(path)
-        nodes.append(compiled.described(path, variable, resources, *facts))
+    nodes = [compiled.described(*item) for item in variables.items()]
+    known = [
+        (False, Assumed()) if chooser is None else chooser.known(path)
+        for path in variables
+    ]
+    nodes = predictions.predicted_together(nodes, resources, known)
     return Strategy(tuple(nodes), resources.devices)
 
 

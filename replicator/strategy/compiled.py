@@ -13,7 +13,6 @@ from replicator import devices, errors
 from replicator.compressors import specs
 from replicator.costs import hosts, rates
 from replicator.strategy import predictions
-from replicator.strategy.facts import Resources
 from replicator.strategy.nodes import (
     AllReduceSynchronizer,
     Node,
@@ -117,14 +116,12 @@ def _owned(device: str, proxies: bool, world: World) -> Placement:
     return Owned((near or world.local)[0], on=device, proxies=proxies)
 
 
-def described(name: str, variable: Any, resources: Resources, *known: Any) -> Node:
+def described(name: str, variable: Any) -> Node:
     """Returns the node that describes a variable's current placement.
 
     Args:
         name: The variable's path.
         variable: The ReplicatedVariable.
-        resources: The devices.
-        *known: Whether its gradient is sparse, and further arguments of predictions.
     """
     parts = getattr(variable, "parts", ())
     synchronizers = [_described(part) for part in parts or (variable,)]
@@ -132,12 +129,7 @@ def described(name: str, variable: Any, resources: Resources, *known: Any) -> No
     if parts:
         node = Node.in_parts(name, variable.axis, variable.sizes, synchronizers)
     shape = tuple(variable.shape.as_list())
-    node = dataclasses.replace(node, shape=shape, dtype=variable.dtype.name)
-    return predictions.predicted(node, shape, _nbytes(variable), resources, *known)
-
-
-def _nbytes(variable: Any) -> int:
-    return int(variable.shape.num_elements() * variable.dtype.size)
+    return dataclasses.replace(node, shape=shape, dtype=variable.dtype.name)
 
 
 def _described(variable: Any) -> PSSynchronizer | AllReduceSynchronizer:

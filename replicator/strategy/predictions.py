@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from replicator.costs import keeping
 from replicator.strategy.facts import Resources
@@ -35,6 +36,7 @@ def predicted(
     resources: Resources,
     sparse: bool = False,
     assumed: Assumed = Assumed(),
+    together: Mapping[Hashable, int] | None = None,
 ) -> Node:
     """Returns a node with its predicted cost in a step.
 
@@ -45,37 +47,79 @@ def predicted(
         resources: The devices.
         sparse: Whether the variable's gradient is sparse.
         assumed: Further assumptions.
+        together: The bytes of all gradients that travel in each way, this variable's
+            included; None: other gradients fill the messages.
     """
     devices = [_full(name) for name in resources.devices]
-    rows = assumed.rows if sparse else None
-
-    def load(own: int) -> keeping.Load:
-        return keeping.Load(own, assumed.slots, rows)
-
     calibration = resources.calibration
+    hows, loads = [], []
+    for how, load in _loads(node, shape, nbytes, sparse, assumed):
+        company = None if together is None else together[_way(how, load)]
+        hows.append(how)
+        loads.append(dataclasses.replace(load, together=company))
+    sent = sum(_sent(*pair, devices) for pair in zip(hows, loads, strict=True))
+    if node.axis is not None:
+        owners = [_owner(how) for how in hows]
+        seconds = keeping.in_parts(loads, owners, devices, calibration)
+    elif isinstance(hows[0], AllReduceSynchronizer):
+        spec = hows[0].spec
+        algorithm = None if spec in _UNASKED else ALGORITHMS.get(spec)
+        seconds = keeping.mirrored(loads[0], devices, calibration, algorithm)
+    else:
+        owner, copies = _owner(hows[0]), hows[0].local_replication
+        seconds = keeping.owned(loads[0], devices, owner, calibration, copies)
+    return dataclasses.replace(node, sent=sent, seconds=seconds)
+
+
+def predicted_together(
+    nodes: Sequence[Node],
+    resources: Resources,
+    known: Sequence[tuple[bool, Assumed]],
+) -> list[Node]:
+    """Returns all nodes of a strategy with their predicted costs in a step.
+
+    Small gradients that travel in the same way share messages, of which there is at
+    least one.
+
+    Args:
+        nodes: The nodes, with the shapes and dtypes of their variables.
+        resources: The devices.
+        known: For each node, whether the gradient is sparse, and further assumptions.
+    """
+    together: collections.Counter[Hashable] = collections.Counter()
+    facts = []
+    for node, (sparse, assumed) in zip(nodes, known, strict=True):
+        assert node.shape is not None and node.nbytes is not None, "of a variable"
+        facts.append((node, node.shape, node.nbytes))
+        for how, load in _loads(*facts[-1], sparse, assumed):
+            together[_way(how, load)] += load.travels
+    return [
+        predicted(*fact, resources, sparse, assumed, together)
+        for fact, (sparse, assumed) in zip(facts, known, strict=True)
+    ]
+
+
+def _loads(
+    node: Node, shape: Sequence[int], nbytes: int, sparse: bool, assumed: Assumed
+) -> list[tuple[Synchronizer, keeping.Load]]:
+    """Returns how a variable, or each of its parts, is kept equal, and its load."""
+    rows = assumed.rows if sparse else None
     if node.axis is None:
-        how = node.synchronizer
-        assert how is not None, "a whole node has a synchronizer"
-        sent = _sent(how, load(nbytes), devices)
-        owner = _owner(how)
-        if isinstance(how, AllReduceSynchronizer):
-            algorithm = None if how.spec in _UNASKED else ALGORITHMS.get(how.spec)
-            seconds = keeping.mirrored(load(nbytes), devices, calibration, algorithm)
-        else:
-            copies = how.local_replication
-            seconds = keeping.owned(load(nbytes), devices, owner, calibration, copies)
-        return dataclasses.replace(node, sent=sent, seconds=seconds)
+        assert node.synchronizer is not None, "a whole node has a synchronizer"
+        return [(node.synchronizer, keeping.Load(nbytes, assumed.slots, rows))]
     size = shape[node.axis]
-    loads = [load(nbytes // max(1, size) * extent) for extent in node.extents(size)]
-    optional = [part.synchronizer for part in node.parts]
-    hows = [how for how in optional if how is not None]
-    return dataclasses.replace(
-        node,
-        sent=sum(_sent(*pair, devices) for pair in zip(hows, loads, strict=True)),
-        seconds=keeping.in_parts(
-            loads, [_owner(how) for how in hows], devices, calibration
-        ),
-    )
+    slice_bytes = nbytes // max(1, size)
+    return [
+        (part.synchronizer, keeping.Load(slice_bytes * extent, assumed.slots, rows))
+        for part, extent in zip(node.parts, node.extents(size), strict=True)
+        if part.synchronizer is not None
+    ]
+
+
+def _way(how: Synchronizer, load: keeping.Load) -> Hashable:
+    """Returns what gradients have in common that may share messages."""
+    algorithm = how.spec if isinstance(how, AllReduceSynchronizer) else ""
+    return _owner(how), algorithm, load.rows is not None
 
 
 def step_seconds(nodes: Sequence[Node]) -> float:

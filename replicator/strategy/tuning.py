@@ -211,12 +211,12 @@ def _ranked(made: Sequence[Builder], survey: _Survey) -> list[_Candidate]:
     """Returns the builders' candidates: Auto, then by predicted time."""
     facts, candidates = list(survey.facts.values()), list[_Candidate]()
     for builder in made:
-        assumed = builder.assumed if isinstance(builder, Auto) else None
+        assumed = predictions.Assumed()
+        if isinstance(builder, Auto):
+            assumed = builder.assumed
         strategy = builder.build(facts, survey.resources)
-        nodes = tuple(_costed(strategy, f, survey, assumed) for f in facts)
-        strategy = dataclasses.replace(
-            strategy, nodes=tuple(node for node in nodes if node is not None), id=""
-        )
+        nodes = tuple(_costed(strategy, survey, assumed))
+        strategy = dataclasses.replace(strategy, nodes=nodes, id="")
         if all(strategy != candidate.strategy for candidate in candidates):
             seconds = predictions.step_seconds(strategy.nodes)
             candidates.append(_Candidate(builder, strategy, seconds))
@@ -226,19 +226,17 @@ def _ranked(made: Sequence[Builder], survey: _Survey) -> list[_Candidate]:
 
 
 def _costed(
-    strategy: Strategy,
-    facts: VariableFacts,
-    survey: _Survey,
-    assumed: predictions.Assumed | None,
-) -> Node | None:
-    node = strategy.node(facts.path)
-    if node is None:
-        return None
-    node = dataclasses.replace(node, shape=facts.shape, dtype=facts.dtype)
-    return predictions.predicted(
-        *(node, facts.shape, facts.nbytes, survey.resources, bool(facts.sparse)),
-        assumed or predictions.Assumed(),
-    )
+    strategy: Strategy, survey: _Survey, assumed: predictions.Assumed
+) -> list[Node]:
+    """Returns a strategy's nodes for the variables found, with predicted costs."""
+    nodes, known = [], []
+    for facts in survey.facts.values():
+        node = strategy.node(facts.path)
+        if node is not None:
+            node = dataclasses.replace(node, shape=facts.shape, dtype=facts.dtype)
+            nodes.append(node)
+            known.append((bool(facts.sparse), assumed))
+    return predictions.predicted_together(nodes, survey.resources, known)
 
 
 def _step(make: Callable[[Any], Any], strategy: Builder) -> Any:

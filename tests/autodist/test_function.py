@@ -241,6 +241,31 @@ def test_metrics_of_keras_are_those_of_one_device_in_a_function_and_outside(how)
         assert one == pytest.approx(other, rel=1e-5)
 
 
+@pytest.mark.parametrize("how", ["SUM", "MEAN"])
+@pytest.mark.parametrize("part", ["rows", "slice"])
+def test_parts_of_variables_with_a_value_per_replica_are_written(part, how):
+    autodist = helpers.make(2)
+    with autodist.scope():
+        v = tf.Variable(
+            tf.zeros([3]),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=getattr(tf.VariableAggregation, how),
+        )
+
+    @autodist.function
+    def step(x):
+        if part == "rows":
+            v.scatter_add(tf.IndexedSlices(x, tf.zeros_like(x, tf.int32)))
+        else:
+            v[0].assign(v[0] + tf.reduce_sum(x))
+        return v.read_value()
+
+    for size, total in ((3, 3.0), (1, 4.0)):  # the second has no example for each
+        np.testing.assert_allclose(step(tf.ones([size])), [total, 0.0, 0.0])
+    np.testing.assert_allclose(v.numpy(), [4.0, 0.0, 0.0])
+
+
 def test_threads_call_one_function_each_with_its_own():
     autodist = helpers.make(2)
 

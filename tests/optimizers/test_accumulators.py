@@ -260,3 +260,36 @@ def test_outside_a_step_is_refused() -> None:
     with pytest.raises(replicator.ContextError, match="weighted.*outside a step"):
         weighted.apply([one], [w], weight=2)
     assert w.numpy() == 0.0
+
+
+@pytest.mark.parametrize("shape", [None, [None]])
+def test_shapes_that_may_change_are_refused(shape: list[None] | None) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        v = tf.Variable([1.0, 2.0], shape=tf.TensorShape(shape))
+        optimizer = repl.wrap_optimizer(
+            tf.keras.optimizers.SGD(0.1), accumulation_steps=2
+        )
+
+    def step_fn() -> None:
+        optimizer.apply_gradients([(v + 1.0, v)])
+
+    with pytest.raises(replicator.ArgumentError, match="(?s)shape .*step_fn.*Fix: "):
+        repl.run(step_fn)
+
+
+def test_gradients_have_their_variables_static_shape() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        v = tf.Variable([1.0, 2.0])
+        optimizer = repl.wrap_optimizer(
+            tf.keras.optimizers.SGD(1.0), accumulation_steps=2, compressor="ef(topk)"
+        )
+
+    def step_fn() -> None:
+        gradient = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([2]), shape=None)
+        optimizer.apply_gradients([(gradient, v)])
+
+    for _ in range(2):
+        repl.run(step_fn)
+    np.testing.assert_array_equal(v, [0.0, 2.0])

@@ -233,3 +233,19 @@ def test_what_only_the_owner_needs_goes_to_the_owner() -> None:
     # signals,
     # by which replicas write their residuals once nothing can fail.
     assert sent("ef(bf16)") == {(1, 0): 3, (0, 1): 4}
+
+
+@pytest.mark.parametrize("compressor", [None, "fp16", "powersgd"])
+def test_variables_of_unknown_rank_are_trained(compressor: str | None) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        v = tf.Variable([[2.0], [4.0]], shape=tf.TensorShape(None))
+        optimizer = repl.wrap_optimizer(kopt.SGD(0.5), compressor=compressor)
+
+    def step_fn() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(v) * (1.0 + repl.replica_id)
+        optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+
+    repl.run(step_fn)
+    np.testing.assert_array_equal(v, [[1.25], [3.25]])

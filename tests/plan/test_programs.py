@@ -111,6 +111,10 @@ def make():
     repl = replicator.Replicator(["CPU:0", "CPU:1"])
     return repl, lambda: repl.all_reduce([1.0] * COUNT)
 """
+_BY_HAND = [
+    _AT_IMPORT.replace("sys.argv[1]", expression).replace(" if sys.argv[1:] else 3", "")
+    for expression in ("sys.argv.pop()", "sys.argv.copy()[1]", "(sys.argv + ['x'])[1]")
+]
 _OF_NONE = """
 import replicator
 
@@ -163,6 +167,7 @@ def test_a_module_may_have_flags_of_the_names_of_the_programs(
         (_OF_ABSL, ["--json=5"], None),
         (_OF_ARGPARSE, ["--json=5"], None),
         (_AT_IMPORT, ["--json=5"], None),
+        *[(text, ["--json=5"], None) for text in _BY_HAND],
         (_OF_NONE, [], None),
     ],
 )

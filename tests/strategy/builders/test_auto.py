@@ -260,11 +260,10 @@ def test_the_table_has_the_prediction() -> None:
         for n in repl.strategy.nodes
     ]
     prediction = repl._settings.chooser.known("table")[0]  # type: ignore[union-attr]
-    for node, one in zip(repl.strategy.nodes, facts, strict=True):
-        expected = predictions.predicted(
-            *(node, one.shape, one.nbytes, resources, prediction and bool(one.sparse))
-        )
-        assert node.seconds == expected.seconds
+    nodes = repl.strategy.nodes
+    known = [(prediction and bool(one.sparse), predictions.Assumed()) for one in facts]
+    expected = predictions.predicted_together(nodes, resources, known)
+    assert [node.seconds for node in nodes] == [node.seconds for node in expected]
     assert "predicted" in str(repl.strategy)
 
 
