@@ -67,7 +67,7 @@ def test_what_is_not_converted_lets_others_exceptions_pass() -> None:
         with pytest.raises(_OddError) as caught:
             function()
         assert caught.value is error
-    assert ours.__name__ == "ours" and ours.__doc__ == "What it does."
+    assert ours.__name__ == "ours" and ours.__doc__ == "Stands for a function of ours."
 
 
 @pytest.mark.parametrize("method", [False, True])

@@ -301,3 +301,47 @@ def test_given_to_metric_are_the_arguments_of_the_innermost_update():
     Outer().update_state(5, y_pred=2)
     NoMetric().update_state(1)
     assert seen == [[5, 2], [3, None], None]
+
+
+@pytest.mark.parametrize("keras", [tf.keras, tf_keras])
+def test_keras_training_names_the_loop_and_its_optimizer(keras: Any) -> None:
+    seen = []
+
+    class Watched(keras.optimizers.SGD):
+        """Asks while it updates variables."""
+
+        def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+            seen.append(_tf.keras_training())
+            return super().apply_gradients(*args, **kwargs)
+
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    optimizer = Watched(0.1)
+    model.compile(optimizer, "mse", run_eagerly=True)
+    x, y = np.ones([2, 2], "f"), np.ones([2, 1], "f")
+    model.fit(x, y, epochs=1, verbose=0)
+    model.train_on_batch(x, y)
+    assert [training.optimizer for training in seen] == [optimizer] * 2
+    assert [training.loop for training in seen] == ["fit", "train_on_batch"]
+    assert _tf.keras_training() is None
+
+
+def test_searched_op_is_what_custom_gradient_looks_for() -> None:
+    names = []
+
+    class Watched:
+        """Has an `op`, as variables do."""
+
+        trainable = True
+
+        @property
+        def op(self) -> Any:
+            names.append(_tf.searched_op())
+            return tf.no_op()
+
+    with tf.Graph().as_default() as graph:
+        v = tf.compat.v1.get_variable("v", [], use_resource=True)
+        graph.add_to_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, Watched())
+        x = tf.constant(1.0)
+        tf.gradients(tf.recompute_grad(lambda x: x * v)(x), x)
+        assert names and set(names) == {"v"}
+        assert Watched().op is not None and names[-1] is None
