@@ -10,7 +10,7 @@ fail on an empty batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,13 +45,20 @@ class Feeds:
         return [count / total for count in self.counts]
 
 
-def split(program: Program, fed: Any, num_replicas: int) -> Feeds:
+def split(
+    program: Program,
+    fed: Any,
+    num_replicas: int,
+    defaults: Callable[[Collection[tf.Operation]], Mapping[tf.Tensor, np.ndarray]]
+    | None = None,
+) -> Feeds:
     """Returns the feeds of each replica.
 
     Args:
         program: The single-device graph.
         fed: The user's feed_dict, or None.
         num_replicas: The number of replicas.
+        defaults: Returns the defaults to split as well, given the ops that are fed.
 
     Raises:
         ArgumentError: A key is no tensor of the graph, a value does not fit it, or the
@@ -73,17 +80,13 @@ def split(program: Program, fed: Any, num_replicas: int) -> Feeds:
             parts[tensor] = array
         else:
             whole[tensor] = array
+    if defaults is not None:
+        parts |= defaults({tensor.op for tensor in (*whole, *parts)})
     names = frozenset(tensor.op.name for tensor in parts)
     values: list[dict[tf.Tensor, Any]] = [dict(whole) for _ in range(num_replicas)]
     if not parts:
         return Feeds(values, None, names)
     total = _examples(parts)
-    # What is not fed has a row for each example, too, if it has as many.
-    parts |= {
-        tensor: default
-        for tensor, default in program.defaults.items()
-        if len(default) == total and tensor not in parts and tensor not in whole
-    }
     sizes = [shards.count(total, r, num_replicas) for r in range(num_replicas)]
     first = 0
     for replica_values, size in zip(values, sizes, strict=True):
@@ -169,7 +172,10 @@ def _examples(parts: Mapping[tf.Tensor, np.ndarray]) -> int:
             for tensor, array in parts.items()
         ]
         if len(sizes) > 1:
-            problem = "what is fed differs in its first axis, along which it is split."
+            problem = (
+                "what is fed, or is a default, differs in its first axis, along which "
+                "it is split."
+            )
             fix = (
                 "feed as many rows of each; what shall go to each replica as a whole "
                 "is a placeholder whose first size is known."

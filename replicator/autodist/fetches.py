@@ -10,7 +10,7 @@ values that do. Ops, and tensors that depend on a write, run on all replicas.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from absl import logging
 
 from replicator import errors
 from replicator.autodist import flows, joining, kinds, losses, stamping
+from replicator.autodist.defaults import Defaults
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
 from replicator.autodist.program import Program
 from replicator.autodist.shares import Plan, Source
@@ -107,6 +108,7 @@ class Fetches:
         self._program, self._plan, self._whole = program, plan, whole
         self._known: dict[tuple[int, frozenset[str]], Fetch] = {}
         self._acting: dict[tf.Operation, bool] = {}
+        self._defaults = Defaults(program)
 
     def leaf(self, given: Any, fed: frozenset[str]) -> Leaf:
         """Returns the Leaf for a leaf of the user's fetches.
@@ -118,15 +120,23 @@ class Fetches:
         Raises:
             ArgumentError: It is not in the graph, or has no joined value.
         """
-        parts = [given]
-        if isinstance(given, tf.SparseTensor):
-            parts = [given.indices, given.values, given.dense_shape]
-        elif isinstance(given, tf.IndexedSlices):
-            parts = [given.values, given.indices]
-        elif isinstance(given, tf.RaggedTensor):
-            raise _no_fetch(given, "", "of a RaggedTensor, fetch given.to_tensor().")
         checked = not isinstance(given, tf.SparseTensor)
-        return Leaf(given, tuple(self._find(part, fed, checked) for part in parts))
+        found = [self._find(part, fed, checked) for part in _parts_of(given)]
+        return Leaf(given, tuple(found))
+
+    def defaults(
+        self, leaves: Iterable[Any], fed: Collection[tf.Operation]
+    ) -> dict[tf.Tensor, np.ndarray]:
+        """Returns the defaults to split in a run; see `Defaults.needed`.
+
+        Args:
+            leaves: The leaves of the user's fetches.
+            fed: The ops whose results are fed.
+        """
+        graph = self._program.graph
+        elements = [_element(graph, part) for x in leaves for part in _parts_of(x)]
+        ops = [x if isinstance(x, tf.Operation) else x.op for x in elements]
+        return self._defaults.needed(ops, fed)
 
     def _find(self, leaf: Any, fed: frozenset[str], checked: bool) -> Fetch:
         element = _element(self._program.graph, leaf)
@@ -209,6 +219,17 @@ def _said(value: Value) -> str:
     if value.kind is Kind.UNKNOWN:
         return "no row for each example, no mean and no sum over them"
     return value.said
+
+
+def _parts_of(given: Any) -> list[Any]:
+    """Returns the tensors, or the op, of a leaf of the user's fetches."""
+    if isinstance(given, tf.SparseTensor):
+        return [given.indices, given.values, given.dense_shape]
+    if isinstance(given, tf.IndexedSlices):
+        return [given.values, given.indices]
+    if isinstance(given, tf.RaggedTensor):
+        raise _no_fetch(given, "", "of a RaggedTensor, fetch given.to_tensor().")
+    return [given]
 
 
 def _element(graph: tf.Graph, leaf: Any) -> Any:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import tensorflow as tf
@@ -62,9 +62,16 @@ def upstream(
     return ordered
 
 
-def needed(op: tf.Operation) -> Iterator[tf.Operation]:
-    """Yields an op and all ops that must run before it, for results or effects."""
-    seen, stack = {op}, [op]
+def needed(
+    op: tf.Operation, fed: Collection[tf.Operation] = ()
+) -> Iterator[tf.Operation]:
+    """Yields an op and all ops that must run before it, for results or effects.
+
+    Args:
+        op: The op.
+        fed: Ops that need not run, since their results are fed.
+    """
+    seen, stack = {op, *fed}, [] if op in fed else [op]
     while stack:
         current = stack.pop()
         yield current

@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from replicator import _tf, errors
@@ -225,17 +224,6 @@ class Program:
         if ELEMENTS.fullmatch(op.type):
             return True
         return flows.draws(op)
-
-    @functools.cached_property
-    def defaults(self) -> dict[tf.Tensor, Any]:
-        """Maps placeholders that may be split to their defaults, if these are known."""
-        found: dict[tf.Tensor, Any] = {}
-        for op in self.graph.get_operations()[: self.count]:
-            if op.type == "PlaceholderWithDefault" and self.gives_own(op):
-                value = tf.get_static_value(op.inputs[0])
-                if value is not None and np.ndim(value):
-                    found[op.outputs[0]] = np.asarray(value)
-        return found
 
     def _refuse(self) -> None:
         variables = self.variables

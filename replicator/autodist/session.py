@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -61,8 +62,10 @@ class DistributedSession(tf.compat.v1.Session):
         """
         lookup = self._look()
         places = self._replicas.places
-        fed = feeds.split(self._replicas.program, feed_dict, len(places))
-        leaves = [lookup.leaf(leaf, fed.names) for leaf in _flat(fetches)]
+        flat = _flat(fetches)
+        defaults = functools.partial(lookup.defaults, flat)
+        fed = feeds.split(self._replicas.program, feed_dict, len(places), defaults)
+        leaves = [lookup.leaf(leaf, fed.names) for leaf in flat]
         parts = [part for leaf in leaves for part in leaf.parts]
         sources = list(dict.fromkeys(fetch.source for fetch in parts if fetch.source))
         values, dealt = self._all.run(

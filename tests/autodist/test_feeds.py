@@ -13,7 +13,6 @@ import tensorflow as tf
 from replicator import errors
 from replicator.autodist import feeds
 from replicator.autodist.program import Program
-from tests.autodist import helpers
 
 v1 = tf.compat.v1
 X = np.arange(14.0).reshape(7, 2)
@@ -131,15 +130,3 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
     program = _program(x=(tf.float32, [None, 2]), y=(tf.int32, None))
     with pytest.raises(errors.ArgumentError, match=f"(?s){said}"):
         feeds.split(program, fed(program), 2)
-
-
-@pytest.mark.parametrize("num_replicas", [2, 3])
-def test_a_default_with_a_row_for_each_example_is_split(num_replicas: int) -> None:
-    autodist = helpers.make(num_replicas)
-    with tf.Graph().as_default(), autodist.scope():
-        x = v1.placeholder(tf.float32, [None])
-        weights = v1.placeholder_with_default(tf.constant([1.0, 2.0, 3.0, 4.0]), [None])
-        total = tf.reduce_sum(x * weights)
-        with autodist.create_distributed_session() as session:
-            assert session.run(total, {x: [1.0, 2.0, 3.0, 4.0]}) == 30
-            assert session.run(total, {x: [1.0, 2.0], weights: [1.0, 1.0]}) == 3
