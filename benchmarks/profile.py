@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +23,7 @@ from benchmarks.tables import Table, milliseconds
 from benchmarks.workloads import WORKLOADS, Workload
 from replicator.costs import rates, rehearsal
 from replicator.profile import measure, model
+from replicator.step.steps import Step
 
 NAME = "profile"
 NAMED = 2  # replicas of the profiled step
@@ -31,8 +32,8 @@ PREDICTED, BY_ONE = "predicted", "predicted by one"
 NAMES = {w.name: w for w in WORKLOADS if w.name in ("large", "deep", "lstm")}
 
 
-def make(workload: Workload) -> tuple[replicator.Replicator, Sequence[Any]]:
-    """Returns a Replicator, and the step_fn and input_fn of a workload."""
+def make(workload: Workload) -> Step:
+    """Returns the step of a workload."""
     repl = replicator.Replicator(contenders.devices(NAMED))
     with repl.context():
         network = workload.make_model()
@@ -47,7 +48,7 @@ def make(workload: Workload) -> tuple[replicator.Replicator, Sequence[Any]]:
         loss = workloads.train_step(network, optimizer, batch)
         return repl.all_reduce(loss, "mean")
 
-    return repl, (step_fn, input_fn)
+    return repl.build(step_fn, input_fn)
 
 
 def measured(workload: Workload, steps: int, rounds: int) -> dict[str, Any]:

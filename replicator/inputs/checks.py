@@ -13,6 +13,10 @@ from replicator import _tf, errors
 from replicator.primitives import base
 
 DATASETS = (tf.data.Dataset, tf.compat.v1.data.Dataset)
+_SOURCES = (
+    "return a tf.data.Dataset (of several, their tf.data.Dataset.zip), a function "
+    "without arguments that returns a nest of tensors, or a nest of tensors."
+)
 
 
 def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> None:
@@ -20,7 +24,11 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
     kind = source_kind(source)
     giver = "input_fn", input_fn
     if kind == "an iterator":
-        raise useless(*giver, "an iterator, which cannot be pulled inside a graph")
+        raise useless(
+            *(*giver, "an iterator, which cannot be pulled inside a graph"),
+            "return the tf.data.Dataset itself; of a Python generator, "
+            "tf.data.Dataset.from_generator(function, output_signature=...).",
+        )
     if kind == "a function" and required(source):
         raise useless(*giver, "a function that must be given arguments")
     if kind == "a tensor structure":
@@ -113,15 +121,15 @@ def check_element(element: Any, what: str, giver: Any) -> None:
             raise useless(what, giver, f"{name}, which is no tensor") from None
 
 
-def useless(what: str, giver: Any, returned: str) -> errors.InputError:
+def useless(
+    what: str, giver: Any, returned: str, fix: str = _SOURCES
+) -> errors.InputError:
     """Returns the error for a function whose result cannot feed a replica."""
     return errors.InputError(
         errors.compose(
             f"{what} {name_of(giver)} returned {returned}.",
             errors.sites_of(what, giver),
-            "return a tf.data.Dataset (of several, their tf.data.Dataset.zip), a "
-            "function without arguments that returns a nest of tensors, or a nest of "
-            "tensors.",
+            fix,
         )
     )
 

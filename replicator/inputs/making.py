@@ -116,10 +116,16 @@ def values_feed(sources: Sequence[Any], world: World, input_mode: str) -> Feed:
     host = places.middle(world.devices)
     feed = ShardsFeed(
         ValuesFeed(sources[:1], [host]),
-        lambda whole: shards.split(whole[0], world.num_replicas),
+        lambda whole: _split(whole[0], world.num_replicas),
         host,
     )
     return PartFeed(feed, world.local) if world.processes else feed
+
+
+def _split(batch: Any, num_replicas: int) -> list[shards.Shard]:
+    """Splits a global batch; in a rehearsal, replicas keep the size of their shards."""
+    parts = shards.split(batch, rehearsal.shares(num_replicas))
+    return [parts[r % len(parts)] for r in range(num_replicas)]
 
 
 def _host_id(hosts: Sequence[int], world: World, replica_id: int | None) -> int:
@@ -202,7 +208,7 @@ def _datasets_feed(
     if input_mode == "global_batch":
         return ShardsFeed(
             DatasetFeed(sited, [places.cpu_beside(devices[0])]),
-            lambda whole: shards.split(whole[0], count),
+            lambda whole: _split(whole[0], count),
             middle,
         )
     return DatasetFeed(sited, devices)

@@ -143,7 +143,8 @@ class Wrapped:
         logging.warning(
             "Keras' %s applies a wrapped %s outside of any step: it trains on one "
             "device, and %d of the Replicator's %d replicas do nothing. Let it run on "
-            "all of them, repl.keras_model(model); or write the loop, with "
+            "all of them, repl.keras_model(model), or with AutoDist "
+            "autodist.keras_model(model); or write the loop, with "
             "repl.run(model.train_step, input_fn).",
             _tf.keras_loop(),
             type(self).__name__,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints what a step communicates: `python -m replicator.plan module:make`.
 
-`make()` returns (repl, step_fn) or (repl, step_fn, input_fn). The step is built but not
-run. With --simulate-hosts=N it is built for N hosts like this one, in a tf.Graph, where
-variables have no values and Python cannot read those of tensors. The module's own
-flags, defined with absl or argparse, go after `--`.
+`make()` returns (repl, step_fn), (repl, step_fn, input_fn), or what `repl.build`
+returned. The step is built but not run. With --simulate-hosts=N it is built for N hosts
+like this one, in a tf.Graph, where variables have no values and Python cannot read
+those of tensors. The module's own flags, defined with absl or argparse, go after `--`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 from absl import app, flags
@@ -21,7 +20,7 @@ from replicator import command_line
 from replicator.costs import paper
 from replicator.plan import files, programs
 from replicator.plan import plan as plans
-from replicator.replicator import Replicator
+from replicator.step.steps import Step
 
 _USAGE = (
     "python -m replicator.plan module:make [--json=PATH] [--plot=PATH] "
@@ -88,12 +87,11 @@ def _hosts(count: int | None) -> Iterator[None]:
 
 def _plan(name: str, arguments: Sequence[str]) -> plans.Plan:
     """Returns the plan of the step that `module:make` makes."""
-    repl, functions = programs.made(name, arguments)
-    return programs.tried(f"the step of {name}", lambda: _built(repl, functions))
+    step = programs.made(name, arguments)
+    return programs.tried(f"the step of {name}", lambda: _built(step))
 
 
-def _built(repl: Replicator, functions: Sequence[Any]) -> plans.Plan:
-    step = repl.build(*functions)
+def _built(step: Step) -> plans.Plan:
     if not tf.executing_eagerly():
         step()  # builds into the default graph, which no session runs
     return step.plan

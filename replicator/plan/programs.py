@@ -16,6 +16,7 @@ import tensorflow as tf
 from replicator import _tf, command_line, errors
 from replicator.command_line import BadInput
 from replicator.replicator import Replicator
+from replicator.step.steps import Step
 
 # How lines begin in which TensorFlow lists where ops were created.
 _OF_STACKS = ("  File ", "Graph execution error", "Detected at node", "<stack traces")
@@ -27,12 +28,13 @@ _PACKAGES = os.sep + "site-packages" + os.sep
 _MOST_SAID = 700  # characters, so that the raising line, which follows, is not cut off
 
 
-def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence[Any]]:
-    """Calls make(), and returns its Replicator with step_fn and perhaps input_fn.
+def made(name: str, arguments: Sequence[str] = ()) -> Step:
+    """Calls make(), and returns its step, which need not have been built.
 
     Args:
-        name: "module:make", where make() returns (repl, step_fn) or (repl, step_fn,
-            input_fn). The working directory is searched for the module, too.
+        name: "module:make", where make() returns (repl, step_fn), (repl, step_fn,
+            input_fn), or what repl.build returned. The working directory is searched
+            for the module, too.
         arguments: The module's own command-line flags.
 
     Raises:
@@ -47,10 +49,15 @@ def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence
             f"{argv[0]} has not read what follows --, which had no effect: "
             f"{errors.shown(' '.join(rest))}"
         )
+    return result if isinstance(result, Step) else _step_of(name, result)
+
+
+def _step_of(name: str, result: Any) -> Step:
+    """Returns the step of what a make() returned that is no step yet."""
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise BadInput(
             f"{name}() returned a {type(result).__name__}; expected a tuple (repl, "
-            "step_fn) or (repl, step_fn, input_fn)"
+            "step_fn) or (repl, step_fn, input_fn), or what repl.build returned"
         )
     repl, *functions = result
     if not isinstance(repl, Replicator):
@@ -62,7 +69,7 @@ def made(name: str, arguments: Sequence[str] = ()) -> tuple[Replicator, Sequence
             f"{name}() returned a {type(functions[0]).__name__} second; expected the "
             "step_fn"
         )
-    return repl, functions
+    return tried(f"the step of {name}", lambda: repl.build(*functions))
 
 
 @contextlib.contextmanager

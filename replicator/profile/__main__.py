@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures a step and predicts when more replicas pay: `python -m replicator.profile`.
 
-`make()` returns (repl, step_fn) or (repl, step_fn, input_fn), as for
-`python -m replicator.plan`. It is called twice: as written, and with one replica whose
-batch is as large; batches that are shares of a global one must use
-`ctx.per_replica_batch_size`. Steps of both are run and measured. The module's own
-flags, defined with absl or argparse, go after `--`.
+`make()` returns (repl, step_fn), (repl, step_fn, input_fn), or what `repl.build`
+returned, as for `python -m replicator.plan`. It is called twice: as written, and with
+one replica whose batch is as large; batches that are shares of a global one must use
+`ctx.per_replica_batch_size` or `input_mode="global_batch"`. Steps of both are run and
+measured. If the program cannot be built with one replica, as the stages of a pipeline
+cannot, it is measured as written, and nothing is predicted. The module's own flags,
+defined with absl or argparse, go after `--`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 from absl import app, flags
 
-from replicator import command_line
+from replicator import command_line, errors
 from replicator import strategy as strategies
 from replicator.costs import rates
 from replicator.plan import files, programs
@@ -126,11 +128,14 @@ def _measured(
     """Builds and measures the named program, as written and on one replica."""
     step, make = f"the step of {name}", lambda: programs.made(name, arguments)
     whole = programs.tried(step, lambda: measure.whole(make, strategy))
-    alone = programs.tried(
-        f"{step}, made anew with one replica to compare",
-        lambda: measure.alone(make, whole),
+    alone, needs_all = None, ""
+    try:
+        alone = programs.tried(step, lambda: measure.alone(make, whole))
+    except command_line.BadInput as error:
+        needs_all = errors.one_line(error)
+    return programs.tried(
+        step, lambda: measure.measure(whole, alone, _TRIALS.value, needs_all)
     )
-    return programs.tried(step, lambda: measure.measure(whole, alone, _TRIALS.value))
 
 
 def _network(calibration: rates.Calibration) -> rates.Rates:

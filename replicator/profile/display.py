@@ -11,7 +11,7 @@ import rich.table
 
 from replicator.plan import display
 from replicator.profile import report as reports
-from replicator.profile.report import APART, HERE, Report
+from replicator.profile.report import HERE, Report
 
 _WIDTH = 120  # characters, if standard output is no terminal
 
@@ -27,7 +27,13 @@ def show(report: Report, file: TextIO | None = None) -> None:
     if not console.is_terminal:
         console.width = _WIDTH
     console.print(_parts(report))
-    for where in (HERE, APART):
+    if not report.predicted:
+        console.print(
+            "Nothing is predicted for other numbers of replicas, since the program "
+            f"cannot be built with one: {report.measured.needs_all}"
+        )
+        return
+    for where in report.predicted:
         console.print(_predicted(report, where))
         text = report.verdict(where)
         console.print(text[0].upper() + text[1:] + "\n")
@@ -63,7 +69,8 @@ def _parts(report: Report) -> rich.table.Table:
         lines = "\n".join(row.lines)
         add(display.title(row), seconds, display.size(row.nbytes), lines)
     add("a step", measured.step)
-    add("a step of one replica alone", measured.alone)
+    if not measured.needs_all:
+        add("a step of one replica alone", measured.alone)
     return table
 
 

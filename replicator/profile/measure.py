@@ -22,8 +22,8 @@ from replicator.calibrate import measure as calibrating
 from replicator.costs import cost, rates, rehearsal
 from replicator.plan.plan import Plan
 from replicator.profile import parts, traces
-from replicator.replicator import Replicator
 from replicator.step import timed
+from replicator.step.steps import Step
 
 _WARM_UP = 3  # the first step builds
 _ROUNDS = 5
@@ -31,8 +31,8 @@ _TRACED = 5  # steps
 _EMPTY_CALLS = 50
 _OF_ALL = 20  # one of so many steps is assumed to be undisturbed
 
-# Creates a program: a Replicator, its step_fn and perhaps its input_fn.
-Make = Callable[[], tuple[Replicator, Sequence[Any]]]
+# Creates a program: its step, as Replicator.build returns it.
+Make = Callable[[], Step]
 
 
 @dataclasses.dataclass
@@ -49,7 +49,7 @@ class Program:
     """
 
     devices: tuple[str, ...]
-    step: Any
+    step: Step
     plan: Plan
     rehearsed: rehearsal.Rehearsal
     times: list[float] = dataclasses.field(default_factory=list)
@@ -87,9 +87,8 @@ def program(make: Make, rehearsed: rehearsal.Rehearsal) -> Program:
         rehearsed: How it is to deviate from what the program says.
     """
     with rehearsal.on(rehearsed):
-        repl, functions = make()
-        step = repl.build(*functions)
-        new_program = Program(repl.devices, step, step.plan, rehearsed)
+        step = make()
+        new_program = Program(step.plan.devices, step, step.plan, rehearsed)
     for _ in range(_WARM_UP):
         new_program.run()
     return new_program
@@ -142,34 +141,38 @@ def alone(make: Make, found: Program) -> Program:
 
 
 def measure(
-    found: Program, one: Program, steps: int
+    found: Program, one: Program | None, steps: int, needs_all: str = ""
 ) -> tuple[parts.Measured, list[traces.Ran]]:
     """Measures a step and its parts.
 
     Args:
         found: The program as written.
-        one: The same with one replica.
+        one: The same with one replica; None if it cannot be built.
         steps: The number of measured steps of each.
+        needs_all: Why it cannot be built.
 
     Returns:
         The measurement, and the ops that ran in some of the steps.
     """
-    alternate([found] if one is found else [found, one], steps)
-    return parts_of(found, one)
+    alternate([found] if one is None or one is found else [found, one], steps)
+    return parts_of(found, one, needs_all)
 
 
-def parts_of(found: Program, one: Program) -> tuple[parts.Measured, list[traces.Ran]]:
+def parts_of(
+    found: Program, one: Program | None, needs_all: str = ""
+) -> tuple[parts.Measured, list[traces.Ran]]:
     """Traces steps of a measured program, and divides the time of a step.
 
     Args:
         found: The program as written.
-        one: The same with one replica.
+        one: As for `measure`.
+        needs_all: As for `measure`.
 
     Returns:
         The measurement, and the ops that ran in the traced steps.
     """
     ran = traces.trace(found.run, found.plan, _TRACED, found.rehearsed.once)
-    fixed = min(empty_call(), one.seconds / 2)
+    fixed = min(empty_call(), (one or found).seconds / 2)
     cores = _cores(found.devices)
     step_parts = parts.split(
         ran, found.plan, found.seconds - fixed, shared=cores is not None
@@ -178,8 +181,8 @@ def parts_of(found: Program, one: Program) -> tuple[parts.Measured, list[traces.
         devices=found.devices,
         cores=cores,
         step=found.seconds,
-        alone=one.seconds,
-        work=one.work,
+        alone=one.seconds if one else 0.0,
+        work=one.work if one else 0.0,
         fixed=fixed,
         compute=step_parts.compute,
         communication=step_parts.communication,
@@ -187,6 +190,7 @@ def parts_of(found: Program, one: Program) -> tuple[parts.Measured, list[traces.
         once=step_parts.once,
         busy=min(1.0, found.work / (cores * found.seconds)) if cores else 1.0,
         spread=statistics.median(found.times) / found.seconds - 1,
+        needs_all=needs_all,
     )
     return measured, ran
 

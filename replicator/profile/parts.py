@@ -18,7 +18,8 @@ class Measured:
         devices: `devices[r]` is where replica r runs.
         cores: The number of cores that the replicas share; None if each has a device.
         step: The seconds of a step.
-        alone: The seconds of a step of one replica with the same batch per replica.
+        alone: The seconds of a step of one replica with the same batch per replica; 0
+            if the program needs all of its replicas.
         work: The seconds of processor time of that step, summed over all cores.
         fixed: The seconds of a step before and after any computation.
         compute: The seconds of the step for the replicas' own computation.
@@ -28,6 +29,7 @@ class Measured:
             their number: the update of a variable that it owns.
         busy: The fraction of the cores' time in a step in which they are busy.
         spread: The fraction of `step` by which half of all steps exceeded it.
+        needs_all: Why the program cannot be built with one replica; "" if it can.
     """
 
     devices: tuple[str, ...]
@@ -42,6 +44,7 @@ class Measured:
     once: float = 0.0
     busy: float = 1.0
     spread: float = 0.0
+    needs_all: str = ""
 
     @property
     def replicas(self) -> int:

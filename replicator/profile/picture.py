@@ -26,9 +26,12 @@ def plot(report: Report, path: str | os.PathLike[str]) -> None:
     """
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure = Figure(figsize=_SIZE, layout="constrained")
-        left, right = figure.subplots(1, 2)
+        if report.predicted:
+            left, right = figure.subplots(1, 2)
+            _speed_ups(right, report)
+        else:
+            left = figure.subplots()
         _parts(left, report)
-        _speed_ups(right, report)
         figure.savefig(path)
 
 

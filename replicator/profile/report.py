@@ -28,7 +28,8 @@ class Report:
         name: The program: "train:make".
         measured: The measurement.
         network: The rates between hosts that predictions assume.
-        predicted: For HERE and APART, steps on 1 to model.MOST_REPLICAS replicas.
+        predicted: For HERE and APART, steps on 1 to model.MOST_REPLICAS replicas; empty
+            if the program needs all of its replicas, since it then has no other number.
         strategy: The strategy used instead of the program's own; "" for its own.
         source: The source of the rates of devices like these.
     """
@@ -72,8 +73,9 @@ class Report:
             "devices": measured.devices,
             "shared_cores": measured.cores,
             "step": measured.step,
-            "alone": measured.alone,
-            "busy_alone": measured.work,
+            "alone": measured.alone or None,
+            "busy_alone": measured.work or None,
+            "needs_all": measured.needs_all or None,
             "fixed": measured.fixed,
             "compute": measured.compute,
             "once": measured.once,
@@ -136,6 +138,8 @@ def report(
         strategy: The strategy used instead of the program's own.
         source: The source of the rates of devices like these.
     """
+    if measured.needs_all:
+        return Report(name, measured, network, {}, strategy, source)
     numbers = range(1, model.MOST_REPLICAS + 1)
     predicted = {
         HERE: tuple(model.here(measured, n, calibration) for n in numbers),

@@ -33,8 +33,9 @@ def run(step: Any) -> float:
                         "the inputs have no element for each replica, not even when "
                         "they are started anew.",
                         [],
-                        "give them one at least; they start over by themselves when "
-                        "they end.",
+                        "give them one for each replica, or repeat the dataset, "
+                        "dataset.repeat(); they start over by themselves when they "
+                        "end.",
                     )
                 ) from None
             step.initialize()

@@ -31,8 +31,9 @@ def warn_of_one_device(variable: Any) -> None:
     logging.warning(
         "Keras' %s updates %s, a variable of %d replicas, by %s outside of any step: "
         "it trains on one device, and the others do nothing. Let it run on all of "
-        "them, repl.keras_model(model) for a model of Keras 3; or wrap the optimizer "
-        "and write the loop, with repl.run(model.train_step, input_fn).",
+        "them, repl.keras_model(model) for a model of Keras 3, or with AutoDist "
+        "autodist.keras_model(model); or wrap the optimizer and write the loop, with "
+        "repl.run(model.train_step, input_fn).",
         found.loop,
         variable.name,
         count,

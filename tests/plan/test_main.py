@@ -44,6 +44,12 @@ def without_inputs():
     return repl, lambda: repl.broadcast(tf.ones([2]), 1)
 
 
+def built():
+    repl = _repl()
+    whole = tf.data.Dataset.from_tensors(tf.ones([6, 2]))
+    return repl.build(lambda x: repl.all_reduce(x), whole, input_mode="global_batch")
+
+
 class Nested:
     make = staticmethod(without_inputs)
 
@@ -103,6 +109,16 @@ def test_the_program_prints_and_writes_without_running(
 def test_the_input_fn_may_be_left_away(name: str, module: str, capsys: Any) -> None:
     assert _status(f"{module}:{name}") == 0
     assert "broadcast root=1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("hosts", [[], ["--simulate-hosts=2"]], ids=["one", "two"])
+def test_make_may_return_a_step(module: str, hosts: list[str]) -> None:
+    assert _status(f"{module}:built", "--json=plan.json", *hosts) == 0
+    plan = Plan.from_json(pathlib.Path("plan.json").read_text())
+    (row,) = plan
+    replicas = 2 * (len(hosts) + 1)
+    sizes = [value.shape for (value,) in row.operands]
+    assert len(sizes) == replicas and sum(rows for rows, _ in sizes) == 6
 
 
 def test_programs_of_sessions_have_plans_too(module: str, capsys: Any) -> None:

@@ -95,6 +95,18 @@ def needs_two():
     return repl, lambda: repl.broadcast(tf.ones([4]), root=1)
 
 
+def of_global_batches():
+    repl, step_fn, _ = make()
+    batches.clear()
+
+    def noted(x):
+        batches.append(x.shape[0])
+        return step_fn(x)
+
+    whole = tf.data.Dataset.from_tensors(tf.ones([8, 16])).repeat(3)
+    return repl.build(noted, whole, input_mode="global_batch")
+
+
 def is_interrupted():
     raise KeyboardInterrupt
 
@@ -192,6 +204,27 @@ def test_another_network_and_strategy(module: str, capsys: Any) -> None:
     assert __import__(module).strategies[0].nodes is not None
 
 
+def test_a_program_that_needs_all_replicas_is_measured_without_predictions(
+    module: str, capsys: Any
+) -> None:
+    files = ("--json=all.json", "--plot=all.svg", "--trace=trace.json")
+    assert _status(*files, "--trials=3", f"{module}:needs_two") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "broadcast" in printed and "Nothing is predicted" in printed
+    facts = json.loads(pathlib.Path("all.json").read_text())
+    assert facts["alone"] is None and facts["predicted"] == facts["verdict"] == {}
+    assert "root=1" in facts["needs_all"]
+    assert facts["communication"][0]["seconds"] > 0
+
+
+def test_a_replica_alone_keeps_its_share_of_a_global_batch(module: str) -> None:
+    step = f"{module}:of_global_batches"
+    assert _status("--json=all.json", "--trials=2", step) == 0
+    facts = json.loads(pathlib.Path("all.json").read_text())
+    assert facts["needs_all"] is None and len(facts["predicted"]) == 2
+    assert set(__import__(module).batches) == {4}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -201,7 +234,6 @@ def test_another_network_and_strategy(module: str, capsys: Any) -> None:
         (("{}:fails_in_step",), "the step of "),
         (("{}:without_inputs",), "InputError: the inputs have no element"),
         (("{}:fails_while_it_runs",), "assertion failed: [it is too many]"),
-        (("{}:needs_two",), "made anew with one replica to compare: "),
         (("{}:make", "--trials=0"), "--trials"),
         (("{}:make", "--trials=many"), "--trials"),
         (("{}:make", "--calibration=."), "cannot read a calibration"),
