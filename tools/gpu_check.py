@@ -21,10 +21,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 _REPORT = "gpu-report.md"
 _LIMIT = 3600  # seconds per check
-_SUITE = (
-    *("tests/test_end_to_end.py", "tests/primitives", "tests/control_flow"),
-    *("tests/variables", "tests/optimizers", "tests/test_checkpoints.py"),
-    "tests/keras/test_programs.py",
+# The rooms whose programs run on the devices they name. The others start processes of
+# their own, or run nothing.
+_ROOMS = (
+    *("autodist", "bad_inputs", "compressors", "conformance", "control_flow", "graph"),
+    *("inputs", "interop", "keras", "optimizers", "primitives", "spmd", "stages"),
+    *("step", "strategy", "variables", "writes"),
 )
 
 
@@ -33,18 +35,33 @@ class Check:
     """A check.
 
     Attributes:
-        name: The name in tools/gpu_programs.py; or "suite".
+        name: The name in tools/gpu_programs.py, unless there are tests.
         about: What it shows.
         gpus: The minimum number of GPUs.
+        tests: Files or folders whose fast tests run on logical GPUs.
     """
 
     name: str
     about: str
     gpus: int = 1
+    tests: tuple[str, ...] = ()
+
+
+def _suite() -> list[Check]:
+    """Returns a check for each room of the fast suite, and one for tests in no room."""
+    files = sorted(path.name for path in (ROOT / "tests").glob("test_*.py"))
+    rooms = {"programs": tuple(files)} | {room: (room,) for room in _ROOMS}
+    return [
+        Check(
+            *(f"tests/{name}", "its fast tests on logical GPUs", 1),
+            tuple(f"tests/{path}" for path in paths),
+        )
+        for name, paths in rooms.items()
+    ]
 
 
 CHECKS = (
-    Check("suite", "the fast suite on logical GPUs"),
+    *_suite(),
     Check("nccl", "all_reduce by NCCL equals that by a hub", gpus=2),
     Check("prefetch", "elements are on their GPU when a step begins"),
     Check("mixed_precision", "float16 on GPUs trains as float32 does"),
@@ -100,9 +117,9 @@ def outcome(check: Check, gpus: int, run: Run) -> Outcome:
     if gpus < check.gpus:
         available = "no GPU" if not gpus else f"{gpus} GPU{'s' * (gpus > 1)}"
         return Outcome(check, NOT_RUN, f"needs {check.gpus}, and there is {available}")
-    if check.name == "suite":
-        tests = ("-m", "not slow", "--numprocesses=0", "-q", *_SUITE)
-        status, printed = run(("-m", "pytest", "--gpus", *tests))
+    if check.tests:
+        options = ("--gpus", "-m", "not slow", "--numprocesses=0", "-q")
+        status, printed = run(("-m", "pytest", *options, *check.tests))
     else:
         status, printed = run(("-m", "tools.gpu_programs", check.name))
     last = (printed.strip().splitlines() or ["it printed nothing"])[-1].strip("= ")

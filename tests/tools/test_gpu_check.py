@@ -19,7 +19,9 @@ class Machine:
         self.count, self.failing, self.ran = count, failing, []
 
     def run(self, command):
-        name = "suite" if "pytest" in command else command[-1]
+        name = command[-1]
+        if "pytest" in command:
+            name = {check.tests: check.name for check in _SUITE}[tuple(command[7:])]
         if name == "devices":
             found = [{"device_name": "H100", "compute_capability": [9, 0]}]
             return 0, "a warning\n" + json.dumps(found * self.count)
@@ -27,6 +29,7 @@ class Machine:
         return int(name in self.failing), f"noise\nsaid by {name}\n"
 
 
+_SUITE = [check for check in gpu_check.CHECKS if check.tests]
 _ALL = [check.name for check in gpu_check.CHECKS]
 
 
@@ -52,7 +55,7 @@ def test_what_lacks_gpus_is_marked_as_not_run(count: int) -> None:
 
 
 def test_a_failure_fails_the_whole_and_the_rest_is_run() -> None:
-    machine = Machine(2, failing=("suite", "prefetch"))
+    machine = Machine(2, failing=("tests/step", "prefetch"))
     text, status = gpu_check.check_all(machine.run)
     assert status == 1 and machine.ran == _ALL
     assert _statuses(text)["prefetch"] == "failed" and "said by prefetch" in text
@@ -65,7 +68,15 @@ def test_a_tensorflow_that_does_not_answer_has_no_gpus(answer) -> None:
 
 
 def test_each_check_has_a_program() -> None:
-    assert {*_ALL, "devices"} == {"suite", *gpu_programs.PROGRAMS}
+    programs = [check.name for check in gpu_check.CHECKS if not check.tests]
+    assert {*programs, "devices"} == set(gpu_programs.PROGRAMS)
+
+
+def test_each_check_of_the_suite_has_tests() -> None:
+    for check in _SUITE:
+        for name in check.tests:
+            path = gpu_check.ROOT / name
+            assert path.is_file() or any(path.rglob("test_*.py")), name
 
 
 def test_the_report_is_written_and_status_is_0_without_gpus(
