@@ -34,7 +34,7 @@ def _nothing(ctx):
 WRONG = {
     "nothing": (_nothing, r"input_fn _nothing returned nothing\."),
     "an iterator": (_iterator, "input_fn _iterator returned an iterator, which cannot"),
-    "a generator": (_generator, "input_fn _generator returned an iterator"),
+    "a generator": (_generator, r"returned an iterator(.|\n)*Dataset.from_generator"),
     "a builtin": (dict, r"input_fn dict returned \{\}, which holds no tensor"),
     "empty": (lambda ctx: {}, r"returned \{\}, which holds no tensor"),
     "None inside": (lambda ctx: (1, None), r"returned \(1, None\), which holds no"),

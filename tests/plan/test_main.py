@@ -46,7 +46,7 @@ def without_inputs():
 
 def built():
     repl = _repl()
-    whole = tf.data.Dataset.from_tensors(tf.ones([6, 2]))
+    whole = tf.data.Dataset.from_tensors(tf.ones([8, 2]))
     return repl.build(lambda x: repl.all_reduce(x), whole, input_mode="global_batch")
 
 
@@ -118,7 +118,7 @@ def test_make_may_return_a_step(module: str, hosts: list[str]) -> None:
     (row,) = plan
     replicas = 2 * (len(hosts) + 1)
     sizes = [value.shape for (value,) in row.operands]
-    assert len(sizes) == replicas and sum(rows for rows, _ in sizes) == 6
+    assert len(sizes) == replicas and sum(rows for rows, _ in sizes) == 8
 
 
 def test_programs_of_sessions_have_plans_too(module: str, capsys: Any) -> None:

@@ -214,7 +214,7 @@ def test_a_program_that_needs_all_replicas_is_measured_without_predictions(
     facts = json.loads(pathlib.Path("all.json").read_text())
     assert facts["alone"] is None and facts["predicted"] == facts["verdict"] == {}
     assert "root=1" in facts["needs_all"]
-    assert facts["communication"][0]["seconds"] > 0
+    assert [c["what"] for c in facts["communication"]] == ["broadcast root=1"]
 
 
 def test_a_replica_alone_keeps_its_share_of_a_global_batch(module: str) -> None:
