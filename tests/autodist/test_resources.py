@@ -65,8 +65,8 @@ def test_several_hosts_have_to_be_connected_to(tmp_path):
     with pytest.raises(replicator.ClusterError) as raised:
         replicator.AutoDist(path, PSLoadBalancing())
     message = str(raised.value)
-    assert "resources.yml lists 10.0.0.1:8888, 10.0.0.2:8888, and" in message
-    assert "connected to none" in message and "call replicator.connect" in message
+    assert "resources.yml lists 10.0.0.1:8888, 10.0.0.2:8888, but" in message
+    assert "connected to no host" in message and "call replicator.connect" in message
 
 
 def test_hosts_are_the_tasks_of_a_connection(tmp_path, monkeypatch):
