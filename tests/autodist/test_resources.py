@@ -50,7 +50,7 @@ def test_one_host_is_this_one(kind, tmp_path):
 def test_one_host_that_is_another_is_told(address, is_told, tmp_path, caplog):
     path = _written(tmp_path, f"nodes: [{{address: '{address}', cpus: [0, 1]}}]")
     assert resources.devices_of(path) == ["CPU:0", "CPU:1"]
-    assert ("resources.yml lists " + address in caplog.text) == is_told
+    assert ("resources.yml lists only " + address in caplog.text) == is_told
     assert ("call replicator.connect with the file" in caplog.text) == is_told
 
 

@@ -312,7 +312,7 @@ class OnlyTheFirstOfAll(Builder):
 @pytest.mark.parametrize(
     "builder, problem",
     [
-        (NoMethod(), "NoMethod has no method `nodes`.*Fix: give it one"),
+        (NoMethod(), "NoMethod has no method `nodes`.*Fix: define nodes"),
         (Forgot(), "`nodes` of Forgot returns None.*Fix: yield one Node"),
         (OnlyTheFirst(), "OnlyTheFirst yields nothing for variable w:.*Fix: yield one"),
         (OnlyTheFirstOfAll(), "OnlyTheFirstOfAll yields nothing for variable w:.*Fix"),
