@@ -72,8 +72,8 @@ class AutoDist:
                     errors.compose(
                         f"AutoDist was given strategy={strategy!r} and "
                         f"variables={errors.shown(options['variables'])}, which both "
-                        "say where variables are.",
-                        fix="pass one of them.",
+                        "decide where variables are placed.",
+                        fix="pass only one of them.",
                     )
                 )
             strategy = None
@@ -115,7 +115,7 @@ class AutoDist:
         if self._scope is not None:
             raise errors.ContextError(
                 errors.compose(
-                    "AutoDist.scope() was entered inside of a scope.",
+                    "AutoDist.scope() was entered inside another scope.",
                     fix="enter it once, around the whole program.",
                 )
             )
@@ -164,8 +164,8 @@ class AutoDist:
                 errors.compose(
                     "create_distributed_session was called outside of a scope.",
                     fix="call it in `with tf.Graph().as_default(), autodist.scope():`, "
-                    "behind what it shall run; eagerly, there are autodist.function "
-                    "and autodist.keras_model.",
+                    "after building what it is to run; in eager mode, use "
+                    "autodist.function or autodist.keras_model.",
                 )
             )
         _check_loss(loss)
@@ -219,7 +219,7 @@ class AutoDist:
             raise errors.ArgumentError(
                 errors.compose(
                     f"AutoDist.function was given {errors.shown(function)}.",
-                    fix="pass a function, or write @autodist.function above one.",
+                    fix="pass a function, or decorate one with @autodist.function.",
                 )
             )
         return DistributedFunction(function, self._repl, loss)
@@ -292,7 +292,7 @@ def _check_loss(loss: Any) -> None:
     if loss is not None and not (isinstance(loss, str) and loss in losses.DECLARED):
         raise errors.ArgumentError(
             errors.compose(
-                f"loss={errors.shown(loss)} is not what a loss can be over examples.",
-                fix='pass loss="mean" or loss="sum", or let what computes it tell.',
+                f"loss={errors.shown(loss)} does not say how a loss combines examples.",
+                fix='pass loss="mean" or loss="sum", or nothing, to have it inferred.',
             )
         )

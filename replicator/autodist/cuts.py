@@ -179,27 +179,33 @@ def _followed(program: Program, name: str, chosen: Chosen) -> Chosen:
     )
     if compressor is not None and not isinstance(compressor, Cast):
         _tell(
-            name, f"its gradient is sent as it is, and not by {compressor}", "sessions"
+            name,
+            f"its gradient is sent as it is, since {compressor} is unsupported",
+            "sessions",
         )
         synchronizer = dataclasses.replace(synchronizer, compressor="")
     if placement.has_copies and not proxies.can_follow(program, name):
-        _tell(name, "replicas have no copies of it", "control flow that uses it")
+        _tell(
+            name,
+            "replicas have no copies of it, since copies are unsupported",
+            "control flow that uses it",
+        )
         placement = placement.slot  # the same placement without copies
     return dataclasses.replace(chosen, placement=placement, synchronizer=synchronizer)
 
 
 def _tell(name: str, what: str, where: str) -> None:
     logging.warning(
-        "The strategy for %s is not followed in all: %s, as %s cannot do with that.",
+        "The strategy for %s is only partly followed: %s in %s.",
         *(name, what, where),
     )
 
 
 def _warn(name: str, op: tf.Operation) -> None:
     logging.warning(
-        "%s is not in parts, as the strategy has it, but whole: it is used by %s (%s), "
-        "which takes no parts. Its values are the same; it needs more memory on one "
-        "device.",
+        "%s is kept whole, not in parts as the strategy says: it is used by %s (%s), "
+        "which does not accept parts. Its values are the same; it needs more memory on "
+        "one device.",
         *(name, op.type, errors.line_of(op)),
     )
 

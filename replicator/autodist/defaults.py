@@ -131,10 +131,10 @@ class Defaults:
 def _unknown(op: tf.Operation) -> errors.ArgumentError:
     return errors.ArgumentError(
         errors.compose(
-            f"{op.name} was not fed, and is taken to have a row for each example, but "
+            f"{op.name} was not fed and is assumed to have a row for each example, but "
             "how many rows its default has is unknown before the session runs.",
-            [f"made at {errors.line_of(op)}"],
-            "feed it; make its default a constant; or give it a known first size if it "
-            "shall go to each replica as a whole.",
+            [f"created at {errors.line_of(op)}"],
+            "feed it; make its default a constant; or, if every replica is to get all "
+            "of it, give it a static first dimension.",
         )
     )

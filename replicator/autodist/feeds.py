@@ -68,7 +68,7 @@ def split(
         raise errors.ArgumentError(
             errors.compose(
                 f"session.run was given feed_dict={errors.shown(fed)}.",
-                fix="feed_dict is a dict of tensors and their values.",
+                fix="pass a dict that maps tensors to their values.",
             )
         )
     whole: dict[tf.Tensor, Any] = {}
@@ -106,9 +106,9 @@ def _flat(fed: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
             raise errors.ArgumentError(
                 errors.compose(
                     f"session.run was fed a {type(key).__name__}, {errors.shown(key)}, "
-                    "which is not split over the replicas.",
-                    fix="feed a dense placeholder, and make the "
-                    f"{type(key).__name__} of it in the graph "
+                    "which cannot be split over the replicas.",
+                    fix="feed a dense placeholder, and create the "
+                    f"{type(key).__name__} from it in the graph "
                     "(tf.sparse.from_dense, tf.RaggedTensor.from_tensor).",
                 )
             )
@@ -124,9 +124,9 @@ def _tensor(program: Program, key: Any) -> tf.Tensor:
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise errors.ArgumentError(
             errors.compose(
-                f"session.run was fed {errors.shown(key)}, which is no tensor of its "
-                f"graph: {errors.told(error)}.",
-                fix="feed placeholders and tensors of the graph of the scope.",
+                f"session.run was fed {errors.shown(key)}, which is not a tensor of "
+                f"its graph: {errors.told(error)}.",
+                fix="feed placeholders and tensors of the scope's graph.",
             )
         ) from error
     assert isinstance(element, tf.Tensor), "operations are not allowed"
@@ -136,7 +136,7 @@ def _tensor(program: Program, key: Any) -> tf.Tensor:
 def _array(tensor: tf.Tensor, value: Any) -> np.ndarray:
     """Returns a value as an array of a tensor's dtype and shape."""
     if isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value):
-        raise _unfit(tensor, value, "it is a tensor of a graph, which has no value")
+        raise _unfit(tensor, value, "it is a symbolic tensor, which has no value")
     dtype = tensor.dtype.as_numpy_dtype
     try:
         array = np.asarray(value, dtype=dtype)
@@ -155,7 +155,7 @@ def _unfit(tensor: tf.Tensor, value: Any, why: str) -> errors.ArgumentError:
             f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, was fed "
             f"{errors.shown(value)}: {why}.",
             [
-                f"made at {errors.line_of(tensor.op)}",
+                f"created at {errors.line_of(tensor.op)}",
                 f"fed at {errors.user_line()}",
             ],
             "feed a value of the placeholder's dtype and shape.",
@@ -168,20 +168,20 @@ def _examples(parts: Mapping[tf.Tensor, np.ndarray]) -> int:
     sizes = {len(array) for array in parts.values()}
     if len(sizes) > 1 or 0 in sizes:
         sites = [
-            f"{tensor.name}: {array.shape}, made at {errors.line_of(tensor.op)}"
+            f"{tensor.name}: {array.shape}, created at {errors.line_of(tensor.op)}"
             for tensor, array in parts.items()
         ]
         if len(sizes) > 1:
             problem = (
-                "what is fed, or is a default, differs in its first axis, along which "
-                "it is split."
+                "fed values and defaults differ in their first dimension, along which "
+                "they are split."
             )
             fix = (
-                "feed as many rows of each; what shall go to each replica as a whole "
-                "is a placeholder whose first size is known."
+                "feed the same number of rows for each; if every replica is to get all "
+                "of a value, give its placeholder a static first dimension."
             )
         else:
-            problem, fix = "what is fed holds no example.", "feed one or more."
+            problem, fix = "the fed values hold no examples.", "feed at least one."
         raise errors.ArgumentError(errors.compose(problem, sites, fix))
     return sizes.pop()
 

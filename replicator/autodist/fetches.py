@@ -197,27 +197,28 @@ class Fetches:
             raise errors.ArgumentError(
                 errors.compose(
                     f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, differs "
-                    "between replicas, and nothing says what it is for all examples: "
+                    "between replicas, and its value for all examples is unknown: "
                     f"it is {_said(value)}.",
                     [
-                        f"made at {errors.line_of(tensor.op)}",
+                        f"created at {errors.line_of(tensor.op)}",
                         f"fetched at {errors.user_line()}",
                     ],
-                    "fetch what has a row for each example, or a mean or a sum over "
-                    "them, and compute the rest of that.",
+                    "fetch a tensor that has a row for each example, or a mean or a "
+                    "sum over them, and compute the rest from that.",
                 )
             )
         else:
             logging.warning(
-                "%s (%s) is no mean over the examples, nor a sum: what is fetched "
-                "is the mean of the replicas' own, weighed by their examples.",
+                "%s (%s) is neither a mean nor a sum over the examples: what is "
+                "fetched is the mean of the replicas' values, weighted by their "
+                "numbers of examples.",
                 *(tensor.name, errors.line_of(tensor.op)),
             )
 
 
 def _said(value: Value) -> str:
     if value.kind is Kind.UNKNOWN:
-        return "no row for each example, no mean and no sum over them"
+        return "neither a row for each example nor a mean or a sum over them"
     return value.said
 
 
@@ -228,7 +229,7 @@ def _parts_of(given: Any) -> list[Any]:
     if isinstance(given, tf.IndexedSlices):
         return [given.values, given.indices]
     if isinstance(given, tf.RaggedTensor):
-        raise _no_fetch(given, "", "of a RaggedTensor, fetch given.to_tensor().")
+        raise _no_fetch(given, "", "fetch given.to_tensor() instead of a RaggedTensor.")
     return [given]
 
 
@@ -238,7 +239,7 @@ def _element(graph: tf.Graph, leaf: Any) -> Any:
         return graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         fix = (
-            "fetch tensors, operations and variables of the graph of the scope, their "
+            "fetch tensors, operations and variables of the scope's graph, their "
             "names, or a nest of these."
         )
         raise _no_fetch(leaf, f": {errors.told(error)}", fix) from error
@@ -356,13 +357,13 @@ def _rows(
             raise errors.ArgumentError(
                 errors.compose(
                     f"{tensor.name} has {array.shape[value.axis]} rows on a replica of "
-                    f"{int(count)} examples, and not some for each: it cannot be put "
-                    "together.",
+                    f"{int(count)} examples, not equally many for each: the replicas' "
+                    "rows cannot be joined.",
                     [
-                        f"made at {errors.line_of(tensor.op)}",
+                        f"created at {errors.line_of(tensor.op)}",
                         f"fetched at {errors.user_line()}",
                     ],
-                    "fetch what has a row for each example.",
+                    "fetch a tensor that has a row for each example.",
                 )
             )
     total = sum(counts)
@@ -390,12 +391,12 @@ def _summary(
         except Exception:  # protobuf's error for bytes that are no summary
             raise errors.ArgumentError(
                 errors.compose(
-                    f"{tensor.name} is a text that differs between replicas.",
+                    f"{tensor.name} is a string that differs between replicas.",
                     [
-                        f"made at {errors.line_of(tensor.op)}",
+                        f"created at {errors.line_of(tensor.op)}",
                         f"fetched at {errors.user_line()}",
                     ],
-                    "fetch one with a row for each example.",
+                    "fetch a tensor that has one for each example.",
                 )
             ) from None
         summaries.append(summary)

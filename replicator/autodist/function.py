@@ -94,7 +94,7 @@ class DistributedFunction:
             errors.compose(
                 f"{_name(self._function)} cannot be called with {errors.shown(what)}: "
                 f"{errors.told(error)}.",
-                fix="pass arrays and tensors of numbers or texts, numbers and texts.",
+                fix="pass numbers, strings, and arrays and tensors of these.",
             )
         )
 
@@ -119,12 +119,12 @@ class DistributedFunction:
         except TypeError:
             raise errors.ArgumentError(
                 errors.compose(
-                    f"{_name(self._function)} was given what is no array, nor can be "
-                    "compared: "
+                    f"{_name(self._function)} was given arguments that are neither "
+                    "arrays nor hashable: "
                     + ", ".join(errors.shown(x) for x in others if not _hashes(x))
                     + ".",
-                    fix="pass arrays, tensors, numbers and texts; other objects are "
-                    "for the function to refer to.",
+                    fix="pass arrays, tensors, numbers and strings; refer to other "
+                    "objects inside the function.",
                 )
             ) from None
         return key
@@ -352,7 +352,7 @@ def _checked(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
 def _compose_unlike(shapes_known: Sequence[Any]) -> str:
     return errors.compose(
         "the arguments of a function of AutoDist are split along their first axis, "
-        f"but they are of shapes {shapes_known}.",
-        fix="pass as many rows of each, one or more; what shall go to each replica as "
-        "a whole is for the function to refer to.",
+        f"but their shapes are {shapes_known}.",
+        fix="pass the same number of rows in each, at least one; to give every "
+        "replica all of a value, refer to it inside the function.",
     )

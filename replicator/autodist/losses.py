@@ -21,9 +21,9 @@ from replicator.autodist.values import Values
 MEAN, SUM = Value(Kind.MEAN), Value(Kind.MEAN, 1)
 DECLARED = {"mean": MEAN, "sum": SUM}
 _WAY_OUT = (
-    "let tf.reduce_mean or tf.reduce_sum over the examples make it, be it divided by "
-    "what has no variable in it; or say what it is, "
-    'loss="mean" or loss="sum", to AutoDist.function or create_distributed_session.'
+    "compute it by tf.reduce_mean or tf.reduce_sum over the examples, if need be "
+    "divided by a value that depends on no variable; or declare it: pass "
+    'loss="mean" or loss="sum" to AutoDist.function or create_distributed_session.'
 )
 
 
@@ -104,12 +104,12 @@ def _weighed(value: Value, own: Value) -> Value:
 def _of_gradient(op: tf.Operation) -> errors.ReplicatorError:
     return errors.UnsupportedError(
         errors.compose(
-            f"{op.name} combines examples with a gradient by something that is no "
-            "variable, which is one of the examples of a replica: a second step from "
-            "weights that a first one made, say.",
+            f"{op.name} combines examples with a gradient with respect to a tensor "
+            "that is not a variable; that gradient covers one replica's examples only "
+            "(a second step from weights that a first one computed, for example).",
             [f"at {errors.line_of(op)}"],
-            "take gradients by variables, which are those of all examples; or write a "
-            "step of Replicator, and reduce the gradients of each replica there.",
+            "take gradients with respect to variables, which cover all examples; or "
+            "write a step for Replicator, and reduce each replica's gradients there.",
         )
     )
 
@@ -117,12 +117,12 @@ def _of_gradient(op: tf.Operation) -> errors.ReplicatorError:
 def _own_gradient(op: tf.Operation) -> errors.ReplicatorError:
     return errors.UnsupportedError(
         errors.compose(
-            f"the loss is made of {op.name}, whose gradient is one of your own "
-            "(tf.custom_gradient): on a part of the batch, it is not known to be that "
-            "of the whole.",
+            f"the loss is computed from {op.name}, which has a custom gradient "
+            "(tf.custom_gradient): on parts of the batch, it may differ from that of "
+            "the whole.",
             [f"at {errors.line_of(op)}"],
-            "let it do to each example what depends on that example alone, and on "
-            "variables and sums only by what is linear.",
+            "have it treat each example by itself, and depend on variables and sums "
+            "only linearly.",
         )
     )
 
@@ -131,17 +131,17 @@ def _refused(value: Value, target: tf.Tensor) -> errors.ReplicatorError:
     if value.kind is Kind.MIXED:
         problem = (
             f"the loss {target.name} adds a sum over the examples to something "
-            "that is none"
+            "that is not one"
         )
     else:
         problem = (
-            f"the loss {target.name} is of the examples, and the graph does not tell "
-            f"how: it is {value.said}"
+            f"the graph does not show how the loss {target.name} combines the "
+            f"examples: it is {value.said}"
         )
     return errors.UnsupportedError(
         errors.compose(
-            f"{problem}: no weight of a replica's gradient is known to make the sum of "
-            "all replicas' that of one device.",
+            f"{problem}. So no weights are known with which the replicas' gradients "
+            "add up to that of one device.",
             [f"at {errors.line_of(target.op)}"],
             _WAY_OUT,
         )
@@ -152,11 +152,11 @@ def not_found(variable: str, line: str) -> errors.ReplicatorError:
     """Returns the error for a gradient whose loss is unknown."""
     return errors.UnsupportedError(
         errors.compose(
-            f"a gradient of variable {variable} was not asked for by tf.gradients or "
-            "GradientTape.gradient: what is differentiated, and so what the gradients "
-            "of the replicas weigh, is not known.",
+            f"a gradient of variable {variable} was not computed by tf.gradients or "
+            "GradientTape.gradient: what is differentiated is unknown, and so are the "
+            "weights of the replicas' gradients.",
             [f"at {line}"],
-            "differentiate a loss by tf.gradients, GradientTape.gradient or an "
+            "differentiate a loss with tf.gradients, GradientTape.gradient or an "
             "optimizer's minimize.",
         )
     )
@@ -167,7 +167,7 @@ def no_whole(tensor: tf.Tensor) -> errors.ReplicatorError:
     return errors.UnsupportedError(
         errors.compose(
             f"{tensor.name} divides a loss, or is combined with each example; it "
-            "differs between replicas, and is not known for all examples.",
+            "differs between replicas, and its value for all examples is unknown.",
             [f"at {errors.line_of(tensor.op)}"],
             _WAY_OUT,
         )
@@ -177,7 +177,7 @@ def no_whole(tensor: tf.Tensor) -> errors.ReplicatorError:
 def mixes(op: tf.Operation) -> str:
     """Returns the warning for an op that makes rows depend on other examples."""
     return (
-        f"{op.name} ({errors.line_of(op)}) combines each example with what is computed "
-        "of all examples that its replica has, as batch normalization does: on one "
-        "device, that would be of the whole batch."
+        f"{op.name} ({errors.line_of(op)}) combines each example with a value computed "
+        "from all examples of its replica, as batch normalization does: on one device, "
+        "it would be computed from the whole batch."
     )

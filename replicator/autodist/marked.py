@@ -225,8 +225,8 @@ def _back_through(marker: tf.Operation, taken: str, gradient: Any) -> Any:
         raise errors.UnsupportedError(
             errors.compose(
                 f"the gradient of variable {_text(marker, GRADIENT)} is differentiated "
-                "and sparse: it holds the rows that were looked up, which are "
-                "others on each replica.",
+                "and sparse: it holds the rows that were looked up, which differ "
+                "between replicas.",
                 [f"at {errors.user_line()}"],
                 "look up rows of tf.identity(variable), whose gradient is dense.",
             )

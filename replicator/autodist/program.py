@@ -231,14 +231,14 @@ class Program:
             refusal = None
             if op.type == "VarHandleOp" and op.name not in variables:
                 refusal = (
-                    f"variable {op.name} was made outside of AutoDist's scope",
-                    "enter autodist.scope() before the first variable is made.",
+                    f"variable {op.name} was created outside AutoDist's scope",
+                    "enter autodist.scope() before the first variable is created.",
                 )
             elif _REFUSED.fullmatch(op.type):
                 refusal = (
                     f"{op.type} {op.name} cannot be copied for each replica: it holds "
-                    "a state, or communicates by itself",
-                    "use variables made in the scope, datasets and tables.",
+                    "state, or communicates by itself",
+                    "use variables created in the scope, datasets and tables.",
                 )
             elif op.type == "VarHandleOp" or op in self.shared:
                 continue
@@ -250,9 +250,9 @@ class Program:
                 and not resource_inputs(op)
             ):
                 refusal = (
-                    f"{op.type} {op.name} cannot be copied for each replica: it makes "
-                    "something that holds a state",
-                    "let it be a variable, a dataset's iterator or a table.",
+                    f"{op.type} {op.name} cannot be copied for each replica: it "
+                    "creates an object that holds state",
+                    "use a variable, a dataset's iterator or a table.",
                 )
             if refusal is not None:
                 problem, fix = refusal

@@ -15,9 +15,9 @@ def of_user(error: errors.ReplicatorError, scope: str) -> errors.ReplicatorError
     """Rewords an error of the passes for users who know of no replicas."""
     said = str(error).replace(f"{scope}/", "").partition("\nFix: ")[0]
     fix = (
-        "let what is written follow from gradients of tf.gradients, from variables and "
-        "from what is fed as a whole; or write it by assign, assign_add or assign_sub, "
-        "outside of conditionals and loops, which makes it equal."
+        "compute the written value from gradients of tf.gradients, from variables and "
+        "from values fed whole to every replica; or write it with assign, assign_add "
+        "or assign_sub outside conditionals and loops, which makes it equal."
     )
     return errors.UnsupportedError(errors.compose(said, [], fix))
 
@@ -27,7 +27,7 @@ def unsplit(what: str, error: errors.ReplicatorError) -> str:
     said, _, fix = str(error).partition("\nFix: ")
     return errors.compose(
         f"{what} is not split: each replica computes the whole batch, as one device "
-        f"does, and takes as long. {said}",
+        f"would, and takes as long. Reason: {said}",
         fix=fix,
     )
 
@@ -44,9 +44,9 @@ def unbuildable(
     names = ", ".join(whys)
     return errors.UnsupportedError(
         errors.compose(
-            f"variable {names}, which one replica owns, is used in a way for which "
-            "each replica needs a component.",
-            [f"{name}, {why}, made at {lines[name]}" for name, why in whys.items()],
+            f"variable {names}, which one replica owns, is used in a way that needs a "
+            "component on each replica.",
+            [f"{name}, {why}, created at {lines[name]}" for name, why in whys.items()],
             'use a strategy that mirrors it, strategy="mirrored".',
         )
     )
@@ -56,26 +56,28 @@ def no_whole(variable: str, line: str, said: str) -> errors.ReplicatorError:
     """Returns the error for a differing write that has no value for all examples."""
     return errors.UnsupportedError(
         errors.compose(
-            f"variable {variable} is assigned what differs between replicas, "
-            f"and nothing says what it is for all examples: it is {said}.",
+            f"variable {variable} is assigned a value that differs between "
+            f"replicas and is unknown for all examples: it is {said}.",
             [f"at {line}"],
-            "assign what does not depend on the examples, or is computed of means, "
-            "sums, maxima and minima over them.",
+            "assign a value that does not depend on the examples, or that is computed "
+            "from means, sums, maxima and minima over them.",
         )
     )
 
 
 def argument(name: str, line: str, value: Value) -> errors.ReplicatorError:
     """Returns the error for an argument of a function that takes gradients."""
-    said = "made of other examples, too" if value.kind is Kind.ROWS else value.said
+    said = (
+        "computed from other examples, too" if value.kind is Kind.ROWS else value.said
+    )
     return errors.UnsupportedError(
         errors.compose(
-            f"a tf.function that takes gradients is given {name}, which is neither a "
-            "row for each example, in their order, nor the same on all replicas: it is "
-            f"{said}.",
+            f"a tf.function that takes gradients is given {name}, which neither has a "
+            "row for each example, in their order, nor is the same on all replicas: it "
+            f"is {said}.",
             [f"at {line}"],
-            "compute it in that function; or leave its tf.function away, as a function "
-            "of AutoDist is one.",
+            "compute it in that function; or remove its tf.function, as a function of "
+            "AutoDist is one already.",
         )
     )
 
@@ -85,9 +87,9 @@ def given_gradients(what: str, line: str) -> errors.ReplicatorError:
     return errors.UnsupportedError(
         errors.compose(
             f"the gradient of {what} is differentiated by a tape that is "
-            "given output_gradients, which replicas cannot weigh.",
+            "given output_gradients, for which the replicas' weights are unknown.",
             [f"at {line}"],
-            "multiply what is differentiated by them, and take its gradient.",
+            "multiply the target by them, and differentiate the product.",
         )
     )
 
@@ -96,9 +98,9 @@ def too_late(op: tf.Operation) -> errors.ReplicatorError:
     """Returns the error for an addition to a graph that is already replicated."""
     return errors.UnsupportedError(
         errors.compose(
-            "a variable, a gradient or a write of what depends on the examples was "
-            "added after create_distributed_session.",
+            "a variable, a gradient, or a write of a value that depends on the "
+            "examples, was added after create_distributed_session.",
             [f"at {errors.line_of(op)}"],
-            "build all of the model first, then create the session.",
+            "build the whole model first, then create the session.",
         )
     )

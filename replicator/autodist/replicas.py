@@ -84,7 +84,7 @@ def replicate(
         except errors.ReplicatorError:
             raise error from None
         if settings.world.num_replicas > 1:
-            logging.warning("%s", refusals.unsplit("what sessions are fed", error))
+            logging.warning("%s", refusals.unsplit("the batch fed to sessions", error))
     result.warn()
     return result
 
@@ -261,7 +261,7 @@ class Replicas:
         for name, why in self._variables.moved().items():
             if name in self._decided.chosen:
                 logging.warning(
-                    "%s is on all replicas, and not where the strategy has it: %s. "
+                    "%s is on all replicas, not where the strategy puts it: %s. "
                     "Its values are the same.",
                     *(name, why),
                 )

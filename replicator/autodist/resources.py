@@ -55,9 +55,9 @@ def _warn_of_another(spec: ResourceSpec, host: str) -> None:
     """Warns if the only host that is listed is none that this one knows itself as."""
     if not addresses.is_own(addresses.split(host)[0]):
         logging.warning(
-            "%s lists %s alone, which is no name or address of this host, as far as it "
-            "knows; the program runs on this host all the same. To use that one, call "
-            "replicator.connect with the file first; if it is this one, write "
+            "%s lists only %s, which is no name or address that this host knows as its "
+            "own; the program runs on this host all the same. To use the listed host, "
+            "call replicator.connect with the file first; if it is this one, write "
             "address: localhost.",
             spec.description.source,
             host,
@@ -65,13 +65,13 @@ def _warn_of_another(spec: ResourceSpec, host: str) -> None:
 
 
 def _elsewhere(spec: ResourceSpec, listed: Any, connected: Any) -> errors.ClusterError:
-    there = f"to {', '.join(connected)}" if connected else "to none"
+    there = f"to {', '.join(connected)}" if connected else "to no host"
     return errors.ClusterError(
         errors.compose(
-            f"{spec.description.source} lists {', '.join(listed)}, and this program "
+            f"{spec.description.source} lists {', '.join(listed)}, but this program "
             f"is connected {there}.",
-            fix="call replicator.connect with that file first, before anything else of "
+            fix="call replicator.connect with that file first, before any other use of "
             "TensorFlow, with `python -m replicator.serve` running on each host "
-            "(`python -m replicator.launch` starts it); or list one host, this one.",
+            "(`python -m replicator.launch` starts it); or list this host only.",
         )
     )

@@ -135,18 +135,19 @@ def _same(values: Sequence[tf.Tensor], result: Result) -> tf.Tensor:
 
 def _compose_differs(first: tf.Tensor, result: Result) -> str:
     return errors.compose(
-        f"A function of AutoDist returned {first.dtype.name}{first.shape}, which "
-        "differs between replicas, and is neither a mean, a sum or an extremum of the "
-        "examples nor has a row for each.",
+        f"a function of AutoDist returned {first.dtype.name}{first.shape}, which "
+        "differs between replicas, is no mean, sum or extremum over the examples, and "
+        "has no row for each.",
         [f"at {result.line}"],
-        "return such, or what is the same on all.",
+        "return one of these, or a value that is the same on all replicas.",
     )
 
 
 def _warn(tensor: tf.Tensor, result: Result) -> None:
     logging.warning(
-        "%s (%s) is no mean over the examples, nor a sum: what a function of AutoDist "
-        "returns of it is the mean of the replicas' own, weighed by their examples.",
+        "%s (%s) is neither a mean nor a sum over the examples: a function of AutoDist "
+        "returns the mean of the replicas' values, weighted by their numbers of "
+        "examples.",
         tensor.name,
         result.line,
     )

@@ -25,9 +25,11 @@ from replicator.costs import rates
 _MOST_ROUNDS = 1000
 _MOST_DIGITS = 12
 _DEVICES = flags.DEFINE_list(
-    "devices", None, "Devices of one kind; all accelerators, else 8 logical CPUs."
+    "devices", None, "Devices of one kind; by default all accelerators, or 8 CPUs."
 )
-_REPLICAS = flags.DEFINE_list("replicas", None, "How many of them; 2, 4, 8, ...")
+_REPLICAS = flags.DEFINE_list(
+    "replicas", None, "Numbers of replicas; by default 2,4,8."
+)
 _SIZES = flags.DEFINE_list(
     "kibibytes", ["1", "16", "256", "4096", "65536"], "Sizes of the tensors."
 )
@@ -89,11 +91,11 @@ def _of_devices(
     ]
     counts = asked or [n for n in (2, 4, 8) if n <= len(names)]
     if len(names) < 2:
-        raise ValueError(f"replicas are on two devices or more; there is {names[0]}")
+        raise ValueError(f"expected two or more devices; there is only {names[0]}")
     for count in counts:
         if not 1 < count <= len(names):
             raise ValueError(
-                f"--replicas was given {count}; expected 2 to {len(names)}, the devices"
+                f"--replicas was given {count}; expected 2 to {len(names)} devices"
             )
     measured = measure.measure_rates(names, _ROUNDS.value)
     calibration = rates.Calibration({rates.kind_of(names): measured})
@@ -105,7 +107,7 @@ def _of_cluster() -> tuple[
 ]:
     """Measures a cluster; also returns the names of its hosts."""
     if _DEVICES.value or _REPLICAS.value:
-        raise ValueError("--cluster takes all devices; leave --devices, --replicas out")
+        raise ValueError("--cluster takes all devices; omit --devices and --replicas")
     measured = clusters.measure_cluster(_ROUNDS.value)
     return (
         measured.devices,
@@ -126,7 +128,7 @@ def _default() -> list[str]:
 def _positive(flag: str, text: str) -> int:
     if not text.isdecimal() or len(text) > _MOST_DIGITS or not int(text):
         raise ValueError(
-            f"{flag} was given {text[:50]!r}, which is no positive number of at most "
+            f"{flag} was given {text[:50]!r}; expected a positive number of at most "
             f"{_MOST_DIGITS} digits"
         )
     return int(text)

@@ -44,7 +44,7 @@ def measure_cluster(rounds: int) -> Measured:
     devices = connected.devices
     members = [[devices[n] for n in host] for host in hosts.by_host(devices)]
     if len(members) < 2:
-        raise ValueError("--cluster measures between hosts, and there is one")
+        raise ValueError("--cluster measures between hosts, but there is only one")
     rates_by_kind: dict[str, rates.Rates] = {}
     several = next((host for host in members if len(host) > 1), None)
     if several is not None:

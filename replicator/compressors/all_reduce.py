@@ -88,13 +88,13 @@ def all_reduce(
         raise base.bad_argument(
             "all_reduce",
             f"was given op={errors.shown(op)} with a compressor",
-            'compressors add up: op is "sum" or "mean".',
+            'pass op="sum" or op="mean": compressors only add up.',
         )
     if weight is not None and op != "mean":
         raise base.bad_argument(
             "all_reduce",
             f"was given a weight with op={errors.shown(op)}",
-            'weights go with "mean".',
+            'pass weights only with op="mean".',
         )
     if not leaves:
         return value

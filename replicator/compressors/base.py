@@ -134,7 +134,7 @@ class Compressor:
                 errors.compose(
                     f"decompress of {type(self).__name__} returned a tensor of shape "
                     f"{restored.shape} for one of shape {tensor.shape}.",
-                    fix="return what has the shape that it is given.",
+                    fix="return a tensor of the original shape.",
                 )
             )
         return restored
@@ -161,7 +161,7 @@ def checked(compressor: Compressor, tensors: Sequence[tf.Tensor], made: Any) -> 
         errors.compose(
             f"reduce of {type(compressor).__name__} returned {errors.shown(made)}.",
             [f"at {errors.user_line()}"],
-            "return a Sums, whose `totals` and `sent` are like the tensors.",
+            "return a Sums whose `totals` and `sent` match the tensors.",
         )
     )
 

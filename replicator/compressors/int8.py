@@ -49,7 +49,7 @@ class Int8(Compressor):
                     f"int8 cannot add up what {link.size} replicas send: sums of more "
                     f"than {_MOST_REPLICAS} numbers leave no precision in 8 bits.",
                     [f"at {errors.user_line()}"],
-                    'compress by "bf16", or reduce in groups first.',
+                    'compress with "bf16", or reduce in groups first.',
                 )
             )
         peaks = tf.stack([_peak(tensor) for tensor in tensors])

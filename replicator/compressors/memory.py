@@ -71,10 +71,10 @@ class Place:
         if not like.shape.is_fully_defined():
             raise errors.ArgumentError(
                 errors.compose(
-                    f"{self.owner} cannot keep what is owed of a tensor of shape "
-                    f"{like.shape}, which is another in each step.",
+                    f"{self.owner} cannot keep the residual of a tensor of shape "
+                    f"{like.shape}, which may change from step to step.",
                     [f"at {errors.user_line()}"],
-                    "say what its shape is (x.set_shape, tf.ensure_shape); or compress "
+                    "set its static shape (x.set_shape, tf.ensure_shape); or compress "
                     "without error feedback.",
                 )
             )

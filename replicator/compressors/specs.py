@@ -46,7 +46,7 @@ def parse(spec: str) -> Compressor | None:
         ArgumentError: The compressor or an option does not exist.
     """
     if not isinstance(spec, str):
-        raise _bad(spec, "is no text")
+        raise _bad(spec, "is not a str")
     if spec.strip() in ("", _NONE):
         return None
     try:
@@ -55,7 +55,7 @@ def parse(spec: str) -> Compressor | None:
         raise _bad(spec, "cannot be read") from None
     value = _made(spec, node)
     if not isinstance(value, Compressor):
-        raise _bad(spec, "is no compressor")
+        raise _bad(spec, "is not a compressor")
     return value
 
 
@@ -76,8 +76,8 @@ def text(compressor: Compressor | None) -> str:
     if type(compressor) not in names:
         raise errors.ArgumentError(
             errors.compose(
-                f"{errors.shown(compressor)} cannot be written as a text.",
-                fix=f"those that can are {_listed()}.",
+                f"{errors.shown(compressor)} cannot be written as text.",
+                fix=f"use one of {_listed()}.",
             )
         )
     options = []
@@ -108,9 +108,9 @@ def compressor(what: str, given: Any) -> Compressor | None:
     shown = errors.shown(given)
     hint = ""
     if isinstance(given, tf.Module):
-        hint = " A Kept is for all_reduce; optimizers keep what there is themselves."
+        hint = " A Kept is for all_reduce; optimizers keep this state themselves."
     if inspect.isclass(given) and issubclass(given, Compressor):
-        hint = f" Make one of the class: {given.__name__}()."
+        hint = f" Create an instance: {given.__name__}()."
     raise errors.ArgumentError(
         errors.compose(
             f"{what} was given compressor={shown}.",
@@ -128,7 +128,7 @@ def _made(spec: str, node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise _bad(spec, "has an option that is no plain value") from None
+        raise _bad(spec, "has an option that is not a plain value") from None
 
 
 def _called(spec: str, call: ast.Call) -> Compressor:
@@ -136,22 +136,22 @@ def _called(spec: str, call: ast.Call) -> Compressor:
     name = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
     cls = CLASSES.get(name)
     if cls is None:
-        raise _bad(spec, f"names {errors.shown(name)}, which is no compressor")
+        raise _bad(spec, f"names {errors.shown(name)}, which is not a compressor")
     fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     options = {keyword.arg: keyword.value for keyword in call.keywords}
     if call.args and (fields != ["compressor"] or len(call.args) + len(options) > 1):
-        raise _bad(spec, f"has options without names, of {_signature(cls, name)}")
+        raise _bad(spec, f"has options without names; expected {_signature(cls, name)}")
     if call.args:
         options = {"compressor": call.args[0]}
     unknown = [str(option) for option in options if option not in fields]
     if unknown:
         raise _bad(
-            spec, f"has {errors.shown(unknown[0])}, which is no option of {name}"
+            spec, f"has {errors.shown(unknown[0])}, which is not an option of {name}"
         )
     if len(options) < max(len(call.keywords), len(call.args)):
         raise _bad(spec, f"has an option of {name} twice")
     if "compressor" in fields and not options:
-        raise _bad(spec, f"has {name} of nothing")
+        raise _bad(spec, f"has {name} without a compressor")
     return cls(**{str(k): _made(spec, value) for k, value in options.items()})
 
 
@@ -160,7 +160,7 @@ def _bad(spec: Any, problem: str) -> errors.ArgumentError:
         errors.compose(
             f"the compressor {errors.shown(spec)} {problem}.",
             [f"at {errors.user_line()}"],
-            f"there are {_listed()}.",
+            f"use one of {_listed()}.",
         )
     )
 

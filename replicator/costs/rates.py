@@ -251,15 +251,15 @@ def _read(path: str | os.PathLike[str]) -> Calibration:
     from a pipe or a device, which may never end.
     """
     if not isinstance(path, str | os.PathLike):
-        raise TypeError("a path is a str or a PathLike")
+        raise TypeError("a path must be a str or a PathLike")
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError("this is no regular file")
+        raise OSError("it is not a regular file")
     with open(path, encoding="utf-8") as file:
         facts = json.load(file)
     kinds = facts["rates"]
     unknown = set(kinds) - set(KINDS)
     if unknown:
-        raise ValueError(f"there are rates of {', '.join(KINDS)}, none of {unknown}")
+        raise ValueError(f"rates are of {', '.join(KINDS)}, not of {unknown}")
     return Calibration(
         {kind: _rates(costs) for kind, costs in kinds.items()},
         dict(_link(link) for link in facts.get("links", ())),  # of clusters only
@@ -270,7 +270,7 @@ def _link(facts: Mapping[str, Any]) -> tuple[frozenset[str], Rates]:
     """Returns the hosts of a link, and its rates."""
     one, other = facts["hosts"]
     if not (isinstance(one, str) and isinstance(other, str)) or one == other:
-        raise ValueError("the hosts of a link are two names")
+        raise ValueError("the hosts of a link must be two different names")
     costs = {name: cost for name, cost in facts.items() if name != "hosts"}
     return frozenset((one, other)), _rates(costs)
 
@@ -278,7 +278,7 @@ def _link(facts: Mapping[str, Any]) -> tuple[frozenset[str], Rates]:
 def _rates(facts: Mapping[str, Any]) -> Rates:
     names = {field.name for field in dataclasses.fields(Rates)}
     if set(facts) != names or type(facts["apart"]) is not bool:
-        raise ValueError(f"rates are {', '.join(sorted(names))}; apart is a bool")
+        raise ValueError(f"rates must be {', '.join(sorted(names))}; apart is a bool")
     costs = {name: _rate(facts[name]) for name in names - {"apart"}}
     return Rates(**costs, apart=facts["apart"])
 
@@ -286,5 +286,5 @@ def _rates(facts: Mapping[str, Any]) -> Rates:
 def _rate(value: Any) -> float:
     """Returns a JSON number as a rate; raises an error if it overflows a float."""
     if type(value) not in (int, float) or not 0 <= float(value) < math.inf:
-        raise ValueError(f"a rate is 0 or more, and no {errors.shown(value)}")
+        raise ValueError(f"a rate must be 0 or more, not {errors.shown(value)}")
     return float(value)

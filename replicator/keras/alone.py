@@ -55,8 +55,8 @@ def warn_of_run_eagerly(repl: Any, model: Any) -> None:
         logging.log_first_n(
             logging.WARNING,
             "The model %s is compiled with run_eagerly=True, which is for debugging: "
-            "its whole batches run on one device, %s, op by op, and come to the same "
-            "numbers. Compile it with run_eagerly=False to run on all %d replicas.",
+            "its whole batches run on one device, %s, op by op, with the same "
+            "results. Compile it with run_eagerly=False to run on all %d replicas.",
             1,
             model.name,
             repl._settings.world.devices[0],
@@ -87,7 +87,7 @@ def _refused(
         why = "run_eagerly=True runs whole batches on one device"
         fix = (
             "compile the model with run_eagerly=False, and look at values with "
-            f"tf.print; or ask `self.run_eagerly` before {call}, and do without it."
+            f"tf.print; or skip {call} if `self.run_eagerly`."
         )
     else:
         why = (
@@ -95,8 +95,8 @@ def _refused(
             "runs on one device"
         )
         fix = (
-            "feed no such batch: dataset.batch(size, drop_remainder=True), or a size "
-            "that leaves no such rest."
+            "avoid such batches: dataset.batch(size, drop_remainder=True), or a size "
+            "that leaves no such remainder."
         )
     return errors.ContextError(
         errors.compose(

@@ -32,8 +32,8 @@ def refuse(model: Any, peers: Peers) -> None:
                 raise errors.ContextError(
                     errors.compose(
                         "fit was given BackupAndRestore in between-graph mode: every "
-                        "host would have a backup of its own, and after a fault they "
-                        "would not be of the same step.",
+                        "host would have a backup of its own, and after a fault these "
+                        "could be of different steps.",
                         [f"at {errors.user_line()}"],
                         "save `cluster.checkpoint(folder, model=model)` in a callback, "
                         "at the end of each epoch, and pass its `step` to fit as "

@@ -69,7 +69,7 @@ def forward(model: Any) -> Iterator[None]:
         error = _refused(
             model,
             "has no call that could be compiled: its step calls other models.",
-            "decorate what these compute, @tf.function(jit_compile=True)",
+            "decorate what these compute with @tf.function(jit_compile=True)",
         )
         if only_cpus():
             raise error
@@ -86,7 +86,7 @@ def forward(model: Any) -> Iterator[None]:
             if len(model.losses) > num_losses:
                 raise _refused(
                     model,
-                    "adds losses in its call, which leave the function that is "
+                    "adds losses in its call, which escape the function that is "
                     "compiled.",
                     "compute them in compute_loss",
                 )

@@ -52,7 +52,7 @@ def _whole_leaf(leaf: Any, shard: Shard) -> Any:
                 "a loss or metric that needs the whole batch was given a SparseTensor, "
                 "which replicas cannot gather.",
                 [f"at {errors.user_line()}"],
-                "make it dense, tf.sparse.to_dense(...).",
+                "make it dense with tf.sparse.to_dense(...).",
             )
         )
     if isinstance(leaf, tf.RaggedTensor):

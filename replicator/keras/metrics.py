@@ -157,10 +157,10 @@ class Exact:
             raise errors.ArgumentError(
                 errors.compose(
                     f"a metric was given a scalar of {leaf.dtype.name} on each "
-                    "replica; it may be a count, to be summed, or a number of all.",
+                    "replica, which may be a count, to be summed, or a number of all.",
                     [f"at {errors.user_line()}"],
-                    "pass what it is about as tensors with an axis of examples, or a "
-                    "mean over them, of floats.",
+                    "pass tensors with an axis of examples, or a floating-point mean "
+                    "over them.",
                 )
             )
         return mean(leaf, self._shard)
@@ -239,7 +239,7 @@ def _adds_up(metric: Any) -> bool:
                 f"the metric {type(metric).__name__} has variables that are summed "
                 "over the replicas, and others that are not.",
                 [f"at {errors.user_line()}"],
-                'make all of them by add_weight, or add_variable(aggregation="sum").',
+                'create all with add_weight, or with add_variable(aggregation="sum").',
             )
         )
     return True in answers or not answers

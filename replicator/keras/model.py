@@ -58,9 +58,9 @@ def _check(model: Any) -> None:
         raise base.bad_argument(
             "keras_model",
             f"was given {errors.shown(model)}",
-            "pass a model of Keras 3, made under `with repl.context():`; run the step "
-            "of a model of legacy Keras, repl.run(model.train_step, input_fn), with an "
-            "optimizer that is wrapped.",
+            "pass a Keras 3 model, created under `with repl.context():`; of a legacy "
+            "Keras model, run the step, repl.run(model.train_step, input_fn), with a "
+            "wrapped optimizer.",
         )
 
 
@@ -72,7 +72,7 @@ def _check_seed(peers: Peers) -> None:
         raise errors.ContextError(
             errors.compose(
                 "keras_model was called in between-graph mode without a random seed: "
-                "fit would shuffle in another way on every host.",
+                "fit would shuffle differently on every host.",
                 [f"at {errors.user_line()}"],
                 fix,
             )

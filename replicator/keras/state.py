@@ -13,7 +13,7 @@ from replicator.variables.replicated import plain
 from replicator.variables.seen_as_one import SeenAsOne
 
 _CREATE = "create the model under `with repl.context():`, and call compile there, too."
-_MAKE = "make it under `with repl.context():`, and call compile there."
+_MAKE = "create it under `with repl.context():`, and call compile there."
 
 
 def prepare(repl: Any, model: Any) -> None:
@@ -53,7 +53,7 @@ def prepare(repl: Any, model: Any) -> None:
                 errors.compose(
                     f"{type(optimizer).__name__} of the model {model.name} was wrapped "
                     'with op="sum": what replicas sum is not the gradient of Keras\' '
-                    "loss, a mean over the examples of the batch.",
+                    "loss, which is a mean over the examples of the batch.",
                     [f"at {errors.user_line()}"],
                     'wrap it with op="mean", or leave it to keras_model; for a sum '
                     'over the examples, give the loss reduction="sum".',
@@ -70,10 +70,10 @@ def _refuse_stateful(model: Any) -> None:
             raise errors.ArgumentError(
                 errors.compose(
                     f"the layer {layer.name} of the model {model.name} is stateful: it "
-                    "keeps a state for each row of a batch, and a replica is given "
+                    "keeps state for each row of a batch, but a replica gets only "
                     "some of the rows.",
                     [f"at {errors.user_line()}"],
-                    "make it with stateful=False, or run the model on one device.",
+                    "create it with stateful=False, or run the model on one device.",
                 )
             )
 
@@ -134,12 +134,13 @@ def _refuse_compiled_outside(repl: Any, model: Any) -> None:
         if not all(map(_is_replicated, loss.variables)):
             raise errors.ContextError(
                 errors.compose(
-                    f"the model {model.name} was compiled outside of the context: what "
-                    "compile makes, its metrics and its optimizer, was made outside, "
-                    "too, and has no component per replica.",
+                    f"the model {model.name} was compiled outside of the context: the "
+                    "metrics and optimizer that compile creates were created outside, "
+                    "too, and have no component per replica.",
                     [f"at {errors.user_line()}"],
-                    "call compile under `with repl.context():`, and make the optimizer "
-                    "and metrics that it is given there; the model itself may stay.",
+                    "call compile under `with repl.context():`, and create the "
+                    "optimizer and metrics that it is given there; the model itself "
+                    "can stay.",
                 )
             )
 
@@ -156,8 +157,8 @@ def _check(repl: Any, what: str, variables: Any, fix: str) -> None:
             path = getattr(variable, "path", variable.name)
             raise errors.ContextError(
                 errors.compose(
-                    f"{what} holds the variable {path}, which was made outside of "
-                    "the context, and has no component per replica.",
+                    f"{what} holds the variable {path}, which was created outside "
+                    "of the context and has no component per replica.",
                     [f"at {errors.user_line()}"],
                     fix,
                 )
@@ -165,7 +166,7 @@ def _check(repl: Any, what: str, variables: Any, fix: str) -> None:
         if inner.world != repl._settings.world:
             raise errors.ContextError(
                 errors.compose(
-                    f"{what} was made under the context of another Replicator, of "
+                    f"{what} was created under the context of another Replicator, of "
                     f"{inner.world.num_replicas} replicas.",
                     [f"at {errors.user_line()}"],
                     "call keras_model of that Replicator.",

@@ -100,9 +100,9 @@ def _warn_of_own_loss(model: Any) -> None:
     """Warns what is assumed of a loss that a model's train_step computes itself."""
     logging.log_first_n(
         logging.WARNING,
-        "The train_step of %s computes its loss by itself, on each replica for its "
-        "shard, and is taken to be a mean over the examples. Where it is another (a "
-        "sum, a mean over what is not masked, a comparison of examples), compute it in "
+        "The train_step of %s computes its loss itself, on each replica for its shard, "
+        "and the loss is assumed to be a mean over the examples. If it is not (but a "
+        "sum, a mean over unmasked values, a comparison of examples), compute it in "
         "compute_loss, which is given the whole batch.",
         1,
         type(model).__name__,
@@ -197,7 +197,7 @@ def _equal_logs(logs: Any, equal: Sequence[Any], shard: shards.Shard, name: str)
 def _refuse(name: str) -> Any:
     raise errors.ArgumentError(
         errors.compose(
-            f"{name} returned an integer of its own for each replica.",
+            f"{name} returned an integer that each replica computed on its own.",
             fix="return the result of a metric, or a mean of floats over the examples.",
         )
     )

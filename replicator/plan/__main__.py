@@ -37,8 +37,8 @@ _PLOT = flags.DEFINE_string(
 _HOSTS = flags.DEFINE_integer(
     "simulate-hosts",
     None,
-    "Builds the step in a graph for so many hosts, each with the devices that the "
-    "program names, none of which need exist, and says how long it communicates.",
+    "Builds the step in a graph for this many hosts, each with the devices that the "
+    "program names (none need to exist), and predicts how long it communicates.",
     1,
     _MOST_HOSTS,
     flag_values=OWN,

@@ -124,8 +124,8 @@ def _between(plan: Rows) -> str:
     """Describes the links between hosts."""
     text = (
         f"Communication takes {duration(plan.seconds or 0.0)} a step by the "
-        "calibration, one row after the other, messages of a link too; conditionals "
-        "and loops of unknown length are taken once."
+        "calibration, if rows run one after the other, as do messages of a link; "
+        "conditionals and loops of unknown length count once."
     )
     slowest = plan.slowest_link
     if slowest is None:
@@ -143,9 +143,9 @@ def _totals(plan: Rows) -> rich.table.Table:
     """Returns the table of totals."""
     table = _table("Totals over all replicas")
     table.caption = (
-        "per step: what is certain to happen, counted loops by their turns. each time: "
-        "what is in conditionals and in loops of unknown length (times: ?), taken "
-        "once."
+        "per step: what is certain to happen, in counted loops once per iteration. "
+        "each time: what is in conditionals and in loops of unknown length (times: ?), "
+        "counted once."
     )
     table.add_column("primitive")
     for when in ("per step", "each time"):

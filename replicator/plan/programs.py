@@ -46,7 +46,7 @@ def made(name: str, arguments: Sequence[str] = ()) -> Step:
         result = tried(f"{name}()", function)
     if rest and not argv.read and not is_imported:
         command_line.warn(
-            f"{argv[0]} has not read what follows --, which had no effect: "
+            f"{argv[0]} did not read the arguments after --, which had no effect: "
             f"{errors.shown(' '.join(rest))}"
         )
     return result if isinstance(result, Step) else _step_of(name, result)

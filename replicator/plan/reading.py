@@ -101,8 +101,12 @@ def _check(plan: Rows) -> None:
     for n, row in enumerate(plan.rows):
         ids = {*row.group, *(r for x in row.links for r in (x.source, x.destination))}
         if any(max(x.source, x.destination) >= len(plan.hosts) for x in row.wires):
-            raise _NoPlan(f"row {n} is not one of {len(plan.hosts)} hosts")
+            raise _NoPlan(
+                f"row {n} names a host that is not among the {len(plan.hosts)}"
+            )
         if not row.group or max(ids) >= len(plan.devices):
-            raise _NoPlan(f"row {n} is not one of {len(plan.devices)} replicas")
+            raise _NoPlan(
+                f"row {n} names replicas that are not among the {len(plan.devices)}"
+            )
         if len(row.operands) != len(row.group):
             raise _NoPlan(f"row {n} does not say what each of its replicas passes")

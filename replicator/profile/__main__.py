@@ -44,25 +44,25 @@ _STRATEGY = flags.DEFINE_string(
 _BANDWIDTH = flags.DEFINE_float(
     "bandwidth",
     None,
-    "What the network between hosts carries, in Gbit/s.",
+    "The bandwidth of the network between hosts, in Gbit/s.",
     flag_values=OWN,
 )
 _LATENCY = flags.DEFINE_float(
     "latency",
     None,
-    "What a message between hosts takes, in microseconds.",
+    "The latency of a message between hosts, in microseconds.",
     flag_values=OWN,
 )
 _CALIBRATION = flags.DEFINE_string(
     "calibration",
     None,
-    "What `python -m replicator.calibrate --output` has written.",
+    "A file that `python -m replicator.calibrate --output` wrote.",
     flag_values=OWN,
 )
 _TRIALS = flags.DEFINE_integer(
     "trials",
     40,
-    "How many steps are measured.",
+    "How many steps to measure.",
     1,
     _MOST_TRIALS,
     flag_values=OWN,
@@ -76,13 +76,13 @@ _JSON = flags.DEFINE_string(
 _PLOT = flags.DEFINE_string(
     "plot",
     None,
-    "A .png or .svg file for a picture.",
+    "A .png or .svg file to plot the profile to.",
     flag_values=OWN,
 )
 _TRACE = flags.DEFINE_string(
     "trace",
     None,
-    "A .json file for chrome://tracing or Perfetto.",
+    "A .json file to write a trace to, for chrome://tracing or Perfetto.",
     flag_values=OWN,
 )
 
@@ -175,7 +175,7 @@ def _strategy(name: str | None) -> Any:
     if os.path.exists(name):
         return programs.tried("--strategy", lambda: strategies.Strategy.load(name))
     raise command_line.BadInput(
-        f"--strategy was given {name!r}; it is the file of a strategy, or one of "
+        f"--strategy was given {name!r}; expected the file of a strategy, or one of "
         f"{', '.join(sorted(builders))}"
     )
 

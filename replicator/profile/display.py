@@ -38,10 +38,10 @@ def show(report: Report, file: TextIO | None = None) -> None:
         text = report.verdict(where)
         console.print(text[0].upper() + text[1:] + "\n")
     console.print(
-        "T_comp is a step of one replica alone, T_sync what a step of R takes more; "
-        "each keeps its batch, so it pays while T_sync / T_comp < R - 1 (Das 2018). A "
-        "step is between what it takes if as much is overlapped as can be, and if as "
-        "little; wider, as steps vary."
+        "T_comp is the time of a step of one replica alone, T_sync the additional time "
+        "of a step of R; each keeps its batch, so it pays while T_sync / T_comp < "
+        "R - 1 (Das 2018). A step takes between the time with the most overlap and "
+        "that with the least, widened by how much steps vary."
     )
 
 

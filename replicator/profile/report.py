@@ -51,8 +51,8 @@ class Report:
         if outcome.best == 1:
             return f"{title(where)}: no number of replicas pays."
         text = (
-            f"{title(where)}: {outcome.best} replicas compute most, "
-            f"{outcome.speed_up:.1f} times as many examples as one"
+            f"{title(where)}: {outcome.best} replicas compute the most examples, "
+            f"{outcome.speed_up:.1f} times as many as one"
         )
         if outcome.starts is not None and outcome.starts > 2:
             text += f"; it pays from {outcome.starts} on"
@@ -61,7 +61,7 @@ class Report:
         elif outcome.stops is None:
             text += "; more add nothing"
         else:
-            text += f"; from {outcome.stops} on it is fewer than one alone computes"
+            text += f"; from {outcome.stops} on, they compute fewer than one alone"
         return text + "."
 
     def to_json(self) -> str:

@@ -26,7 +26,9 @@ _MOST_CPUS = 1024
 # The server's job name until a client renames it: a session's cluster must not contain
 # the name with which a server was started.
 _JOB = "host"
-_PORT = flags.DEFINE_integer("port", 0, "Where to listen; 0: a free port.", 0, 65535)
+_PORT = flags.DEFINE_integer(
+    "port", 0, "The port to listen on; 0: a free port.", 0, 65535
+)
 _HOST = flags.DEFINE_string(
     "host", "127.0.0.1", "The address by which the other hosts reach this one."
 )
@@ -35,8 +37,8 @@ _WATCH = flags.DEFINE_enum(
     "watch",
     None,
     ["stdin", "none"],
-    "What ends it: stdin, when standard input closes or the parent dies; none, only a "
-    "signal. stdin if that is a pipe, unless given.",
+    "What ends the server: stdin, when standard input closes or the parent dies; none, "
+    "only a signal. By default stdin if that is a pipe, else none.",
 )
 _INSECURE = flags.DEFINE_bool(
     "insecure", False, "Accept that whoever reaches the port can run code here."
@@ -81,13 +83,13 @@ def _host() -> str:
         raise BadInput(f"--host={_HOST.value} has a port: give it as --port={port}")
     if name in ("0.0.0.0", "::"):
         raise BadInput(
-            f"--host={name} is no address to connect to: give the one by which the "
+            f"--host={name} is not an address to connect to: give the one by which the "
             "other hosts reach this one"
         )
     if not addresses.is_loopback(name) and not _INSECURE.value:
         raise BadInput(
-            f"--host={name} is no loopback address, and {_EXPOSED}; --insecure accepts "
-            "that, for a network in which all are trusted"
+            f"--host={name} is not a loopback address, and {_EXPOSED}; pass --insecure "
+            "to accept that, on a network in which all are trusted"
         )
     return name
 
@@ -130,7 +132,7 @@ def _announce(server: tf.distribute.Server, name: str) -> None:
     if not _INSECURE.value:
         print(
             f"replicator.serve: {_EXPOSED}. A firewall, a container or a network "
-            f"namespace has to keep others from port {port}.",
+            f"namespace must keep others from port {port}.",
             file=sys.stderr,
         )
     print(json.dumps(facts), flush=True)

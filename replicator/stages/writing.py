@@ -68,11 +68,11 @@ class Stages:
         missing = [line for line in self._ran if line not in self._begun]
         if missing or not self._begun:
             logging.warning(
-                "stages, at %s, has recorded nothing%s. A step is recorded when it is "
-                "built: have its first call, with arguments of these shapes, in the "
+                "stages, at %s, recorded nothing%s. A step is recorded when it is "
+                "built: make its first call, with arguments of these shapes, in the "
                 "block.",
                 self._site,
-                f" of what was built before: {'; '.join(missing)}"
+                f" of steps that were built before: {'; '.join(missing)}"
                 if missing
                 else ": no step was built in its block",
             )
@@ -105,7 +105,7 @@ def _made(path: Any) -> pathlib.Path:
             errors.compose(
                 f"stages cannot be written to {errors.shown(path)}: "
                 f"{errors.told(error)}.",
-                fix="name a folder that is there, or that can be made.",
+                fix="name a folder that exists, or that can be created.",
             )
         ) from error
 

@@ -74,7 +74,7 @@ class Builder:
         """
         raise error(
             f"{type(self).__name__} has no method `nodes`.",
-            "give it one, nodes(variables, resources), which yields a Node for each "
+            "define nodes(variables, resources), which yields a Node for each "
             "variable.",
         )
 
@@ -118,8 +118,8 @@ class Builder:
 
 _ENDED = object()
 _YIELD = (
-    "yield one Node(variable.path, ...) for each variable, before the next is asked "
-    "for; or None, to leave it as it would be without a strategy."
+    "yield one Node(variable.path, ...) for each variable before asking for the next; "
+    "or None, to leave it as it would be without a strategy."
 )
 
 
@@ -137,7 +137,7 @@ def begun(
     except TypeError:
         raise error(
             f"the method `nodes` of {type(builder).__name__} returns "
-            f"{errors.shown(yielded)}, and yields nothing.",
+            f"{errors.shown(yielded)} instead of yielding nodes.",
             _YIELD,
         ) from None
 
@@ -175,7 +175,7 @@ def fit(node: Node, facts: VariableFacts) -> None:
         return
     if node.axis >= len(facts.shape):
         raise error(
-            f"variable {facts.path} is to be in parts along axis {node.axis}, and its "
+            f"variable {facts.path} is to be in parts along axis {node.axis}, but its "
             f"shape is {list(facts.shape)}.",
             "name an axis that it has, or give it a node without parts.",
         )
@@ -187,5 +187,5 @@ def check_chunks(who: Builder, chunk_size: Any) -> None:
     if not arguments.is_whole(chunk_size, 1):
         raise error(
             f"{type(who).__name__} was given chunk_size={errors.shown(chunk_size)}.",
-            "it is how many variables travel together: an int, at least 1.",
+            "pass how many variables travel together: an int of at least 1.",
         )

@@ -53,8 +53,8 @@ def as_builder(strategy: Any) -> Builder:
         hint = f" Call it: strategy={strategy.__name__}()."
     raise error(
         f"Replicator was given strategy={errors.shown(strategy)}.",
-        "it is a builder, as replicator.strategy.PSLoadBalancing(); a dictionary of "
-        "builders by patterns; a Strategy; or the path of a saved one." + hint,
+        "pass a builder, e.g. replicator.strategy.PSLoadBalancing(); a dictionary from "
+        "patterns to builders; a Strategy; or the path of a saved one." + hint,
     )
 
 
@@ -66,7 +66,7 @@ def _refuse_name(path: str | os.PathLike[str]) -> None:
     if str(path) in set(_names(Builder)):
         fix = f"pass the builder, strategy=replicator.strategy.{path}()."
     elif path in VARIABLES:
-        fix = f"pass variables={path!r}, or a builder, as replicator.strategy.Auto()."
+        fix = f"pass variables={path!r}, or a builder, e.g. replicator.strategy.Auto()."
     if fix:
         raise error(
             f"Replicator was given strategy={errors.shown(path)}, and there is no file "
@@ -235,8 +235,8 @@ class _Run:
         if missing:
             shown = ", ".join(map(repr, missing[:_MOST_SHOWN]))
             raise error(
-                f"the strategy has rules for variables that there are not: {shown}.",
-                "correct them, or leave them out; a pattern is searched for in paths.",
+                f"the strategy has rules for variables that do not exist: {shown}.",
+                "correct or remove them; a pattern is searched for in paths.",
                 [f"there is {path}" for path in _some(self._paths)],
             )
         if isinstance(self._strategy, Rules):
@@ -249,10 +249,10 @@ class _Run:
             later, earlier = hidden[0]
             matches = [path for path in self._paths if re.search(later, path)]
             raise error(
-                f"the rule of {later!r} decides on nothing: the first pattern that is "
-                f"found in a path decides, and {earlier!r}, which comes before it, is "
-                "found in all of its paths and in more.",
-                "put the more general pattern last, or leave the other one out.",
+                f"the rule of {later!r} never applies: the first pattern that is found "
+                f"in a path decides, and {earlier!r}, which comes before it, is found "
+                "in all of its paths and in more.",
+                "put the more general pattern last, or remove the other one.",
                 [f"both are found in {path}" for path in _some(matches)],
             )
 

@@ -78,9 +78,9 @@ def _refuse(node: Node, how: PSSynchronizer, world: World) -> None:
     if world.processes:
         raise error(
             f"the strategy puts variable {node.name} on one device "
-            f"({how.reduction_destination}), which is for programs that one process "
-            "builds.",
-            "in between-graph mode, use strategies of all-reduce.",
+            f"({how.reduction_destination}), which is only for programs that one "
+            "process builds.",
+            "use an all-reduce strategy in between-graph mode.",
         )
 
 

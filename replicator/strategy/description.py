@@ -57,23 +57,23 @@ class Strategy:
             if not isinstance(node, Node):
                 raise error(
                     f"a Strategy was given the node {errors.shown(node)}.",
-                    "its nodes are Nodes.",
+                    "pass objects of class Node.",
                 )
             if node.name in names:
                 raise error(
-                    f"a Strategy has two nodes of variable {node.name}.",
-                    "give each variable one.",
+                    f"a Strategy has two nodes for variable {node.name}.",
+                    "give each variable one node.",
                 )
             names.add(node.name)
         if not all(isinstance(device, str) for device in self.replicas):
             raise error(
                 f"a Strategy was given replicas={errors.shown(self.replicas)}.",
-                "these are the names of their devices.",
+                "pass the names of their devices.",
             )
         if not all(isinstance(trial, Trial) for trial in self.trials):
             raise error(
                 f"a Strategy was given trials={errors.shown(self.trials)}.",
-                "they are Trials.",
+                "pass objects of class Trial.",
             )
         if not self.id:
             content = repr((self.nodes, self.replicas)).encode(errors="replace")

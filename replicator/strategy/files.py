@@ -175,7 +175,7 @@ def _read(parse: Callable[[], Any], where: str) -> dict[str, Any]:
         }
     except errors.StrategyError as problem:
         line = str(problem).partition("\n")[0].rstrip(".")
-        raise error(f"in {where}, {line}.", "correct it, or build it anew.") from None
+        raise error(f"in {where}, {line}.", "correct it, or build it again.") from None
 
 
 @contextlib.contextmanager
@@ -210,7 +210,7 @@ def _to_message(strategy: Any) -> Any:
     except (ValueError, TypeError) as problem:
         raise error(
             f"a strategy cannot be written: {errors.told(problem)}.",
-            "use texts and numbers that a protobuf can hold.",
+            "use strings and numbers that a protobuf can hold.",
         ) from problem
 
 
@@ -299,19 +299,27 @@ def _axis(message: Any) -> int | None:
     digits = all(n.isascii() and n.isdigit() and len(n) < 8 for n in counts)
     if not digits or any(not 0 < int(n) <= _MOST_COUNT for n in counts):
         raise _wrong(
-            message, f"has the partitioner {text!r}", 'it is like "1,2,1", parts each'
+            message,
+            f"has the partitioner {text!r}",
+            'it must count the parts of each axis, e.g. "1,2,1"',
         )
     split_axes = [axis for axis, count in enumerate(counts) if int(count) > 1]
     if len(split_axes) > 1:
-        raise _wrong(message, f"has the partitioner {text!r}", "one axis has parts")
+        raise _wrong(
+            message, f"has the partitioner {text!r}", "only one axis may have parts"
+        )
     axis = split_axes[0] if split_axes else None
     parts = len(message.part_config)
     if parts != (0 if axis is None else int(counts[axis])):
         raise _wrong(
-            message, f"has the partitioner {text!r} and {parts} parts", "they are alike"
+            message,
+            f"has the partitioner {text!r} and {parts} parts",
+            "these must agree",
         )
     if axis is None and message.sizes:
-        raise _wrong(message, "has sizes of parts and no parts", "parts have sizes")
+        raise _wrong(
+            message, "has sizes of parts but no parts", "only parts have sizes"
+        )
     return axis
 
 

@@ -103,17 +103,17 @@ def check_ps(who: str, replication: Any, sync: Any, staleness: Any) -> None:
     for name, value in (("local replication", replication), ("sync", sync)):
         if not isinstance(value, bool):
             raise error(
-                f"{who} was given {name} {errors.shown(value)}.", "it is a bool."
+                f"{who} was given {name} {errors.shown(value)}.", "pass a bool."
             )
     if not arguments.is_whole(staleness):
         raise error(
             f"{who} was given staleness={errors.shown(staleness)}.",
-            "it is a number of steps: an int, at least 0.",
+            "pass a number of steps: an int of at least 0.",
         )
     if staleness and not sync:
         raise error(
-            f"{who} was given staleness={staleness} with sync=False: what waits for "
-            "nobody is bounded by nothing.",
+            f"{who} was given staleness={staleness} with sync=False: replicas that do "
+            "not wait for one another keep to no bound.",
             "pass sync=True for a bound, or staleness=0 for none.",
         )
 
@@ -123,7 +123,7 @@ def check_spec(who: str, spec: Any) -> None:
     if not arguments.is_choice(spec, SPECS):
         raise error(
             f"{who} was given spec={errors.shown(spec)}.",
-            f"it is one of {', '.join(SPECS)}.",
+            f"pass one of {', '.join(SPECS)}.",
         )
 
 
@@ -175,12 +175,12 @@ class Node:
         if not isinstance(self.name, str) or not self.name:
             raise error(
                 f"a Node was given the name {errors.shown(self.name)}.",
-                "it is the path of a variable.",
+                "pass the path of a variable.",
             )
         if not isinstance(self.synchronizer, Synchronizer | None):
             raise self._wrong(
                 f"has the synchronizer {errors.shown(self.synchronizer)}",
-                "it is a PSSynchronizer or an AllReduceSynchronizer.",
+                "pass a PSSynchronizer or an AllReduceSynchronizer.",
             )
         if self.synchronizer is None and not self.parts:
             raise self._wrong("has no synchronizer", "give it one, or parts.")
@@ -197,10 +197,12 @@ class Node:
         object.__setattr__(self, "parts", tuple(self.parts))
         object.__setattr__(self, "sizes", tuple(self.sizes))
         if bool(self.parts) != (self.axis is not None):
-            raise self._wrong("has parts without an axis, or the reverse", _PARTS)
+            raise self._wrong(
+                "has parts without an axis, or an axis without parts", _PARTS
+            )
         if not self.parts:
             if self.sizes:
-                raise self._wrong("has sizes of parts and no parts", _PARTS)
+                raise self._wrong("has sizes of parts but no parts", _PARTS)
             return
         if not arguments.is_whole(self.axis, 0, _MOST_AXES):
             raise self._wrong(
@@ -210,7 +212,9 @@ class Node:
         if len(self.parts) < 2:
             raise self._wrong("has one part", _PARTS)
         if any(not isinstance(part, Node) or part.parts for part in self.parts):
-            raise self._wrong("has a part that is no Node, or has parts", _PARTS)
+            raise self._wrong(
+                "has a part that is not a Node, or that has parts itself", _PARTS
+            )
         if any(part.synchronizer is None for part in self.parts):
             raise self._wrong("has a part without a synchronizer", _PARTS)
         if self.sizes and len(self.sizes) != len(self.parts):
@@ -309,20 +313,20 @@ class Node:
             raise self._wrong(
                 f"has {len(sizes)} parts along axis {self.axis}, where the variable "
                 f"has {size}",
-                "let there be at least one element in each part.",
+                "give each part at least one element.",
             )
         if sum(sizes) != size:
             raise self._wrong(
                 f"has parts of sizes {list(sizes)} along axis {self.axis}, where the "
                 f"variable has {size}",
-                "let the sizes of the parts add up to the variable's.",
+                "choose sizes that add up to the variable's.",
             )
         return sizes
 
 
 _MOST_AXES = 254  # TensorFlow's limit
 _PARTS = (
-    "a variable in parts has an axis, two parts or more, a Node with a synchronizer "
+    "give a variable in parts an axis, two or more parts, a Node with a synchronizer "
     "for each, and either a positive size for each or none at all."
 )
 

@@ -46,9 +46,9 @@ class Rules(Builder):
             if not isinstance(rule, Builder) or isinstance(rule, Rules):
                 hint = " Call it: a builder is an object." if _is_kind(rule) else ""
                 raise error(
-                    f"the rule of {pattern.pattern!r} is {errors.shown(rule)}, and no "
-                    "builder.",
-                    "give each pattern a builder, as replicator.strategy.Sharded()."
+                    f"the rule of {pattern.pattern!r} is {errors.shown(rule)}, which "
+                    "is not a builder.",
+                    "give each pattern a builder, e.g. replicator.strategy.Sharded()."
                     + hint,
                 )
 
@@ -144,10 +144,10 @@ def _compiled(pattern: Any) -> re.Pattern[str]:
         compiled = re.compile(pattern)
         if isinstance(compiled.pattern, str):
             return compiled
-        problem: Any = "it is no text"
+        problem: Any = "it is not a str"
     except (re.error, TypeError, RecursionError, OverflowError) as failure:
         problem = errors.told(failure)
     raise error(
-        f"the pattern {errors.shown(pattern)} is no regular expression: {problem}.",
-        "write it as for re.search; a point in a path is written \\.",
+        f"the pattern {errors.shown(pattern)} is not a regular expression: {problem}.",
+        "write it as for re.search, with \\. for a dot in a path.",
     )

@@ -100,8 +100,8 @@ def tune(
         raise error(
             "tune was given a function whose Replicator asks its strategy for no "
             "variable.",
-            "make the Replicator with it, Replicator(devices, strategy=strategy), and "
-            "variables that a wrapped optimizer trains in its context.",
+            "create the Replicator with it, Replicator(devices, strategy=strategy), "
+            "and in its context the variables that a wrapped optimizer trains.",
         )
     candidates = _ranked(strategies or _usual(), survey)[:best]
     tried = [_prepared(make, candidate, survey) for candidate in candidates]
@@ -166,9 +166,10 @@ class _Replayed(Builder):
             ):
                 first = "none" if facts is None else f"{facts.path} {facts.shape}"
                 raise error(
-                    "tune was given a function that makes other variables each time: "
-                    f"{variable.path} {variable.shape} where it first made {first}.",
-                    "make the same variables in the same order at each call.",
+                    "tune was given a function that creates different variables each "
+                    f"time: {variable.path} {variable.shape} where it first created "
+                    f"{first}.",
+                    "create the same variables in the same order in each call.",
                 )
             node = self._strategy.node(facts.path)
             yield node and dataclasses.replace(node, name=variable.path)
@@ -313,9 +314,9 @@ def _check(
     if _is_replicator(make) or not callable(make) or others:
         raise _wrong(
             ", ".join(map(errors.shown, (make, *others))),
-            "pass a function that takes a strategy, makes a Replicator with it and all "
-            "variables anew, and returns (repl, step_fn, input_fn): steps are run to "
-            "measure them, which would change variables that there are.",
+            "pass a function that takes a strategy, creates a Replicator with it and "
+            "new variables, and returns (repl, step_fn, input_fn): steps are run to "
+            "measure them, which would change existing variables.",
         )
     if arguments.refuses(make, 1):
         raise _wrong(
@@ -326,22 +327,22 @@ def _check(
         if not arguments.is_whole(value, 1, _MOST_TRIALS):
             raise _wrong(
                 f"{name}={errors.shown(value)}",
-                f"it is an int from 1 to {_MOST_TRIALS}.",
+                f"pass an int from 1 to {_MOST_TRIALS}.",
             )
     if not isinstance(progress, bool):
-        raise _wrong(f"progress={errors.shown(progress)}", "it is a bool.")
+        raise _wrong(f"progress={errors.shown(progress)}", "pass a bool.")
     is_list = isinstance(strategies, list | tuple) and bool(strategies)
     if strategies is not None and not (
         is_list and all(isinstance(builder, Builder) for builder in strategies)
     ):
         raise _wrong(
             f"strategies={errors.shown(strategies)}",
-            "it is a list of builders, as [replicator.strategy.Auto()]; or None.",
+            "pass a list of builders, e.g. [replicator.strategy.Auto()]; or None.",
         )
     if not tf.executing_eagerly():
         raise errors.ContextError(
             errors.compose(
-                "tune was called where a graph is being built, and measures steps.",
+                "tune measures steps, but was called where a graph is being built.",
                 [f"at {errors.user_line()}"],
                 "call it outside of tf.function and tf.Graph.",
             )

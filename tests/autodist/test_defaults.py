@@ -77,17 +77,17 @@ REFUSED: dict[str, tuple[Callable[..., tf.Tensor], str]] = {
         lambda x, w: (
             tf.reduce_sum(x * w) + tf.reduce_sum(_default(np.ones(5, "f")) * w)
         ),
-        r"default.*differs.*\(5,\)",
+        r"default.*differ.*\(5,\)",
     ),
     "one row, not repeated": (
         lambda x, w: tf.reduce_sum(x * w) + tf.reduce_sum(_default([1.0]) * w),
-        r"default.*differs.*\(1,\)",
+        r"default.*differ.*\(1,\)",
     ),
     "one row, counted": (
         lambda x, w: (
             tf.reduce_sum(x * w * (one := _default([1.0]))) / tf.reduce_sum(one)
         ),
-        r"default.*differs.*\(1,\)",
+        r"default.*differ.*\(1,\)",
     ),
     "unknown": (
         lambda x, w: tf.reduce_sum(x * w) + tf.reduce_sum(_default(X * w) * w),
@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[Callable[..., tf.Tensor], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_defaults_that_would_count_once_per_replica_are_refused(name: str) -> None:
     make, message = REFUSED[name]
-    with pytest.raises(errors.ArgumentError, match=f"(?s){message}.*made at.*Fix: "):
+    with pytest.raises(errors.ArgumentError, match=f"(?s){message}.*created at.*Fix: "):
         _run(make, 2)
 
 

@@ -92,12 +92,15 @@ def test_each_replicas_copies_are_fed_its_parts() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Program], Any], str]] = {
-    "no dict": (lambda p: [("x:0", X)], "feed_dict=.*Fix: feed_dict is a dict"),
-    "no tensor": (lambda p: {"z:0": X}, "fed 'z:0', which is no tensor of its graph"),
-    "an op": (lambda p: {"x": X}, "fed 'x', which is no tensor"),
+    "no dict": (lambda p: [("x:0", X)], "feed_dict=.*Fix: pass a dict"),
+    "no tensor": (
+        lambda p: {"z:0": X},
+        "fed 'z:0', which is not a tensor of its graph",
+    ),
+    "an op": (lambda p: {"x": X}, "fed 'x', which is not a tensor"),
     "of another graph": (
         lambda p: {_program(x=(tf.float32, [None])).graph.get_tensor_by_name("x:0"): X},
-        "which is no tensor of its graph",
+        "which is not a tensor of its graph",
     ),
     "a sparse tensor": (
         lambda p: {tf.SparseTensor([[0]], [1], [1]): X},
@@ -105,7 +108,7 @@ REFUSED: dict[str, tuple[Callable[[Program], Any], str]] = {
     ),
     "another size": (
         lambda p: {"x:0": X[:, :1]},
-        r"x:0, float32\(None, 2\).*of shape \(7, 1\).*made at .*test_feeds.py.*Fix:",
+        r"x:0, float32\(None, 2\).*of shape \(7, 1\).*created at .*test_feeds.py.*Fix:",
     ),
     "another dtype": (
         lambda p: {"x:0": [["a", "b"]]},
@@ -114,13 +117,13 @@ REFUSED: dict[str, tuple[Callable[[Program], Any], str]] = {
     "a number that does not fit": (lambda p: {"y:0": 2**40}, "y:0, int32.*: "),
     "a tensor of a graph": (
         lambda p: {"x:0": p.graph.get_tensor_by_name("x:0")},
-        "a tensor of a graph, which has no value",
+        "a symbolic tensor, which has no value",
     ),
     "two sizes": (
         lambda p: {"x:0": X, "y:0": [1, 2]},
-        r"differs in its first axis.*x:0: \(7, 2\).*y:0: \(2,\).*as many rows",
+        r"differ in their first dim.*x:0: \(7, 2\).*y:0: \(2,\).*number of rows",
     ),
-    "no example": (lambda p: {"x:0": X[:0]}, "no example.*Fix: feed one or more"),
+    "no example": (lambda p: {"x:0": X[:0]}, "no example.*Fix: feed at least"),
 }
 
 

@@ -79,7 +79,7 @@ def test_rows_that_belong_to_no_examples_are_refused(counts: tuple[int, int]) ->
     values = [np.zeros([3, 2]), np.zeros([3, 2])]
     with pytest.raises(
         errors.ArgumentError,
-        match=r"(?s)has 3 rows on a replica of \d examples.*Fix: fetch what has a row",
+        match=r"(?s)has 3 rows on a replica of \d examples.*Fix: fetch a tensor that",
     ):
         fetches.join(_fetch(Value(Kind.ROWS)), values, counts)
 
@@ -96,5 +96,5 @@ def test_summaries_have_the_means_of_their_numbers() -> None:
     joined = fetches.join(fetch, [of(1.0), of(4.0)], (2, 1))
     assert joined == of(2.0)
     assert fetches.join(fetch, [of(1.0), of(1.0)], (2, 1)) == of(1.0)
-    with pytest.raises(errors.ArgumentError, match="is a text that differs"):
+    with pytest.raises(errors.ArgumentError, match="is a string that differs"):
         fetches.join(fetch, [b"no summary", b"nor this"], (2, 1))

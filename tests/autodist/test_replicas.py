@@ -69,7 +69,7 @@ def test_what_is_not_where_a_strategy_has_it_is_said_with_the_reason() -> None:
         assert session.run(product).tolist() == [2, 4]
     (call,) = warning.call_args_list
     message = str(call.args[0]) % call.args[1:]
-    assert message.startswith("w is on all replicas, and not where the strategy has it")
+    assert message.startswith("w is on all replicas, not where the strategy puts it")
     assert "jit_compile=True" in message
 
 

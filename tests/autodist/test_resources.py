@@ -50,7 +50,7 @@ def test_one_host_is_this_one(kind, tmp_path):
 def test_one_host_that_is_another_is_told(address, is_told, tmp_path, caplog):
     path = _written(tmp_path, f"nodes: [{{address: '{address}', cpus: [0, 1]}}]")
     assert resources.devices_of(path) == ["CPU:0", "CPU:1"]
-    assert ("resources.yml lists " + address in caplog.text) == is_told
+    assert ("resources.yml lists only " + address in caplog.text) == is_told
     assert ("call replicator.connect with the file" in caplog.text) == is_told
 
 
@@ -65,8 +65,8 @@ def test_several_hosts_have_to_be_connected_to(tmp_path):
     with pytest.raises(replicator.ClusterError) as raised:
         replicator.AutoDist(path, PSLoadBalancing())
     message = str(raised.value)
-    assert "resources.yml lists 10.0.0.1:8888, 10.0.0.2:8888, and" in message
-    assert "connected to none" in message and "call replicator.connect" in message
+    assert "resources.yml lists 10.0.0.1:8888, 10.0.0.2:8888, but" in message
+    assert "connected to no host" in message and "call replicator.connect" in message
 
 
 def test_hosts_are_the_tasks_of_a_connection(tmp_path, monkeypatch):

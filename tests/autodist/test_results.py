@@ -73,7 +73,7 @@ def test_what_normalized_examples_make_is_a_mean_and_a_warning_says_so(
         for kind in (Kind.MEAN, Kind.STATISTIC):
             mixed = Value(kind, mixed=op)
             assert session.run(_joined(mixed, 3.0, 6.0)) == 4
-    assert messages[0].startswith("normalize ") and "(a.py:3) is no mean" in messages[1]
+    assert messages[0].startswith("normalize ") and "(a.py:3) is neither" in messages[1]
     np.testing.assert_equal(_joined(SAME, 3.0, 3.0).numpy(), 3)
 
 

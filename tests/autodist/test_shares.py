@@ -108,7 +108,7 @@ def test_values_of_the_whole_batch_are_joined_or_computed() -> None:
     shuffled = _Copies(lambda x: tf.random.shuffle(x)[0])
     with (
         shuffled.graph.as_default(),
-        pytest.raises(errors.UnsupportedError, match=r"(?s)is not known.*test_shares"),
+        pytest.raises(errors.UnsupportedError, match=r"(?s)is unknown.*test_shares"),
     ):
         shuffled.shares.whole(shuffled.made, shuffled.plan, shuffled.places, 0)
 

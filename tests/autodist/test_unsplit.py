@@ -86,7 +86,7 @@ def _session(autodist: Any) -> Any:
 def test_sessions_compute_it_and_say_so(plan: Any, said: list[str]) -> None:
     actual = _session(helpers.make(2, plan))
     helpers.assert_equal(actual, _session(None))
-    assert [text for text in said if "what sessions are fed is not split" in text]
+    assert [text for text in said if "the batch fed to sessions is not split" in text]
 
 
 def test_dealt_elements_are_not_there_as_a_whole() -> None:
@@ -125,7 +125,7 @@ def test_gradients_by_what_is_no_variable_are_whole_where_nothing_is_split() -> 
 
 def test_a_strategy_and_an_option_that_differ_are_refused() -> None:
     with pytest.raises(
-        replicator.ArgumentError, match=r"(?s)'mirrored'.*'sharded'.*Fix: pass one"
+        replicator.ArgumentError, match=r"(?s)'mirrored'.*'sharded'.*Fix: pass only"
     ):
         helpers.make(2, "mirrored", variables="sharded")
     assert helpers.make(2, "mirrored", variables="mirrored").replicator.num_replicas

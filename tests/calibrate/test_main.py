@@ -36,13 +36,16 @@ def test_the_program_writes_what_a_replicator_reads(tmp_path: pathlib.Path) -> N
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("--devices=CPU:0", "two devices or more; there is /job:localhost"),
-        ("--replicas=9", "--replicas was given 9; expected 2 to 8, the devices"),
+        ("--devices=CPU:0", "two or more devices; there is only /job:localhost"),
+        ("--replicas=9", "--replicas was given 9; expected 2 to 8 devices"),
         ("--devices=", "--devices is empty"),
         ("--kibibytes=", "--kibibytes is empty"),
         ("--replicas=x", "--replicas was given 'x'"),
         ("--kibibytes=-1", "--kibibytes was given '-1'"),
-        ("--kibibytes=" + "9" * 5000, "no positive number of at most 12 digits"),
+        (
+            "--kibibytes=" + "9" * 5000,
+            "expected a positive number of at most 12 digits",
+        ),
         ("--output=no/folder/rates.json", "--output: FileNotFoundError"),
         ("--output=/", "--output: IsADirectoryError"),
         ("--devices=GPU:7,GPU:8", "GPU:7 does not exist"),

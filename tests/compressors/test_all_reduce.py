@@ -192,15 +192,15 @@ def test_feedback_in_a_loop_adds_up() -> None:
     [
         (
             lambda repl: repl.all_reduce(1.0, "max", compressor="bf16"),
-            r"was given op='max' with a compressor.*op is \"sum\" or \"mean\"",
+            r"was given op='max' with a compressor.*op=\"sum\" or op=\"mean\"",
         ),
         (
             lambda repl: repl.all_reduce(1.0, weight=1.0, compressor="bf16"),
-            r"was given a weight with op='sum'.*weights go with \"mean\"",
+            r"was given a weight with op='sum'.*weights only with op=\"mean\"",
         ),
         (
             lambda repl: repl.all_reduce(1.0, compressor="zip"),
-            r"'zip' names 'zip', which is no compressor.*there are \"fp16\", \"bf16\"",
+            r"'zip' names 'zip', which is not a comp.*use one of \"fp16\", \"bf16\"",
         ),
         (
             lambda repl: repl.all_reduce(1.0, compressor=int),

@@ -244,7 +244,7 @@ def test_of_a_shape_that_is_not_known_nothing_can_be_owed() -> None:
 
     with pytest.raises(
         replicator.ArgumentError,
-        match=r"(?s)owed of a tensor of shape \(None, 4\).*in step_fn.*ensure_shape",
+        match=r"(?s)residual of a tensor of shape \(None, 4\).*in step_fn.*ensure_sh",
     ):
         repl.run(step_fn)
 

@@ -70,7 +70,7 @@ def test_plain_options_are_left_out() -> None:
 
 
 THERE_ARE = (
-    r'there are "fp16", "bf16", "int8", "topk\(ratio=0\.01\)", '
+    r'use one of "fp16", "bf16", "int8", "topk\(ratio=0\.01\)", '
     r'"powersgd\(rank=4, warm_start=True, start_step=0\)", "ef\(topk\)", "none"\.'
 )
 
@@ -78,21 +78,21 @@ THERE_ARE = (
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("fp8", "names 'fp8', which is no compressor"),
-        ("powersgd(rnak=4)", "has 'rnak', which is no option of powersgd"),
-        ("powersgd(4)", "has options without names, of "),
-        ("ef", "has ef of nothing"),
+        ("fp8", "names 'fp8', which is not a compressor"),
+        ("powersgd(rnak=4)", "has 'rnak', which is not an option of powersgd"),
+        ("powersgd(4)", "has options without names; expected "),
+        ("ef", "has ef without a compressor"),
         ("topk(ratio=0.1, ratio=0.2)", "has an option of topk twice"),
         ("ef(4)", None),
-        ("ef(bf16, int8)", "has options without names, of "),
+        ("ef(bf16, int8)", "has options without names; expected "),
         ("ef(bf16, compressor=int8)", "has options without names"),
-        ("bf16(**{})", "has 'None', which is no option of bf16"),
+        ("bf16(**{})", "has 'None', which is not an option of bf16"),
         ("topk(ratio=1+1)", None),
-        ("topk(ratio=f)", "names 'f', which is no compressor"),
-        ("topk(ratio=lambda: 1)", "has an option that is no plain value"),
-        ("os.system('true')", "names 'os.system', which is no compressor"),
+        ("topk(ratio=f)", "names 'f', which is not a compressor"),
+        ("topk(ratio=lambda: 1)", "has an option that is not a plain value"),
+        ("os.system('true')", "names 'os.system', which is not a compressor"),
         ("bf16)", "cannot be read"),
-        ("1", "is no compressor"),
+        ("1", "is not a compressor"),
         ("(" * 300, "cannot be read"),
         ("\0", "cannot be read"),
     ],
@@ -120,7 +120,7 @@ def test_a_wrong_text_is_told_what_there_is(text: str, said: str | None) -> None
         (lambda: compressors.ErrorFeedback(None), r"compressor=None"),
         (lambda: compressors.ErrorFeedback("bf16"), r"ef\(powersgd\(rank=4\)\)"),
         (lambda: compressors.parse("ef(ef(bf16))"), r"without error feedback of its"),
-        (lambda: compressors.parse(3), r"is no text"),
+        (lambda: compressors.parse(3), r"is not a str"),
     ],
 )
 def test_wrong_options(make: Any, said: str) -> None:
@@ -141,7 +141,7 @@ def test_a_users_own_has_no_text() -> None:
 
 
 def test_a_class_in_place_of_an_object() -> None:
-    with pytest.raises(replicator.ArgumentError, match=r"Make one of the class: BF16"):
+    with pytest.raises(replicator.ArgumentError, match=r"Create an instance: BF16"):
         specs.compressor("all_reduce", compressors.BF16)
     with pytest.raises(replicator.ArgumentError, match=r"was given compressor=4\."):
         specs.compressor("all_reduce", 4)

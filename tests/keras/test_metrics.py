@@ -205,7 +205,7 @@ def test_vectors_and_numbers_that_are_of_the_batch(fixed: bool) -> None:
 @pytest.mark.parametrize(
     "returned, said",
     [
-        (lambda self: {"n": tf.constant(1)}, "returned an integer of its own"),
+        (lambda self: {"n": tf.constant(1)}, "returned an integer that each"),
         (
             lambda self: self.largest.update_state(0, tf.constant(1)),
             "given a scalar of int32 on each replica",

@@ -262,7 +262,9 @@ _COMPILED_OUTSIDE = (
 
 
 def test_a_model_made_outside_is_refused() -> None:
-    with pytest.raises(ContextError, match="(?s)kernel, which was made outside.*Fix"):
+    with pytest.raises(
+        ContextError, match="(?s)kernel, which was created outside.*Fix"
+    ):
         helpers.make(2).keras_model(mlp())
 
 
@@ -287,7 +289,7 @@ def test_a_metric_made_outside_is_refused() -> None:
     with repl.context():
         model = mlp()
         model.compile("sgd", "mse", metrics=[metric])
-    with pytest.raises(ContextError, match="(?s)metric area of the model.*Fix: make"):
+    with pytest.raises(ContextError, match="(?s)metric area of the model.*Fix: create"):
         repl.keras_model(model)
 
 

@@ -192,6 +192,6 @@ def test_arguments_that_no_module_reads_are_told(
         assert told == ""
     else:
         assert told == (
-            f"warning: {name} has not read what follows --, which had no effect: "
-            f"{ignored!r}\n"
+            f"warning: {name} did not read the arguments after --, which had no "
+            f"effect: {ignored!r}\n"
         )

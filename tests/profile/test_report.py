@@ -23,7 +23,9 @@ def _report(network: float = 1e-10, **facts) -> reports.Report:
 
 def test_a_network_that_costs_nothing_pays_as_far_as_it_is_asked() -> None:
     verdict = _report(1e-15).verdict(reports.APART)
-    assert verdict.startswith("on hosts of their own: 64 replicas compute most, 6")
+    assert verdict.startswith(
+        "on hosts of their own: 64 replicas compute the most examples, 6"
+    )
     assert "more may pay further" in verdict
 
 

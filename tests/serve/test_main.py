@@ -127,10 +127,10 @@ REFUSED = {
     ("extra",): "unknown argument 'extra'",
     ("--host=a:4",): "--host=a:4 has a port: give it as --port=4",
     ("--host=a b",): "--host: 'a b' is no address",
-    ("--host=0.0.0.0", "--insecure"): "--host=0.0.0.0 is no address to connect to",
-    ("--host=10.0.0.1",): "--host=10.0.0.1 is no loopback address, and TensorFlow's "
+    ("--host=0.0.0.0", "--insecure"): "--host=0.0.0.0 is not an address to connect to",
+    ("--host=10.0.0.1",): "--host=10.0.0.1 is not a loopback address, and TensorFlow's "
     "servers ask for no password and listen on all interfaces: whoever reaches the "
-    "port can run code as this user; --insecure accepts that",
+    "port can run code as this user; pass --insecure to accept that",
 }
 
 

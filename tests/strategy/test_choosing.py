@@ -223,8 +223,8 @@ def test_a_device_that_does_not_exist_is_named() -> None:
 @pytest.mark.parametrize(
     ("compressor", "said"),
     [
-        ("bf61", "names 'bf61', which is no compressor.*Fix: there are"),
-        ("powersgd(rnak=4)", "'rnak', which is no option of powersgd"),
+        ("bf61", "names 'bf61', which is not a compressor.*Fix: use one of"),
+        ("powersgd(rnak=4)", "'rnak', which is not an option of powersgd"),
         ("topk(ratio=2)", "topk was given ratio=2"),
         (object(), "its node was given compressor=<object"),
     ],
@@ -312,7 +312,7 @@ class OnlyTheFirstOfAll(Builder):
 @pytest.mark.parametrize(
     "builder, problem",
     [
-        (NoMethod(), "NoMethod has no method `nodes`.*Fix: give it one"),
+        (NoMethod(), "NoMethod has no method `nodes`.*Fix: define nodes"),
         (Forgot(), "`nodes` of Forgot returns None.*Fix: yield one Node"),
         (OnlyTheFirst(), "OnlyTheFirst yields nothing for variable w:.*Fix: yield one"),
         (OnlyTheFirstOfAll(), "OnlyTheFirstOfAll yields nothing for variable w:.*Fix"),

@@ -151,7 +151,7 @@ def test_random_yaml_is_refused_or_is_a_strategy(known: dict[str, Any]) -> None:
         ("node_config { AllReduceSynchronizer {} }", "name ''"),
         (
             'node_config { var_name: "w" AllReduceSynchronizer {} } ' * 2,
-            "two nodes of variable w",
+            "two nodes for variable w",
         ),
         (
             'node_config { var_name: "w" AllReduceSynchronizer { spec: 7 } }',
@@ -160,7 +160,7 @@ def test_random_yaml_is_refused_or_is_a_strategy(known: dict[str, Any]) -> None:
         ('node_config { var_name: "w" PSSynchronizer {} }', "destination=''"),
         (
             'node_config { var_name: "w" partitioner: "2,2" AllReduceSynchronizer {} }',
-            "partitioner '2,2'; one axis has parts",
+            "partitioner '2,2'; only one axis may have parts",
         ),
         (
             'node_config { var_name: "w" partitioner: "a" AllReduceSynchronizer {} }',
@@ -172,7 +172,7 @@ def test_random_yaml_is_refused_or_is_a_strategy(known: dict[str, Any]) -> None:
         ),
         (
             'node_config { var_name: "w" sizes: 2 AllReduceSynchronizer {} }',
-            "sizes of parts and no parts",
+            "sizes of parts but no parts",
         ),
         (
             'node_config { var_name: "w" dtype: "float32" shape: -1 '

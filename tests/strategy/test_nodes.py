@@ -18,15 +18,15 @@ PARTS = tuple(Node(f"w/part_{k}", PS) for k in range(3))
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Node("", PS), "name ''.*Fix: it is the path of a variable"),
+        (lambda: Node("", PS), "name ''.*Fix: pass the path of a variable"),
         (lambda: Node(3, PS), "name 3"),  # type: ignore[arg-type]
         (lambda: Node("w"), "'w' has no synchronizer.*Fix: give it one"),
         (lambda: Node("w", "PS"), "synchronizer 'PS'"),  # type: ignore[arg-type]
         (lambda: Node("w", PS, dtype="float99"), "dtype 'float99'"),
-        (lambda: Node("w", PS, axis=0), "parts without an axis, or the reverse"),
-        (lambda: Node("w", parts=PARTS), "parts without an axis, or the reverse"),
-        (lambda: Node("w", PS, sizes=(1,)), "sizes of parts and no parts"),
-        (lambda: Node("w", parts=PARTS[:1], axis=0), "one part.*two parts or more"),
+        (lambda: Node("w", PS, axis=0), "parts without an axis, or an axis"),
+        (lambda: Node("w", parts=PARTS), "parts without an axis, or an axis"),
+        (lambda: Node("w", PS, sizes=(1,)), "sizes of parts but no parts"),
+        (lambda: Node("w", parts=PARTS[:1], axis=0), "one part.*two or more parts"),
         (lambda: Node("w", parts=PARTS, axis=-1), "along axis -1"),
         (lambda: Node("w", parts=PARTS, axis=0, sizes=(1, 2)), "3 parts of 2 sizes"),
         (lambda: Node("w", parts=PARTS, axis=0, sizes=(1, 0, 2)), r"sizes \(1, 0, 2\)"),
@@ -38,7 +38,7 @@ PARTS = tuple(Node(f"w/part_{k}", PS) for k in range(3))
             lambda: Node(
                 "w", parts=(Node.in_parts("p", 0, [1, 1], [PS] * 2),) * 2, axis=0
             ),
-            "a part that is no Node, or has parts",
+            "a part that is not a Node, or that has parts",
         ),
         (lambda: PSSynchronizer(""), "reduction_destination=''.*Fix: name a device"),
         (lambda: PSSynchronizer("CPU:0", sync=1), "sync 1"),  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ def test_a_rule_behind_a_more_general_one_is_an_error_at_the_first_build() -> No
     kernel, *_ = _variables(repl, "dense/kernel", "dense/bias")
     with pytest.raises(
         replicator.StrategyError,
-        match="(?s)rule of 'kernel' decides on nothing.*'dense', which comes before it"
+        match="(?s)rule of 'kernel' never applies.*'dense', which comes before it"
         ".*both are found in dense/kernel.*Fix: put the more general pattern last",
     ):
         repl.run(lambda: repl.all_reduce(kernel.read_value()))
@@ -101,11 +101,11 @@ def test_a_step_without_variables_finds_nothing_missing() -> None:
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ({"(": PS()}, r"pattern '\(' is no regular expression.*Fix"),
+        ({"(": PS()}, r"pattern '\(' is not a regular expression.*Fix"),
         ({3: PS()}, "pattern 3"),
-        ({b"x": PS()}, "it is no text"),
+        ({b"x": PS()}, "it is not a str"),
         ({"x": PS}, "Call it: a builder is an object"),
-        ({"x": "sharded"}, "the rule of 'x' is 'sharded', and no builder"),
+        ({"x": "sharded"}, "the rule of 'x' is 'sharded', which is not a builder"),
         ({"x": {"y": PS()}}, "the rule of 'x'"),
         ({"x": Rules({})}, "the rule of 'x'"),
     ],
@@ -118,7 +118,7 @@ def test_what_is_no_rule_is_refused(rules: Any, said: str) -> None:
 @pytest.mark.parametrize("given", [3, ["x"], PS, object(), True])
 def test_what_is_no_strategy_is_refused(given: Any) -> None:
     with pytest.raises(
-        replicator.StrategyError, match="(?s)strategy=.*Fix: it is a builder"
+        replicator.StrategyError, match="(?s)strategy=.*Fix: pass a builder"
     ):
         helpers.make(2, strategy=given)
 

@@ -113,11 +113,11 @@ def test_strategies_that_cannot_run_come_last() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trials": 0}, "trials=0.*it is an int from 1"),
-        ({"best": True}, "best=True.*it is an int"),
-        ({"strategies": []}, "strategies=.*it is a list of builders"),
-        ({"strategies": [strategy.Auto]}, "strategies=.*it is a list of builders"),
-        ({"progress": 1}, "progress=1.*it is a bool"),
+        ({"trials": 0}, "trials=0.*pass an int from 1"),
+        ({"best": True}, "best=True.*pass an int"),
+        ({"strategies": []}, "strategies=.*pass a list of builders"),
+        ({"strategies": [strategy.Auto]}, "strategies=.*pass a list of builders"),
+        ({"progress": 1}, "progress=1.*pass a bool"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
@@ -153,12 +153,12 @@ def test_bad_functions() -> None:
             optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1))
         return repl, lambda: optimizer.apply_gradients([(tf.ones_like(v), v)])
 
-    with pytest.raises(replicator.StrategyError, match="(?s)other variables each time"):
+    with pytest.raises(replicator.StrategyError, match="(?s)different variables each"):
         _tuned(other)
 
     @tf.function
     def inside() -> None:
         _tuned(make)
 
-    with pytest.raises(replicator.ContextError, match="(?s)tune was called where"):
+    with pytest.raises(replicator.ContextError, match="(?s)was called where a graph"):
         inside()
