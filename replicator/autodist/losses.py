@@ -149,10 +149,16 @@ def _refused(value: Value, target: tf.Tensor) -> errors.ReplicatorError:
 
 
 def not_found(variable: str, line: str) -> errors.ReplicatorError:
-    """Returns the error for a gradient whose loss is unknown."""
+    """Returns the error for a gradient whose loss is unknown.
+
+    Args:
+        variable: The variable's name, if it is known.
+        line: The user's line.
+    """
+    of = f"variable {variable}" if variable else "a variable"
     return errors.UnsupportedError(
         errors.compose(
-            f"a gradient of variable {variable} was not computed by tf.gradients or "
+            f"a gradient of {of} was not computed by tf.gradients or "
             "GradientTape.gradient: what is differentiated is unknown, and so are the "
             "weights of the replicas' gradients.",
             [f"at {line}"],

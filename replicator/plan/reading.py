@@ -104,7 +104,9 @@ def _check(plan: Rows) -> None:
             raise _NoPlan(
                 f"row {n} names a host that is not among the {len(plan.hosts)}"
             )
-        if not row.group or max(ids) >= len(plan.devices):
+        if not row.group:
+            raise _NoPlan(f"row {n} names no replica")
+        if max(ids) >= len(plan.devices):
             raise _NoPlan(
                 f"row {n} names replicas that are not among the {len(plan.devices)}"
             )
