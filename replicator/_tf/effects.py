@@ -92,7 +92,7 @@ def _resolve_captures(
 
 # For each function's graph: the number of its arguments, and `_find_first_captures` of
 # these. They are ids and indices, as tensors would keep the graph alive.
-_FIRST: weakref.WeakKeyDictionary[Any, tuple[int, dict[int, int]]] = (
+_FIRST_CAPTURES: weakref.WeakKeyDictionary[Any, tuple[int, dict[int, int]]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -104,9 +104,12 @@ def _first_captures(graph: Any) -> dict[int, int]:
         graph: Any graph; only a function's has arguments.
     """
     inputs = getattr(graph, "inputs", ())
-    if graph not in _FIRST or _FIRST[graph][0] != len(inputs):
-        _FIRST[graph] = len(inputs), _find_first_captures(graph) if inputs else {}
-    return _FIRST[graph][1]
+    if graph not in _FIRST_CAPTURES or _FIRST_CAPTURES[graph][0] != len(inputs):
+        _FIRST_CAPTURES[graph] = (
+            len(inputs),
+            _find_first_captures(graph) if inputs else {},
+        )
+    return _FIRST_CAPTURES[graph][1]
 
 
 def _find_first_captures(graph: Any) -> dict[int, int]:

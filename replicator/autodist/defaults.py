@@ -36,7 +36,7 @@ class Defaults:
             if program.gives_own(op) and op.inputs[0].op not in program.differing():
                 value = tf.get_static_value(op.inputs[0])
                 self._values[op] = None if value is None else np.asarray(value)
-        self._needed: dict[
+        self._sources_by_run: dict[
             tuple[tf.Operation, frozenset[tf.Operation]], list[tf.Operation]
         ] = {}
 
@@ -63,7 +63,7 @@ class Defaults:
         values = {op: self._values[op] for op in dict.fromkeys(sources)}
         unknown = [op for op, value in values.items() if value is None]
         if unknown:
-            raise _unknown(unknown[0])
+            raise _unknown_rows(unknown[0])
         return {
             op.outputs[0]: value
             for op, value in values.items()
@@ -75,7 +75,7 @@ class Defaults:
     ) -> list[tf.Operation]:
         """Returns the iterators and the unfed defaults that a fetch needs."""
         key = fetched, fed
-        if key not in self._needed:
+        if key not in self._sources_by_run:
             needed = list(flows.needed(fetched, fed))
             sources = [
                 op for op in needed if op in self._values or ELEMENTS.fullmatch(op.type)
@@ -84,11 +84,11 @@ class Defaults:
                 roots = [fetched, *filter(has_effect, needed)]
                 inputs = [tensor for op in roots for tensor in op.inputs]
                 used = {*roots, *flows.upstream(inputs, lambda op: op in fed)}
-                sources = [op for op in sources if not self._is_repeated(op, used)]
-            self._needed[key] = sources
-        return self._needed[key]
+                sources = [op for op in sources if not self._is_broadcast(op, used)]
+            self._sources_by_run[key] = sources
+        return self._sources_by_run[key]
 
-    def _is_repeated(self, op: tf.Operation, used: set[tf.Operation]) -> bool:
+    def _is_broadcast(self, op: tf.Operation, used: set[tf.Operation]) -> bool:
         """Whether TensorFlow broadcasts a default of one row to all examples.
 
         It does if all consumers combine the default with rows of examples, element by
@@ -102,9 +102,9 @@ class Defaults:
         if value is None or not value.ndim or len(value) != 1:
             return False
         consumers = used.intersection(op.outputs[0].consumers())
-        return all(self._repeats(consumer, value, used) for consumer in consumers)
+        return all(self._broadcasts(consumer, value, used) for consumer in consumers)
 
-    def _repeats(
+    def _broadcasts(
         self, consumer: tf.Operation, row: np.ndarray, used: set[tf.Operation]
     ) -> bool:
         """Whether a consumer broadcasts a row to all examples."""
@@ -128,7 +128,7 @@ class Defaults:
         )
 
 
-def _unknown(op: tf.Operation) -> errors.ArgumentError:
+def _unknown_rows(op: tf.Operation) -> errors.ArgumentError:
     return errors.ArgumentError(
         errors.compose(
             f"{op.name} was not fed, and is taken to have a row for each example, but "

@@ -41,25 +41,25 @@ class Examples:
         declared: str | None = None,
         all_have_some: bool = False,
     ) -> None:
-        self._replica, self._given, self._declared = replica, given, declared
+        self._replica, self._batches, self._declared_loss = replica, given, declared
         self._all_have_some = all_have_some
         self._weights: dict[tuple[int, int], Weighting] = {}
-        # Each start of differentiation, its weighted replacement, and the Value of that
-        # if it differs from the start's.
-        self._begun: list[tuple[tf.Tensor, tf.Tensor, Value | None]] = []
-        self._warned: set[tf.Operation] = set()
+        # Each start of differentiation (an initial gradient), its weighted replacement,
+        # and the Value of that if it differs from the start's.
+        self._starts: list[tuple[tf.Tensor, tf.Tensor, Value | None]] = []
+        self._warned_ops: set[tf.Operation] = set()
         # By tensor id: a tensor that must be of the whole batch, its replacement, which
         # is, and the Value of that.
-        self._whole: dict[int, tuple[tf.Tensor, tf.Tensor, Value]] = {}
-        self._seen: set[tuple[tf.Operation, int]] = set()
+        self._replacements: dict[int, tuple[tf.Tensor, tf.Tensor, Value]] = {}
+        self._seen_uses: set[tuple[tf.Operation, int]] = set()
         # By graph of a function that takes gradients: the Values that its arguments are
         # assumed to have, by tensor id.
-        self._taken: dict[Any, dict[int, Value]] = {}
+        self._assumptions: dict[Any, dict[int, Value]] = {}
 
     @property
     def are_split(self) -> bool:
         """Whether the batch is split, so that each replica has its own examples."""
-        return bool(self._given)
+        return bool(self._batches)
 
     def weighed(self, gradient: Any, back: bool = False) -> Any:
         """Scales a gradient by its replica's share of the sum over replicas.
@@ -74,14 +74,14 @@ class Examples:
         replica = self._replica
         if replica.num_replicas == 1:
             return gradient
-        if not self._given:  # all compute the whole batch, and equal gradients
+        if not self._batches:  # all compute the whole batch, and equal gradients
             share = tf.constant(1 / replica.num_replicas)
             return gradient if back else weighting.scaled(gradient, share)
         differentiation = _tf.differentiated()
         if differentiation is None:
             raise losses.not_found("", errors.user_line())
         targets, upstream = (
-            [_tensor(item) for item in items]
+            [_to_tensor(item) for item in items]
             for items in (differentiation.targets, differentiation.given)
         )
         graph = tf.compat.v1.get_default_graph()
@@ -90,97 +90,101 @@ class Examples:
         if key not in self._weights:
             self._weights[key] = weighting.make(
                 differentiation.call,
-                *self._begin(graph, targets, upstream),
+                *self._weight_starts(graph, targets, upstream),
                 self._all_have_some,
             )
         loss_weighting = self._weights[key]
         self.go_on(graph)
         if loss_weighting.begins:
-            gradient = self._begins_with(gradient)
+            gradient = self._replace_start(gradient)
             return gradient if back else weighting.guarded(gradient, loss_weighting)
         if back:
             raise refusals.given_gradients("a variable", errors.user_line())
         return weighting.scaled(gradient, loss_weighting.weight)
 
-    def _begin(
+    def _weight_starts(
         self,
         graph: Any,
         targets: Sequence[tf.Tensor | None],
-        given: Sequence[tf.Tensor | None],
+        upstream: Sequence[tf.Tensor | None],
     ) -> tuple[Value, tf.Tensor, bool]:
         """Classifies the loss, and weights the starts of its differentiation.
 
         Returns:
             The loss's Value, its weight, and whether the starts could be weighted.
         """
-        starts = [t for t in given if t is not None and _is_start(t.op)]
-        if len(starts) == len(given):  # tf.gradients, which copies what it is passed
-            given = [
-                start.op.inputs[0] if _is_given(start.op) else None for start in starts
+        starts = [t for t in upstream if t is not None and _is_start(t.op)]
+        if len(starts) == len(upstream):  # tf.gradients, which copies what it is passed
+            upstream = [
+                start.op.inputs[0] if _is_copy(start.op) else None for start in starts
             ]
-        elif any(tensor is not None for tensor in given):
+        elif any(tensor is not None for tensor in upstream):
             starts = []
         else:
             start_ops = _tf.begun_by_tape(graph, len(targets))
             starts = [op.outputs[0] for op in start_ops]
-        tensors = [tensor for tensor in (*targets, *given) if tensor is not None]
-        loss = losses.find(self.kinds(tensors), targets, given, self._declared)
-        self._warn(loss)
-        self._put_together(loss.wholes)
+        tensors = [tensor for tensor in (*targets, *upstream) if tensor is not None]
+        loss = losses.find(self.kinds(tensors), targets, upstream, self._declared_loss)
+        self._warn_mixed(loss)
+        self._combine_operands(loss.wholes)
         weight = self._weight(loss)
-        weighted_ids = {id(start) for start, _, _ in self._begun}
+        weighted_ids = {id(start) for start, _, _ in self._starts}
         if not starts or any(id(start) in weighted_ids for start in starts):
             return loss, weight, False
         start_values = [self.kinds([start]).of(start) for start in starts]
         with _tf.stop_recording():
             for start, start_value in zip(starts, start_values, strict=True):
                 value = rules.of_start(loss, start_value)
-                self._begun.append((start, start * tf.cast(weight, start.dtype), value))
+                self._starts.append(
+                    (start, start * tf.cast(weight, start.dtype), value)
+                )
         return loss, weight, True
 
     def go_on(self, graph: Any) -> None:
-        """Replaces the starts of differentiation wherever a graph uses them by now.
+        """Replaces starts of differentiation by weighted ones in all uses by now.
 
         Also makes gradients use the whole-batch values of tensors that need them.
         """
-        for start, scaled, _ in self._begun:
+        for start, scaled, _ in self._starts:
             if start.graph is not graph:
                 continue
             for consumer in list(start.consumers()):
                 for k, operand in enumerate(consumer.inputs):
                     if operand is start and consumer is not scaled.op:
                         _tf.set_input(consumer, k, scaled)
-        start_ops = {start.op for start, _, _ in self._begun if start.graph is graph}
-        for tensor, whole, _ in self._whole.values():
-            if tensor.graph is graph and not self._seen.issuperset(wholes.uses(tensor)):
-                self._seen.update(wholes.uses(tensor))
+        start_ops = {start.op for start, _, _ in self._starts if start.graph is graph}
+        for tensor, whole, _ in self._replacements.values():
+            if tensor.graph is graph and not self._seen_uses.issuperset(
+                wholes.uses(tensor)
+            ):
+                self._seen_uses.update(wholes.uses(tensor))
                 wholes.put(whole, wholes.in_gradients(tensor, start_ops, whole))
 
-    def _begins_with(self, gradient: Any) -> Any:
+    def _replace_start(self, gradient: Any) -> Any:
         """Returns a gradient, or its weighted replacement if it is itself a start."""
-        scaled = {id(start): weighted for start, weighted, _ in self._begun}
+        scaled = {id(start): weighted for start, weighted, _ in self._starts}
         return weighting.mapped(gradient, lambda g: scaled.get(id(g), g))
 
-    def _warn(self, loss: Value) -> None:
+    def _warn_mixed(self, value: Value) -> None:
         """Warns if a value has rows that depend on other examples than their own."""
-        op = loss.mixed
-        if op is not None and op not in self._warned:
-            self._warned.add(op)
+        op = value.mixed
+        if op is not None and op not in self._warned_ops:
+            self._warned_ops.add(op)
             if not self._replica.replica_id:
                 logging.warning("%s", losses.mixes(op))
 
-    def _put_together(self, made: Collection[Whole]) -> None:
+    def _combine_operands(self, operands: Collection[Whole]) -> None:
         """Replaces operands that must be of the whole batch by combined ones.
 
         Raises:
             UnsupportedError: An operand cannot be computed for the whole batch.
         """
-        uses_by_tensor = wholes.by_tensor(made)
+        uses_by_tensor = wholes.by_tensor(operands)
         if uses_by_tensor is None:
-            raise losses.no_whole(next(iter(made)).tensor)
+            raise losses.no_whole(next(iter(operands)).tensor)
         for uses in uses_by_tensor.values():
             tensor, power = uses[0].tensor, uses[0].power
-            if id(tensor) not in self._whole:
+            if id(tensor) not in self._replacements:
                 if tensor.graph is not tf.compat.v1.get_default_graph():
                     raise losses.no_whole(tensor)
                 whole = self.whole(self.kinds([tensor]), tensor)
@@ -189,8 +193,8 @@ class Examples:
                 value = Value(Kind.SAME, power, by_value=False)
                 with _tf.stop_recording():
                     replacement = wholes.scaled(whole, power, self._replica.weight)
-                self._whole[id(tensor)] = tensor, replacement, value
-            _, replacement, value = self._whole[id(tensor)]
+                self._replacements[id(tensor)] = tensor, replacement, value
+            _, replacement, value = self._replacements[id(tensor)]
             if value.power != power:
                 raise losses.no_whole(tensor)
             wholes.put(replacement, [(use.op, use.index) for use in uses])
@@ -213,18 +217,18 @@ class Examples:
         """
         value = known.of(tensor)
         if value.wholes:
-            self._put_together(value.wholes)
+            self._combine_operands(value.wholes)
             known = self.kinds([tensor])
             value = known.of(tensor)
         if joining.joins(value, rows=False):
-            return self._joined(tensor, value)
+            return self._combine(tensor, value)
         cut = joining.cut(known, tensor, rows=False)
         if cut is None:
             return None
         with _tf.stop_recording():
-            return joining.again(cut, tensor, self._joined, tensor.op.device)
+            return joining.again(cut, tensor, self._combine, tensor.op.device)
 
-    def _joined(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
+    def _combine(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
         """Returns a tensor of the whole batch, reduced over the replicas."""
         return joining.of_all(
             value,
@@ -246,21 +250,21 @@ class Examples:
             UnsupportedError: It does not follow from what the replicas write.
         """
         graph = tf.compat.v1.get_default_graph()
-        if not self._given or not tf.is_symbolic_tensor(value):
+        if not self._batches or not tf.is_symbolic_tensor(value):
             return None
         if value.graph is not graph:
             return None
-        known = self.kinds([value])
-        written = known.of(value)
-        self._warn(written)
+        values = self.kinds([value])
+        written = values.of(value)
+        self._warn_mixed(written)
         if written.wholes and written.mixed is None:
-            self._put_together(written.wholes)
-            known = self.kinds([value])
-            written = known.of(value)
+            self._combine_operands(written.wholes)
+            values = self.kinds([value])
+            written = values.of(value)
         is_mean = written.kind in (Kind.SAME, Kind.MEAN) and not written.power
         if written.mixed is not None or written.kind is Kind.DRAWN or is_mean:
             return None
-        whole = self.whole(known, value)
+        whole = self.whole(values, value)
         if whole is None:
             raise refusals.no_whole(variable.name, errors.user_line(), written.said)
         return whole
@@ -268,12 +272,12 @@ class Examples:
     def kinds(self, tensors: Sequence[tf.Tensor]) -> Values:
         """Returns the Values of tensors of one graph, and of all they depend on."""
         graph = tensors[0].graph
-        starts = [(t, v) for t, _, v in self._begun if v is not None]
-        starts += [(t, v) for _, t, v in self._whole.values() if v.power]
+        starts = [(t, v) for t, _, v in self._starts if v is not None]
+        starts += [(t, v) for _, t, v in self._replacements.values() if v.power]
         start_values = {id(t): v for t, v in starts if t.graph is graph}
         if graph is self._replica.build.graph:
-            differing = {tensor.op: "value" for tensor in self._given}
-            input_values = {id(tensor): Value(Kind.ROWS) for tensor in self._given}
+            differing = {tensor.op: "value" for tensor in self._batches}
+            input_values = {id(tensor): Value(Kind.ROWS) for tensor in self._batches}
         else:
             differing, input_values = self._inputs(graph)
         differing |= {t.op: "shape" for t, _ in starts if id(t) in start_values}
@@ -299,7 +303,7 @@ class Examples:
             else:
                 is_equal = tensor.dtype in (tf.resource, tf.variant, tf.bool)
                 values[id(tensor)] = SAME if is_equal else UNKNOWN
-        self._taken[graph] = {
+        self._assumptions[graph] = {
             id(tensor): values[id(tensor)]
             for tensor in graph.inputs
             if id(tensor) not in captured and tensor.dtype not in _HANDLES
@@ -317,39 +321,45 @@ class Examples:
         Raises:
             UnsupportedError: A function is called with an argument of another kind.
         """
-        for graph in (self._replica.build.graph, *self._taken) if self._taken else ():
+        for graph in (
+            (self._replica.build.graph, *self._assumptions) if self._assumptions else ()
+        ):
             for op in graph.get_operations():
                 if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
                     continue
                 for _, body in _tf.called_graphs(op):
-                    assumed = self._taken.get(body, {})
+                    assumed = self._assumptions.get(body, {})
                     for tensor, inner in zip(op.inputs, body.inputs, strict=False):
                         if id(inner) in assumed:
-                            self._check(tensor, assumed[id(inner)], op)
+                            self._check_argument(tensor, assumed[id(inner)], op)
 
-    def _check(self, tensor: tf.Tensor, taken: Value, op: tf.Operation) -> None:
+    def _check_argument(
+        self, tensor: tf.Tensor, assumed: Value, op: tf.Operation
+    ) -> None:
         value = self.kinds([tensor]).of(tensor)
-        self._warn(value)
+        self._warn_mixed(value)
         if value.wholes:
-            self._put_together(value.wholes)
+            self._combine_operands(value.wholes)
             value = self.kinds([tensor]).of(tensor)
-        is_equal = value.replaced(by_value=taken.by_value, mixed=None) == taken
-        if taken.kind is not Kind.UNKNOWN and not is_equal:
+        is_equal = value.replaced(by_value=assumed.by_value, mixed=None) == assumed
+        if assumed.kind is not Kind.UNKNOWN and not is_equal:
             raise refusals.argument(tensor.name, errors.line_of(op), value)
 
     def _flow(
         self,
         tensors: Sequence[tf.Tensor],
-        own: dict[tf.Operation, str],
-        given: dict[int, Value],
+        differing: dict[tf.Operation, str],
+        values: dict[int, Value],
     ) -> flows.Flow:
         """Returns which of the ops that tensors depend on differ between replicas."""
-        ops = flows.upstream(tensors, lambda op: op in own or _is_same(op))
+        ops = flows.upstream(
+            tensors, lambda op: op in differing or _has_equal_results(op)
+        )
         return flows.flow(
             ops,
-            lambda op: own.get(op) or ("value" if flows.draws(op) else ""),
-            _is_same,
-            given=given,
+            lambda op: differing.get(op) or ("value" if flows.draws(op) else ""),
+            _has_equal_results,
+            given=values,
         )
 
 
@@ -361,19 +371,19 @@ def _is_start(op: tf.Operation) -> bool:
     return op.name.rpartition("/")[2].startswith("grad_ys_")
 
 
-def _is_given(op: tf.Operation) -> bool:
+def _is_copy(op: tf.Operation) -> bool:
     """Whether a start of tf.gradients is a copy of a gradient that the user passes."""
     return op.type == "Identity"
 
 
-def _tensor(what: Any) -> tf.Tensor | None:
+def _to_tensor(item: Any) -> tf.Tensor | None:
     """Converts a target, or a gradient that is passed for one, to a tensor."""
-    if what is None or tf.is_symbolic_tensor(what):
-        return what
-    return tf.convert_to_tensor(what)
+    if item is None or tf.is_symbolic_tensor(item):
+        return item
+    return tf.convert_to_tensor(item)
 
 
-def _is_same(op: tf.Operation) -> bool:
+def _has_equal_results(op: tf.Operation) -> bool:
     """Whether an op communicates and gives all replicas the same results."""
     if op.type != placeholder.TYPE:
         return False

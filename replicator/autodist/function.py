@@ -43,7 +43,7 @@ class DistributedFunction:
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._repl, self._loss = function, repl, loss
-        self._built: dict[Hashable, _Call] = {}
+        self._specializations: dict[Hashable, _Specialization] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on all replicas, each with a part of the examples.
@@ -61,7 +61,7 @@ class DistributedFunction:
         tensors = [self._tensor(leaves[k]) for k in array_indices]
         split = [tensor.shape.rank != 0 for tensor in tensors]
         batches = iter(
-            _checked(
+            _check_sizes(
                 [t for t, is_split in zip(tensors, split, strict=True) if is_split]
             )
         )
@@ -70,14 +70,18 @@ class DistributedFunction:
             for t, is_split in zip(tensors, split, strict=True)
         ]
         # Only gradients of replicas without an example need guards; few batches do.
-        enough = self._are_enough(tensors, split)
-        key = enough, self._key(args, kwargs, leaves, array_indices, tensors)
-        if key not in self._built:
-            arguments = _Arguments((args, kwargs), array_indices, split, enough)
-            self._built[key] = _Call(self._function, self._repl, arguments, self._loss)
-        return self._built[key](tensors)
+        all_have_some = self._all_have_some(tensors, split)
+        key = all_have_some, self._key(args, kwargs, leaves, array_indices, tensors)
+        if key not in self._specializations:
+            signature = _Signature((args, kwargs), array_indices, split, all_have_some)
+            self._specializations[key] = _Specialization(
+                self._function, self._repl, signature, self._loss
+            )
+        return self._specializations[key](tensors)
 
-    def _are_enough(self, tensors: Sequence[tf.Tensor], split: Sequence[bool]) -> bool:
+    def _all_have_some(
+        self, tensors: Sequence[tf.Tensor], split: Sequence[bool]
+    ) -> bool:
         """Whether every replica is known to have an example."""
         batches = [t for t, is_split in zip(tensors, split, strict=True) if is_split]
         sizes = [n for n in (shapes.sizes(t)[0] for t in batches) if n is not None]
@@ -87,16 +91,16 @@ class DistributedFunction:
         try:
             leaves: list[Any] = tf.nest.flatten((args, kwargs))
         except (TypeError, ValueError, RecursionError) as error:
-            raise self._unfit((args, kwargs), error) from error
+            raise self._argument_error((args, kwargs), error) from error
         return leaves
 
     def _tensor(self, array: Any) -> tf.Tensor:
         try:
             return tf.convert_to_tensor(array)
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise self._unfit(array, error) from error
+            raise self._argument_error(array, error) from error
 
-    def _unfit(self, what: Any, error: Exception) -> errors.ReplicatorError:
+    def _argument_error(self, what: Any, error: Exception) -> errors.ReplicatorError:
         return errors.ArgumentError(
             errors.compose(
                 f"{_name(self._function)} cannot be called with {errors.shown(what)}: "
@@ -110,17 +114,17 @@ class DistributedFunction:
         args: Any,
         kwargs: Any,
         leaves: Sequence[Any],
-        places: Sequence[int],
+        array_indices: Sequence[int],
         tensors: Sequence[tf.Tensor],
     ) -> Hashable:
         """Returns a key that is equal for calls which can share a trace."""
-        other_leaves = [leaf for k, leaf in enumerate(leaves) if k not in set(places)]
+        others = [x for k, x in enumerate(leaves) if k not in set(array_indices)]
         specs = [(t.dtype, tuple(t.shape[1:]), t.shape.rank) for t in tensors]
         structure = tf.nest.map_structure(lambda _: 0, (args, kwargs))
         try:
             key = (
-                *(repr(structure), tuple(places), tuple(specs)),
-                tuple((type(x), x) for x in other_leaves),
+                *(repr(structure), tuple(array_indices), tuple(specs)),
+                tuple((type(x), x) for x in others),
             )
             hash(key)
         except TypeError:
@@ -128,7 +132,7 @@ class DistributedFunction:
                 errors.compose(
                     f"{_name(self._function)} was given what is no array, nor can be "
                     "compared: "
-                    + ", ".join(errors.shown(x) for x in other_leaves if not _hashes(x))
+                    + ", ".join(errors.shown(x) for x in others if not _hashes(x))
                     + ".",
                     fix="pass arrays, tensors, numbers and texts; other objects are "
                     "for the function to refer to.",
@@ -137,35 +141,35 @@ class DistributedFunction:
         return key
 
 
-class _Given(threading.local):
+class _CurrentTensors(threading.local):
     """The tensors that the current call of each thread passes."""
 
     tensors: Sequence[tf.Tensor] = ()
 
 
-class _Arguments(NamedTuple):
+class _Signature(NamedTuple):
     """Properties of the arguments of all calls that share a trace.
 
     Attributes:
         structure: The arguments of one such call.
-        places: The indices of those leaves that are arrays.
-        rows: For each array: whether its rows are examples.
-        enough: Whether every replica is known to have an example.
+        array_indices: The indices of those leaves that are arrays.
+        has_rows: For each array: whether its rows are examples.
+        all_have_some: Whether every replica is known to have an example.
     """
 
     structure: Any
-    places: Sequence[int]
-    rows: Sequence[bool]
-    enough: bool
+    array_indices: Sequence[int]
+    has_rows: Sequence[bool]
+    all_have_some: bool
 
 
-class _Call:
+class _Specialization:
     """The function, traced for arguments of one kind.
 
     Args:
         function: The user's function.
         repl: The Replicator that runs it.
-        arguments: The kind of the arguments.
+        signature: The kind of the arguments.
         loss: What the user declares losses to be; None if nothing.
     """
 
@@ -173,39 +177,41 @@ class _Call:
         self,
         function: Callable[..., Any],
         repl: Any,
-        arguments: _Arguments,
+        signature: _Signature,
         loss: str | None,
     ) -> None:
-        self._function, self._repl, self._arguments = function, repl, arguments
+        self._function, self._repl, self._signature = function, repl, signature
         self._loss = loss
-        self._split = arguments.rows  # all False if the batch cannot be split
-        array_indices = arguments.places
-        leaves = tf.nest.flatten(arguments.structure)
-        self._others = [None if k in array_indices else x for k, x in enumerate(leaves)]
-        self._traced = tf.function(self._build, reduce_retracing=True, autograph=False)
-        self._ready: Any = None  # its concrete function
-        self._run: Callable[[], Any] | None = None  # for calls that no tape records
-        self._current, self._lock = _Given(), threading.RLock()
-        self._returned: Any = None  # on the replica traced last
-        self._results: list[results.Result] = []  # one for each leaf of that
+        self._is_split = signature.has_rows  # all False if the batch cannot be split
+        indices = signature.array_indices
+        leaves = tf.nest.flatten(signature.structure)
+        self._other_leaves = [None if k in indices else x for k, x in enumerate(leaves)]
+        self._tf_function = tf.function(
+            self._build, reduce_retracing=True, autograph=False
+        )
+        self._concrete_function: Any = None
+        self._run_untaped: Callable[[], Any] | None = None
+        self._current, self._lock = _CurrentTensors(), threading.RLock()
+        self._output: Any = None  # of the function, on the replica traced last
+        self._results: list[results.Result] = []  # of the leaves of that output
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         if tf.executing_eagerly() and not _tf.may_record():
             previous, self._current.tensors = self._current.tensors, tensors
             try:
                 with self._lock:
-                    if self._run is None:
-                        self._run = self._quick(tensors)
-                return self._run()
+                    if self._run_untaped is None:
+                        self._run_untaped = self._trace_untaped(tensors)
+                return self._run_untaped()
             finally:
                 self._current.tensors = previous
-        if self._ready is None:
-            self._ready = self._traceable(
-                lambda: self._traced.get_concrete_function(self._specs(tensors))
+        if self._concrete_function is None:
+            self._concrete_function = self._trace_with_fallback(
+                lambda: self._tf_function.get_concrete_function(self._specs(tensors))
             )
-        return self._ready(*tensors)
+        return self._concrete_function(*tensors)
 
-    def _traceable(self, trace: Callable[[], Any]) -> Any:
+    def _trace_with_fallback(self, trace: Callable[[], Any]) -> Any:
         """Returns a trace; without splitting the batch if it cannot be split.
 
         Raises:
@@ -214,13 +220,13 @@ class _Call:
         try:
             return trace()
         except errors.UnsupportedError as error:
-            if not any(self._split):
+            if not any(self._is_split):
                 raise
-            self._split = [False] * len(self._arguments.rows)
+            self._is_split = [False] * len(self._signature.has_rows)
             try:
                 function = trace()
             except errors.ReplicatorError:
-                self._split = self._arguments.rows
+                self._is_split = self._signature.has_rows
                 raise error from None
             if self._repl.num_replicas > 1:
                 name = _name(self._function)
@@ -231,10 +237,10 @@ class _Call:
         """Returns specs that the tensors of all calls match."""
         return [
             tf.TensorSpec([None, *t.shape[1:]] if has_rows else t.shape, t.dtype)
-            for t, has_rows in zip(tensors, self._arguments.rows, strict=True)
+            for t, has_rows in zip(tensors, self._signature.has_rows, strict=True)
         ]
 
-    def _quick(self, tensors: Sequence[tf.Tensor]) -> Callable[[], Any]:
+    def _trace_untaped(self, tensors: Sequence[tf.Tensor]) -> Callable[[], Any]:
         """Traces the function like a step; returns a callable that runs the trace.
 
         Its calls take less time than a tf.function's, but no tape can differentiate
@@ -252,7 +258,7 @@ class _Call:
                 ]
             )
 
-        function = self._traceable(
+        function = self._trace_with_fallback(
             lambda: _tf.trace(build, ordering.order_as_created, alone=False)
         )
         run = _tf.prepare_call(function, cost.share_memory(self._repl.devices))
@@ -264,56 +270,57 @@ class _Call:
     ) -> Any:
         """Runs the function on one replica; the step_fn of the Replicator."""
         replica = context.require("a function of AutoDist")
-        leaves = list(self._others)
-        for k, tensor in zip(self._arguments.places, tensors, strict=True):
+        leaves = list(self._other_leaves)
+        for k, tensor in zip(self._signature.array_indices, tensors, strict=True):
             leaves[k] = tensor
-        args, kwargs = tf.nest.pack_sequence_as(self._arguments.structure, leaves)
+        args, kwargs = tf.nest.pack_sequence_as(self._signature.structure, leaves)
         batches = [
-            t for t, is_split in zip(tensors, self._split, strict=True) if is_split
+            t for t, is_split in zip(tensors, self._is_split, strict=True) if is_split
         ]
         shard = shards.Shard(None, count, total) if batches else None
-        enough = self._arguments.enough
-        replica_examples = examples.Examples(replica, batches, self._loss, enough)
-        replica.synchronizes, replica.agrees = (
-            replica_examples.weighed,
-            replica_examples.agreed,
+        replica_examples = examples.Examples(
+            replica, batches, self._loss, self._signature.all_have_some
         )
+        replica.synchronizes = replica_examples.weighed
+        replica.agrees = replica_examples.agreed
         replica.takes = lambda value: tf.where(is_first, value, tf.zeros_like(value))
         with replica.weighing(shard):
             function = _tf.function_of(self._function)
-            self._returned = _tf.call_converted(
+            self._output = _tf.call_converted(
                 functools.partial(function, **kwargs), args
             )
             replica_examples.go_on(tf.compat.v1.get_default_graph())
             replica_examples.check()
             synchronized.resolve(replica)
-            leaves_returned = tf.nest.flatten(self._returned)
-            self._results = results.look(leaves_returned, replica_examples)
-            return [*leaves_returned, *results.needed(self._results)]
+            output_leaves = tf.nest.flatten(self._output)
+            self._results = results.look(output_leaves, replica_examples)
+            return [*output_leaves, *results.needed(self._results)]
 
     def _build(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Splits the arguments, runs the step and combines the results."""
         count = self._repl.num_replicas
-        parts, counts, total = _parts(tensors, self._split, count)
+        parts, counts, total = _split_batches(tensors, self._is_split, count)
         is_first = PerReplica([tf.constant(r == 0) for r in range(count)])
         step_args = PerReplica(counts), total, is_first, PerReplica(parts)
         returned = self._repl.run(self._step, args=step_args)
-        leaves = results.joined(self._results, returned, counts, any(self._split))
-        return tf.nest.pack_sequence_as(self._returned, leaves)
+        leaves = results.joined(self._results, returned, counts, any(self._is_split))
+        return tf.nest.pack_sequence_as(self._output, leaves)
 
 
-def _parts(
-    tensors: Sequence[tf.Tensor], split: Sequence[bool], count: int
+def _split_batches(
+    tensors: Sequence[tf.Tensor], are_split: Sequence[bool], num_replicas: int
 ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor], tf.Tensor]:
     """Splits tensors; returns each replica's parts, its number of examples, their sum.
 
     A replica without an example is lent the first one, and has weight zero.
     """
     sizes = [
-        tf.shape(t)[0] for t, is_split in zip(tensors, split, strict=True) if is_split
+        tf.shape(t)[0]
+        for t, is_split in zip(tensors, are_split, strict=True)
+        if is_split
     ]
-    total = sizes[0] if sizes else tf.constant(count)
-    counts = [shards.count(total, r, count) for r in range(count)]
+    total = sizes[0] if sizes else tf.constant(num_replicas)
+    counts = [shards.count(total, r, num_replicas) for r in range(num_replicas)]
     parts, begin = [], tf.constant(0)
     for num_examples in counts:
         start = tf.where(num_examples > 0, begin, 0)
@@ -321,7 +328,7 @@ def _parts(
         parts.append(
             [
                 tensor[start:end] if is_split else tensor
-                for tensor, is_split in zip(tensors, split, strict=True)
+                for tensor, is_split in zip(tensors, are_split, strict=True)
             ]
         )
         begin += num_examples
@@ -344,7 +351,7 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _checked(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+def _check_sizes(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Returns tensors of equally many rows; asserts it where sizes are not static.
 
     Raises:
@@ -355,17 +362,17 @@ def _checked(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     if len(sizes) < 2 and not sizes & {0, None}:
         return tensors
     if None in static_shapes or 0 in sizes or len(sizes - {None}) > 1:
-        raise errors.ArgumentError(_compose_unlike(static_shapes))
+        raise errors.ArgumentError(_compose_sizes_differ(static_shapes))
     first, *others = [tf.shape(tensor)[0] for tensor in tensors]
     checks = [
-        tf.debugging.assert_equal(first, other, _compose_unlike(static_shapes))
+        tf.debugging.assert_equal(first, other, _compose_sizes_differ(static_shapes))
         for other in others
     ]
     with tf.control_dependencies(checks):
         return [tf.identity(tensor) for tensor in tensors]
 
 
-def _compose_unlike(shapes_known: Sequence[Any]) -> str:
+def _compose_sizes_differ(shapes_known: Sequence[Any]) -> str:
     return errors.compose(
         "the arguments of a function of AutoDist are split along their first axis, "
         f"but they are of shapes {shapes_known}.",

@@ -40,16 +40,16 @@ def look(leaves: Sequence[Any], own: Examples) -> list[Result]:
         leaves: The leaves.
         own: The examples of the replica.
     """
-    return [_look(leaf, own) for leaf in leaves]
+    return [_classify(leaf, own) for leaf in leaves]
 
 
-def _look(leaf: Any, own: Examples) -> Result:
+def _classify(leaf: Any, replica_examples: Examples) -> Result:
     if not tf.is_symbolic_tensor(leaf):
         return Result(SAME)
     line = errors.line_of(leaf.op)
-    if not own.are_split:
+    if not replica_examples.are_split:
         return Result(UNKNOWN, line)
-    values = own.kinds([leaf])
+    values = replica_examples.kinds([leaf])
     value = values.of(leaf)
     if joining.joins(value) or value.kind is Kind.DRAWN:
         return Result(value, line, leaf)
@@ -84,19 +84,19 @@ def joined(
     total = tf.add_n(sizes)
     shares = [size / total for size in sizes]
     return [
-        _again(result, needed_values, shares)
+        _recompute(result, needed_values, shares)
         if result.cut is not None
-        else _joined(result, list(values), shares, are_split)
+        else _combine(result, list(values), shares, are_split)
         for result, values in zip(results, returned, strict=False)
     ]
 
 
-def _again(
-    result: Result, further: Iterator[Any], shares: Sequence[tf.Tensor]
+def _recompute(
+    result: Result, needed_values: Iterator[Any], shares: Sequence[tf.Tensor]
 ) -> tf.Tensor:
     """Recomputes a result from joined tensors."""
     assert result.cut is not None, "it is looked at before"
-    parts = {leaf.ref(): list(next(further)) for leaf, _ in result.cut.leaves}
+    parts = {leaf.ref(): list(next(needed_values)) for leaf, _ in result.cut.leaves}
 
     def join(leaf: tf.Tensor, value: Value) -> tf.Tensor:
         return joining.of_parts(value, parts[leaf.ref()], shares)
@@ -104,7 +104,7 @@ def _again(
     return joining.again(result.cut, result.tensor, join)
 
 
-def _joined(
+def _combine(
     result: Result,
     values: list[Any],
     shares: Sequence[tf.Tensor],
@@ -120,17 +120,17 @@ def _joined(
         logging.warning("%s", losses.mixes(value.mixed))
         (value,) = kinds.alone([value])
     if kinds.is_same(value):
-        return _same(values, result)
+        return _check_equal(values, result)
     if joining.joins(value):
         return joining.of_parts(value, values, shares)
     inexact = first.dtype.is_floating or first.dtype.is_complex
     if value.mixed is not None and inexact and first.shape.rank == 0:
-        _warn(first, result)
+        _warn_of_mean(first, result)
         return joining.of_parts(losses.MEAN, values, shares)
     raise errors.UnsupportedError(_compose_differs(first, result))
 
 
-def _same(values: Sequence[tf.Tensor], result: Result) -> tf.Tensor:
+def _check_equal(values: Sequence[tf.Tensor], result: Result) -> tf.Tensor:
     """Returns a value that all replicas share, and asserts that they do."""
     first = values[0]
     text = _compose_differs(first, result)
@@ -149,7 +149,7 @@ def _compose_differs(first: tf.Tensor, result: Result) -> str:
     )
 
 
-def _warn(tensor: tf.Tensor, result: Result) -> None:
+def _warn_of_mean(tensor: tf.Tensor, result: Result) -> None:
     logging.warning(
         "%s (%s) is no mean over the examples, nor a sum: what a function of AutoDist "
         "returns of it is the mean of the replicas' own, weighed by their examples.",

@@ -60,20 +60,20 @@ def guarded(gradient: Any, known: Weighting) -> Any:
     if known.loss.over is None:
         return gradient if known.counts is None else scaled(gradient, known.counts)
 
-    def keep(one: tf.Tensor) -> tf.Tensor:
-        is_spurious = tf.equal(known.weight, 0) & ~tf.math.is_finite(one)
-        return tf.where(is_spurious, tf.zeros_like(one), one)
+    def zero_spurious(tensor: tf.Tensor) -> tf.Tensor:
+        is_spurious = tf.equal(known.weight, 0) & ~tf.math.is_finite(tensor)
+        return tf.where(is_spurious, tf.zeros_like(tensor), tensor)
 
-    return mapped(gradient, keep)
+    return mapped(gradient, zero_spurious)
 
 
 def scaled(gradient: Any, weight: tf.Tensor) -> Any:
     """Returns a gradient times a weight; it is 0 if the weight is, even for NaN."""
 
-    def product(one: tf.Tensor) -> tf.Tensor:
-        return tf.math.multiply_no_nan(one, tf.cast(weight, one.dtype))
+    def multiply(tensor: tf.Tensor) -> tf.Tensor:
+        return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
 
-    return mapped(gradient, product)
+    return mapped(gradient, multiply)
 
 
 def mapped(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:

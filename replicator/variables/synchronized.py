@@ -23,8 +23,8 @@ _VARIABLE = (
     "_replicator_synchronized"  # the identity's attribute with the variable's key
 )
 # Keys of a build's findings, per replica.
-_MADE = "stand-ins"  # identities, with the tensors that they stand for
-_SHARED = "shared reads"  # identities that no tape has to record
+_STAND_INS = "stand-ins"  # identities, with the tensors that they stand for
+_SHARED_READS = "shared reads"  # identities that no tape has to record
 
 
 @contextlib.contextmanager
@@ -66,20 +66,22 @@ def _identity(variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
     if tf.compat.v1.get_default_graph() is not replica.build.graph:
         replica.trace_anew()  # a reused trace would have another tape's identity
     elif _tf.place_of_reads() is not None:
-        shared = replica.build.findings.setdefault((_SHARED, replica.replica_id), {})
+        shared = replica.build.findings.setdefault(
+            (_SHARED_READS, replica.replica_id), {}
+        )
         if variable.key not in shared:
-            shared[variable.key] = _made(variable, replica)
+            shared[variable.key] = _new_identity(variable, replica)
         identity: tf.Tensor = shared[variable.key]
         return identity
     _tf.note_read(variable)
-    return _made(variable, replica)
+    return _new_identity(variable, replica)
 
 
-def _made(variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
+def _new_identity(variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
     graph = replica.build.graph
 
     def combine(gradient: Any) -> Any:
-        return _combined(variable, gradient)
+        return _sum_gradient(variable, gradient)
 
     with (
         graph.as_default(),
@@ -106,7 +108,7 @@ def resolve(replica: context.ReplicaContext) -> None:
     Passes that order effects or compare values identify variables by their handles.
     Besides, every op less is one less to copy for each replica.
     """
-    stand_ins = replica.build.findings.get((_MADE, replica.replica_id), ())
+    stand_ins = replica.build.findings.get((_STAND_INS, replica.replica_id), ())
     for identity, tensor in stand_ins:
         _tf.replace(identity, tensor)
     # Functions would take an identity of a handle for a write of the variable.
@@ -115,14 +117,14 @@ def resolve(replica: context.ReplicaContext) -> None:
 
 
 @tf.RegisterGradient(_TYPE)
-def _of_read(op: tf.Operation, gradient: Any) -> Any:
+def _read_gradient(op: tf.Operation, gradient: Any) -> Any:
     """The gradient of a read, for tf.gradients."""
     replica = context.require("the gradient of a variable")
     variables = replica.build.findings[_VARIABLE]
-    return _combined(variables[op.get_attr(_VARIABLE).decode()], gradient)
+    return _sum_gradient(variables[op.get_attr(_VARIABLE).decode()], gradient)
 
 
-def _combined(variable: Any, gradient: Any) -> Any:
+def _sum_gradient(variable: Any, gradient: Any) -> Any:
     """Sums a gradient over all replicas, after each has weighted its own."""
     if gradient is None:
         return None
@@ -139,16 +141,16 @@ def _combined(variable: Any, gradient: Any) -> Any:
             together=_is_outermost(replica),
         )
     if isinstance(total, tf.IndexedSlices):
-        values = _seen_back(total.values)
+        values = _with_weighted_gradient(total.values)
         return tf.IndexedSlices(values, total.indices, total.dense_shape)
-    return _seen_back(total)
+    return _with_weighted_gradient(total)
 
 
 def _is_outermost(replica: context.ReplicaContext) -> bool:
     return tf.compat.v1.get_default_graph() is replica.build.graph
 
 
-def _seen_back(made: tf.Tensor) -> tf.Tensor:
+def _with_weighted_gradient(total: tf.Tensor) -> tf.Tensor:
     """Returns a summed gradient such that differentiating it weights the result.
 
     That result is the gradient of one replica's loss, and counts by the loss's weight.
@@ -156,10 +158,12 @@ def _seen_back(made: tf.Tensor) -> tf.Tensor:
     replica = context.require("the gradient of a variable")
     graph = tf.compat.v1.get_default_graph()
     with _tf.stop_recording(), graph.gradient_override_map({"Identity": _BACK_TYPE}):
-        identity = tf.identity(made)
-    _tf.record_gradient("Identity", [identity], [made], lambda d: [_back(d)])
+        identity = tf.identity(total)
+    _tf.record_gradient(
+        "Identity", [identity], [total], lambda d: [_weight_gradient(d)]
+    )
     if _is_outermost(replica):
-        _note_stand_in(replica, identity, made)
+        _note_stand_in(replica, identity, total)
     return identity
 
 
@@ -167,17 +171,17 @@ def _note_stand_in(
     replica: context.ReplicaContext, identity: tf.Tensor, tensor: tf.Tensor
 ) -> None:
     """Notes an identity that only gradients need; `resolve` removes it."""
-    stand_ins = replica.build.findings.setdefault((_MADE, replica.replica_id), [])
+    stand_ins = replica.build.findings.setdefault((_STAND_INS, replica.replica_id), [])
     stand_ins.append((identity, tensor))
 
 
 @tf.RegisterGradient(_BACK_TYPE)
-def _of_seen(op: tf.Operation, gradient: Any) -> Any:
+def _total_gradient(op: tf.Operation, gradient: Any) -> Any:
     """The gradient of a summed gradient, for tf.gradients."""
-    return _back(gradient)
+    return _weight_gradient(gradient)
 
 
-def _back(gradient: Any) -> Any:
+def _weight_gradient(gradient: Any) -> Any:
     replica = context.require("the gradient of a gradient")
     if gradient is None or replica.synchronizes is None:
         return gradient

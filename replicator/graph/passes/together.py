@@ -58,8 +58,8 @@ class _Joiner:
 
     def add(self, op: tf.Operation) -> None:
         """Adds the next op."""
-        call = _joining(op)
-        if self._pending and self._ends(op, call):
+        call = _joinable_call(op)
+        if self._pending and self._must_flush(op, call):
             self.flush()
         if call is not None:
             self._pending.append(Placeholder(op, call))
@@ -70,11 +70,11 @@ class _Joiner:
         else:
             self.ops.append(op)
 
-    def _ends(self, op: tf.Operation, joining: Call | None) -> bool:
+    def _must_flush(self, op: tf.Operation, call: Call | None) -> bool:
         """Whether the pending calls must come before an op."""
-        if joining is not None:
+        if call is not None:
             first = self._pending[0].call
-            is_alike = (joining.options, joining.group) == (first.options, first.group)
+            is_alike = (call.options, call.group) == (first.options, first.group)
             return not is_alike or self._needs_pending(op)
         # Effects and communication keep the order in which they were built.
         kind = kind_of(op)
@@ -92,12 +92,14 @@ class _Joiner:
         parts = self._pending
         if parts:
             is_single = len(parts) == 1
-            self.ops.append(parts[0].op if is_single else _joined(parts, self._scope))
+            self.ops.append(
+                parts[0].op if is_single else _join_calls(parts, self._scope)
+            )
         self.ops += self._delayed
         self._pending, self._delayed, self._waiting = [], [], set()
 
 
-def _joining(op: tf.Operation) -> Call | None:
+def _joinable_call(op: tf.Operation) -> Call | None:
     """Returns the call of an op if it may be joined with others, else None."""
     call = placeholder.read(op)
     if call is None or not call.options.get(TOGETHER) or op.control_inputs:
@@ -105,7 +107,7 @@ def _joining(op: tf.Operation) -> Call | None:
     return call
 
 
-def _joined(parts: Sequence[Placeholder], scope: str) -> tf.Operation:
+def _join_calls(parts: Sequence[Placeholder], scope: str) -> tf.Operation:
     """Replaces several calls by one; returns its op."""
     call = dataclasses.replace(
         parts[0].call,
