@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops have side effects, and how TensorFlow orders them.
+"""Tells which ops have side effects, and adjusts how TensorFlow orders them.
 
 Makes no decisions: graph/order/ordering.py orders the effects of a step.
 """
@@ -63,17 +63,18 @@ def ordered_branches(graph: tf.Graph) -> Iterator[None]:
 def _resolve_captures(
     op: tf.Operation, reads: MutableSet[tf.Tensor], writes: MutableSet[tf.Tensor]
 ) -> bool:
-    """Replaces each resource by the first one through which its function captured it.
+    """Replaces resources by the first argument through which a function captured them.
 
-    A function that captures a variable's handle, and an identity of it, has an argument
-    for each. Automatic control dependencies order what uses one argument, and look
-    through identities only inside a function: reads through one would run before or
-    after writes through the other. A resolver, their extension point, is not public.
+    A function that captures both a variable's handle and an identity of it has an
+    argument for each. Automatic control dependencies order the uses of each argument
+    separately, and look through identities only inside a function, so that reads
+    through one argument could run before or after writes through the other. Resolvers,
+    their extension point, are not public.
 
     Args:
         op: An op of the function.
         reads: The resources that it reads; updated in place.
-        writes: The same of those that it may write.
+        writes: The resources that it may write; updated in place.
 
     Returns:
         Whether anything was replaced.
@@ -82,46 +83,51 @@ def _resolve_captures(
     first = _first_captures(graph)
     is_replaced = False
     for resources in (reads, writes) if first else ():
-        for tensor in [one for one in resources if id(one) in first]:
+        for tensor in [t for t in resources if id(t) in first]:
             resources.discard(tensor)
             resources.add(graph.inputs[first[id(tensor)]])
             is_replaced = True
     return is_replaced
 
 
-# Of a function's graph: how many arguments it had, and what was found of these. Tensors
-# would keep the graph alive.
-_FIRST: weakref.WeakKeyDictionary[Any, tuple[int, dict[int, int]]] = (
+# For each function's graph: the number of its arguments, and `_find_first_captures` of
+# these. They are ids and indices, as tensors would keep the graph alive.
+_FIRST_CAPTURES: weakref.WeakKeyDictionary[Any, tuple[int, dict[int, int]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def _first_captures(graph: Any) -> dict[int, int]:
-    """Returns, by the id of each later argument for a resource, the first one's place.
+    """Maps the ids of later arguments for a resource to the index of its first one.
 
     Args:
-        graph: Any graph; that of no function has no arguments.
+        graph: Any graph; only a function's has arguments.
     """
     inputs = getattr(graph, "inputs", ())
-    if graph not in _FIRST or _FIRST[graph][0] != len(inputs):
-        _FIRST[graph] = len(inputs), _find_first_captures(graph) if inputs else {}
-    return _FIRST[graph][1]
+    if graph not in _FIRST_CAPTURES or _FIRST_CAPTURES[graph][0] != len(inputs):
+        _FIRST_CAPTURES[graph] = (
+            len(inputs),
+            _find_first_captures(graph) if inputs else {},
+        )
+    return _FIRST_CAPTURES[graph][1]
 
 
 def _find_first_captures(graph: Any) -> dict[int, int]:
     outer = {id(inner): outer for outer, inner in graph.captures}
-    known: dict[int, int] = {}
+    index_by_origin: dict[int, int] = {}
     first: dict[int, int] = {}
-    for place, inner in enumerate(graph.inputs):
+    for index, inner in enumerate(graph.inputs):
         if inner.dtype == tf.resource and id(inner) in outer:
-            one = known.setdefault(id(_origin(outer[id(inner)])), place)
-            if one != place:
-                first[id(inner)] = one
+            first_index = index_by_origin.setdefault(
+                id(_origin(outer[id(inner)])), index
+            )
+            if first_index != index:
+                first[id(inner)] = first_index
     return first
 
 
 def _origin(resource: tf.Tensor) -> tf.Tensor:
-    """Returns what identities and functions around it got a resource from."""
+    """Returns the resource behind identities and the captures of functions."""
     while tf.is_symbolic_tensor(resource):
         graph: Any = resource.graph
         outer = None
@@ -129,7 +135,7 @@ def _origin(resource: tf.Tensor) -> tf.Tensor:
             outer = resource.op.inputs[0]
         elif resource.op.type == "Placeholder":
             captures = getattr(graph, "captures", ())
-            outer = next((one for one, inner in captures if inner is resource), None)
+            outer = next((t for t, inner in captures if inner is resource), None)
         if outer is None:
             break
         resource = outer

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the defaults of unfed placeholders that a session has to split like feeds.
 
-A placeholder whose first dimension is unknown is taken to have a row for each example.
-That holds for its default, too, if the default is the same on all replicas: left whole,
-its rows would count once per replica.
+A placeholder whose first dimension is unknown is assumed to have a row for each
+example. So is its default, if all replicas compute the same: rows that are not split
+would count once per replica.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Defaults:
             if program.gives_own(op) and op.inputs[0].op not in program.differing():
                 value = tf.get_static_value(op.inputs[0])
                 self._values[op] = None if value is None else np.asarray(value)
-        self._needed: dict[
+        self._sources_by_run: dict[
             tuple[tf.Operation, frozenset[tf.Operation]], list[tf.Operation]
         ] = {}
 
@@ -45,25 +45,25 @@ class Defaults:
     ) -> dict[tf.Tensor, np.ndarray]:
         """Returns the defaults to split in one run, by their placeholders.
 
-        Elements of iterators are batches of a replica's own; beside these, each replica
-        uses whole defaults, as one device does for each element.
+        No default is split in a run that uses iterators. Their elements are batches of
+        one replica, which needs whole defaults, as one device does for each element.
 
         Args:
             fetched: The fetched ops, and those of the fetched tensors.
             fed: The ops whose results are fed.
 
         Raises:
-            ArgumentError: A default has a value that only the run determines.
+            ArgumentError: The value of a default is unknown before the run.
         """
         if not self._values:
             return {}
-        found = [op for each in fetched for op in self._sources(each, frozenset(fed))]
-        if any(ELEMENTS.fullmatch(op.type) for op in found):
+        sources = [op for f in fetched for op in self._sources(f, frozenset(fed))]
+        if any(ELEMENTS.fullmatch(op.type) for op in sources):
             return {}
-        values = {op: self._values[op] for op in dict.fromkeys(found)}
+        values = {op: self._values[op] for op in dict.fromkeys(sources)}
         unknown = [op for op, value in values.items() if value is None]
         if unknown:
-            raise _unknown(unknown[0])
+            raise _unknown_rows(unknown[0])
         return {
             op.outputs[0]: value
             for op, value in values.items()
@@ -75,7 +75,7 @@ class Defaults:
     ) -> list[tf.Operation]:
         """Returns the iterators and the unfed defaults that a fetch needs."""
         key = fetched, fed
-        if key not in self._needed:
+        if key not in self._sources_by_run:
             needed = list(flows.needed(fetched, fed))
             sources = [
                 op for op in needed if op in self._values or ELEMENTS.fullmatch(op.type)
@@ -84,15 +84,15 @@ class Defaults:
                 roots = [fetched, *filter(has_effect, needed)]
                 inputs = [tensor for op in roots for tensor in op.inputs]
                 used = {*roots, *flows.upstream(inputs, lambda op: op in fed)}
-                sources = [op for op in sources if not self._is_repeated(op, used)]
-            self._needed[key] = sources
-        return self._needed[key]
+                sources = [op for op in sources if not self._is_broadcast(op, used)]
+            self._sources_by_run[key] = sources
+        return self._sources_by_run[key]
 
-    def _is_repeated(self, op: tf.Operation, used: set[tf.Operation]) -> bool:
-        """Whether TensorFlow repeats a default of one row for each example.
+    def _is_broadcast(self, op: tf.Operation, used: set[tf.Operation]) -> bool:
+        """Whether TensorFlow broadcasts a default of one row to all examples.
 
-        That is so if the default only meets rows of examples, element by element. It
-        makes no difference then that each replica has all of it.
+        It does if all consumers combine the default with rows of examples, element by
+        element. Each replica can then have the whole default.
 
         Args:
             op: A placeholder with a default, or an iterator.
@@ -102,15 +102,15 @@ class Defaults:
         if value is None or not value.ndim or len(value) != 1:
             return False
         consumers = used.intersection(op.outputs[0].consumers())
-        return all(self._repeats(consumer, value, used) for consumer in consumers)
+        return all(self._broadcasts(consumer, value, used) for consumer in consumers)
 
-    def _repeats(
+    def _broadcasts(
         self, consumer: tf.Operation, row: np.ndarray, used: set[tf.Operation]
     ) -> bool:
-        """Whether a consumer repeats a row for each example."""
-        if consumer.type == "Shape":  # asked for by the gradient of such a consumer
-            asking = used.intersection(consumer.outputs[0].consumers())
-            return all(op.type == "BroadcastGradientArgs" for op in asking)
+        """Whether a consumer broadcasts a row to all examples."""
+        if consumer.type == "Shape":  # used in the gradient of such a consumer
+            shape_consumers = used.intersection(consumer.outputs[0].consumers())
+            return all(op.type == "BroadcastGradientArgs" for op in shape_consumers)
         return consumer.type in tables.ELEMENTWISE and any(
             self._has_rows(tensor, row) for tensor in consumer.inputs
         )
@@ -128,7 +128,7 @@ class Defaults:
         )
 
 
-def _unknown(op: tf.Operation) -> errors.ArgumentError:
+def _unknown_rows(op: tf.Operation) -> errors.ArgumentError:
     return errors.ArgumentError(
         errors.compose(
             f"{op.name} was not fed and is assumed to have a row for each example, but "

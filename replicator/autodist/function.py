@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function that was written for one device, called with whole batches.
+"""Runs a function that was written for one device on all replicas.
 
-Its arguments are split along their first axis, and it is a step of its replicas. What
-it differentiates and what it returns is looked at in the graph that it builds, see
-examples.py: gradients weigh what they have to, and results are put together. Where
-nothing makes these equal those of one device, each replica computes the whole batch.
+Callers pass whole batches. They are split along their first axis, and the function
+becomes a step of the replicas. Its graph tells how losses and results depend on the
+examples (see examples.py), and so how gradients are weighted and results combined.
+Where nothing makes these equal those of one device, each replica computes the whole
+batch.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from replicator.variables import synchronized
 
 
 class DistributedFunction:
-    """What `AutoDist.function` returns.
+    """A function that `AutoDist.function` runs on all replicas.
 
     Args:
-        function: The user's.
-        repl: Runs it on its replicas.
-        loss: What the user says that losses are, "mean" or "sum", if anything.
+        function: The user's function.
+        repl: The Replicator that runs it.
+        loss: What the user declares losses to be, "mean" or "sum"; None if nothing.
     """
 
     def __init__(
@@ -42,54 +43,64 @@ class DistributedFunction:
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._repl, self._loss = function, repl, loss
-        self._built: dict[Hashable, _Call] = {}
+        self._specializations: dict[Hashable, _Specialization] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on all replicas, each with a part of the examples.
 
         Args:
-            *args: Arrays and tensors, which are split, and anything else.
-            **kwargs: The same.
+            *args: Arguments of the function. Arrays and tensors that are no scalars
+                are split; all others are passed to each replica as they are.
+            **kwargs: Keyword arguments, likewise.
 
         Raises:
-            ArgumentError: Arrays differ in their first axis, or hold no example.
+            ArgumentError: Arrays differ in their first dimension or are empty.
         """
         leaves = self._leaves(args, kwargs)
-        places = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
-        tensors = [self._tensor(leaves[k]) for k in places]
+        array_indices = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
+        tensors = [self._tensor(leaves[k]) for k in array_indices]
         split = [tensor.shape.rank != 0 for tensor in tensors]
-        rows = iter(_checked([t for t, own in zip(tensors, split, strict=True) if own]))
+        batches = iter(
+            _check_sizes(
+                [t for t, is_split in zip(tensors, split, strict=True) if is_split]
+            )
+        )
         tensors = [
-            next(rows) if own else t for t, own in zip(tensors, split, strict=True)
+            next(batches) if is_split else t
+            for t, is_split in zip(tensors, split, strict=True)
         ]
-        # Gradients of replicas without an example take guards; few batches need them.
-        enough = self._are_enough(tensors, split)
-        key = enough, self._key(args, kwargs, leaves, places, tensors)
-        if key not in self._built:
-            arguments = _Arguments((args, kwargs), places, split, enough)
-            self._built[key] = _Call(self._function, self._repl, arguments, self._loss)
-        return self._built[key](tensors)
+        # Only gradients of replicas without an example need guards; few batches do.
+        all_have_some = self._all_have_some(tensors, split)
+        key = all_have_some, self._key(args, kwargs, leaves, array_indices, tensors)
+        if key not in self._specializations:
+            signature = _Signature((args, kwargs), array_indices, split, all_have_some)
+            self._specializations[key] = _Specialization(
+                self._function, self._repl, signature, self._loss
+            )
+        return self._specializations[key](tensors)
 
-    def _are_enough(self, tensors: Sequence[tf.Tensor], split: Sequence[bool]) -> bool:
-        """Whether there is known to be an example for every replica."""
-        parts = [t for t, own in zip(tensors, split, strict=True) if own]
-        known = [n for n in (shapes.sizes(t)[0] for t in parts) if n is not None]
-        return bool(known) and min(known) >= self._repl.num_replicas
+    def _all_have_some(
+        self, tensors: Sequence[tf.Tensor], split: Sequence[bool]
+    ) -> bool:
+        """Whether every replica is known to have an example."""
+        batches = [t for t, is_split in zip(tensors, split, strict=True) if is_split]
+        sizes = [n for n in (shapes.sizes(t)[0] for t in batches) if n is not None]
+        return bool(sizes) and min(sizes) >= self._repl.num_replicas
 
     def _leaves(self, args: Any, kwargs: Any) -> list[Any]:
         try:
             leaves: list[Any] = tf.nest.flatten((args, kwargs))
         except (TypeError, ValueError, RecursionError) as error:
-            raise self._unfit((args, kwargs), error) from error
+            raise self._argument_error((args, kwargs), error) from error
         return leaves
 
     def _tensor(self, array: Any) -> tf.Tensor:
         try:
             return tf.convert_to_tensor(array)
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise self._unfit(array, error) from error
+            raise self._argument_error(array, error) from error
 
-    def _unfit(self, what: Any, error: Exception) -> errors.ReplicatorError:
+    def _argument_error(self, what: Any, error: Exception) -> errors.ReplicatorError:
         return errors.ArgumentError(
             errors.compose(
                 f"{_name(self._function)} cannot be called with {errors.shown(what)}: "
@@ -103,16 +114,16 @@ class DistributedFunction:
         args: Any,
         kwargs: Any,
         leaves: Sequence[Any],
-        places: Sequence[int],
+        array_indices: Sequence[int],
         tensors: Sequence[tf.Tensor],
     ) -> Hashable:
-        """Returns what is equal for calls that one trace serves."""
-        others = [leaf for k, leaf in enumerate(leaves) if k not in set(places)]
-        kinds = [(t.dtype, tuple(t.shape[1:]), t.shape.rank) for t in tensors]
+        """Returns a key that is equal for calls which can share a trace."""
+        others = [x for k, x in enumerate(leaves) if k not in set(array_indices)]
+        specs = [(t.dtype, tuple(t.shape[1:]), t.shape.rank) for t in tensors]
         structure = tf.nest.map_structure(lambda _: 0, (args, kwargs))
         try:
             key = (
-                *(repr(structure), tuple(places), tuple(kinds)),
+                *(repr(structure), tuple(array_indices), tuple(specs)),
                 tuple((type(x), x) for x in others),
             )
             hash(key)
@@ -130,121 +141,124 @@ class DistributedFunction:
         return key
 
 
-class _Given(threading.local):
-    """What a thread's call is given."""
+class _CurrentTensors(threading.local):
+    """The tensors that the current call of each thread passes."""
 
     tensors: Sequence[tf.Tensor] = ()
 
 
-class _Arguments(NamedTuple):
-    """What calls have in common that one trace serves.
+class _Signature(NamedTuple):
+    """Properties of the arguments of all calls that share a trace.
 
     Attributes:
-        structure: The arguments of one of them.
-        places: Which leaves of these are arrays.
-        rows: Which of the arrays have examples.
-        enough: Whether there is known to be an example for every replica.
+        structure: The arguments of one such call.
+        array_indices: The indices of those leaves that are arrays.
+        has_rows: For each array: whether its rows are examples.
+        all_have_some: Whether every replica is known to have an example.
     """
 
     structure: Any
-    places: Sequence[int]
-    rows: Sequence[bool]
-    enough: bool
+    array_indices: Sequence[int]
+    has_rows: Sequence[bool]
+    all_have_some: bool
 
 
-class _Call:
-    """The function, for arguments of one kind.
+class _Specialization:
+    """The function, traced for arguments of one kind.
 
     Args:
-        function: The user's.
-        repl: Runs it.
-        arguments: What is known of its arguments.
-        loss: What the user says that losses are, if anything.
+        function: The user's function.
+        repl: The Replicator that runs it.
+        signature: The kind of the arguments.
+        loss: What the user declares losses to be; None if nothing.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
         repl: Any,
-        arguments: _Arguments,
+        signature: _Signature,
         loss: str | None,
     ) -> None:
-        self._function, self._repl, self._arguments = function, repl, arguments
+        self._function, self._repl, self._signature = function, repl, signature
         self._loss = loss
-        self._split = arguments.rows  # what is split: nothing, if need be
-        places = arguments.places
-        leaves = tf.nest.flatten(arguments.structure)
-        self._others = [None if k in places else x for k, x in enumerate(leaves)]
-        self._traced = tf.function(self._build, reduce_retracing=True, autograph=False)
-        self._ready: Any = None  # `_traced`, once it is
-        self._run: Callable[[], Any] | None = None  # where nothing records
-        self._current, self._lock = _Given(), threading.RLock()
-        self._returned: Any = None  # by the function, for the replica traced last
-        self._results: list[results.Result] = []  # what the leaves of that are
+        self._is_split = signature.has_rows  # all False if the batch cannot be split
+        indices = signature.array_indices
+        leaves = tf.nest.flatten(signature.structure)
+        self._other_leaves = [None if k in indices else x for k, x in enumerate(leaves)]
+        self._tf_function = tf.function(
+            self._build, reduce_retracing=True, autograph=False
+        )
+        self._concrete_function: Any = None
+        self._run_untaped: Callable[[], Any] | None = None
+        self._current, self._lock = _CurrentTensors(), threading.RLock()
+        self._output: Any = None  # of the function, on the replica traced last
+        self._results: list[results.Result] = []  # of the leaves of that output
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         if tf.executing_eagerly() and not _tf.may_record():
-            before, self._current.tensors = self._current.tensors, tensors
+            previous, self._current.tensors = self._current.tensors, tensors
             try:
                 with self._lock:
-                    if self._run is None:
-                        self._run = self._quick(tensors)
-                return self._run()
+                    if self._run_untaped is None:
+                        self._run_untaped = self._trace_untaped(tensors)
+                return self._run_untaped()
             finally:
-                self._current.tensors = before
-        if self._ready is None:
-            self._ready = self._traceable(
-                lambda: self._traced.get_concrete_function(self._specs(tensors))
+                self._current.tensors = previous
+        if self._concrete_function is None:
+            self._concrete_function = self._trace_with_fallback(
+                lambda: self._tf_function.get_concrete_function(self._specs(tensors))
             )
-        return self._ready(*tensors)
+        return self._concrete_function(*tensors)
 
-    def _traceable(self, trace: Callable[[], Any]) -> Any:
-        """Returns a trace; one that splits nothing if the examples cannot be split.
+    def _trace_with_fallback(self, trace: Callable[[], Any]) -> Any:
+        """Returns a trace; without splitting the batch if it cannot be split.
 
         Raises:
-            UnsupportedError: Nor can that be traced; the error is that of the first.
+            UnsupportedError: Neither trace succeeds; the error is that of the first.
         """
         try:
             return trace()
         except errors.UnsupportedError as error:
-            if not any(self._split):
+            if not any(self._is_split):
                 raise
-            self._split = [False] * len(self._arguments.rows)
+            self._is_split = [False] * len(self._signature.has_rows)
             try:
-                made = trace()
+                function = trace()
             except errors.ReplicatorError:
-                self._split = self._arguments.rows
+                self._is_split = self._signature.has_rows
                 raise error from None
             if self._repl.num_replicas > 1:
                 name = _name(self._function)
                 logging.warning("%s", refusals.unsplit(f"function {name}", error))
-            return made
+            return function
 
     def _specs(self, tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
-        """Returns what is alike for all calls."""
+        """Returns specs that the tensors of all calls match."""
         return [
-            tf.TensorSpec([None, *t.shape[1:]] if own else t.shape, t.dtype)
-            for t, own in zip(tensors, self._arguments.rows, strict=True)
+            tf.TensorSpec([None, *t.shape[1:]] if has_rows else t.shape, t.dtype)
+            for t, has_rows in zip(tensors, self._signature.has_rows, strict=True)
         ]
 
-    def _quick(self, tensors: Sequence[tf.Tensor]) -> Callable[[], Any]:
-        """Traces it as a step is traced; returns what runs it with what is given.
+    def _trace_untaped(self, tensors: Sequence[tf.Tensor]) -> Callable[[], Any]:
+        """Traces the function like a step; returns a callable that runs the trace.
 
-        In less time than a tf.function takes, which tapes could differentiate.
+        Its calls take less time than a tf.function's, but no tape can differentiate
+        them.
         """
 
-        def given(k: int) -> tf.Tensor:
+        def current_tensor(k: int) -> tf.Tensor:
             return self._current.tensors[k]
 
         def build() -> Any:
             return self._build(
                 [
-                    _tf.capture_at_call(functools.partial(given, k), spec)
+                    _tf.capture_at_call(functools.partial(current_tensor, k), spec)
                     for k, spec in enumerate(self._specs(tensors))
                 ]
             )
 
-        function = self._traceable(
+        function = self._trace_with_fallback(
             lambda: _tf.trace(build, ordering.order_as_created, alone=False)
         )
         run = _tf.prepare_call(function, cost.share_memory(self._repl.devices))
@@ -254,62 +268,70 @@ class _Call:
     def _step(
         self, count: Any, total: Any, is_first: Any, tensors: Sequence[tf.Tensor]
     ) -> Any:
-        """What each replica does."""
+        """Runs the function on one replica; the step_fn of the Replicator."""
         replica = context.require("a function of AutoDist")
-        leaves = list(self._others)
-        for k, tensor in zip(self._arguments.places, tensors, strict=True):
+        leaves = list(self._other_leaves)
+        for k, tensor in zip(self._signature.array_indices, tensors, strict=True):
             leaves[k] = tensor
-        args, kwargs = tf.nest.pack_sequence_as(self._arguments.structure, leaves)
-        given = [t for t, own in zip(tensors, self._split, strict=True) if own]
-        shard = shards.Shard(None, count, total) if given else None
-        enough = self._arguments.enough
-        own = examples.Examples(replica, given, self._loss, enough)
-        replica.synchronizes, replica.agrees = own.weighed, own.agreed
+        args, kwargs = tf.nest.pack_sequence_as(self._signature.structure, leaves)
+        batches = [
+            t for t, is_split in zip(tensors, self._is_split, strict=True) if is_split
+        ]
+        shard = shards.Shard(None, count, total) if batches else None
+        replica_examples = examples.Examples(
+            replica, batches, self._loss, self._signature.all_have_some
+        )
+        replica.synchronizes = replica_examples.weighed
+        replica.agrees = replica_examples.agreed
         replica.takes = lambda value: tf.where(is_first, value, tf.zeros_like(value))
         with replica.weighing(shard):
             function = _tf.function_of(self._function)
-            self._returned = _tf.call_converted(
+            self._output = _tf.call_converted(
                 functools.partial(function, **kwargs), args
             )
-            own.go_on(tf.compat.v1.get_default_graph())
-            own.check()
+            replica_examples.go_on(tf.compat.v1.get_default_graph())
+            replica_examples.check()
             synchronized.resolve(replica)
-            flat = tf.nest.flatten(self._returned)
-            self._results = results.look(flat, own)
-            return [*flat, *results.needed(self._results)]
+            output_leaves = tf.nest.flatten(self._output)
+            self._results = results.look(output_leaves, replica_examples)
+            return [*output_leaves, *results.needed(self._results)]
 
     def _build(self, tensors: Sequence[tf.Tensor]) -> Any:
-        """Splits the arguments, runs the step and puts the results together."""
+        """Splits the arguments, runs the step and combines the results."""
         count = self._repl.num_replicas
-        parts, counts, total = _parts(tensors, self._split, count)
-        first = PerReplica([tf.constant(r == 0) for r in range(count)])
-        own = PerReplica(counts), total, first, PerReplica(parts)
-        returned = self._repl.run(self._step, args=own)
-        made = results.joined(self._results, returned, counts, any(self._split))
-        return tf.nest.pack_sequence_as(self._returned, made)
+        parts, counts, total = _split_batches(tensors, self._is_split, count)
+        is_first = PerReplica([tf.constant(r == 0) for r in range(count)])
+        step_args = PerReplica(counts), total, is_first, PerReplica(parts)
+        returned = self._repl.run(self._step, args=step_args)
+        leaves = results.joined(self._results, returned, counts, any(self._is_split))
+        return tf.nest.pack_sequence_as(self._output, leaves)
 
 
-def _parts(
-    tensors: Sequence[tf.Tensor], split: Sequence[bool], count: int
+def _split_batches(
+    tensors: Sequence[tf.Tensor], are_split: Sequence[bool], num_replicas: int
 ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor], tf.Tensor]:
-    """Splits tensors; returns the parts, and how many examples each replica has.
+    """Splits tensors; returns each replica's parts, its number of examples, their sum.
 
-    A replica for which there is none is lent the first one, and counts for nothing.
+    A replica without an example is lent the first one, and has weight zero.
     """
-    sizes = [tf.shape(t)[0] for t, own in zip(tensors, split, strict=True) if own]
-    total = sizes[0] if sizes else tf.constant(count)
-    counts = [shards.count(total, r, count) for r in range(count)]
+    sizes = [
+        tf.shape(t)[0]
+        for t, is_split in zip(tensors, are_split, strict=True)
+        if is_split
+    ]
+    total = sizes[0] if sizes else tf.constant(num_replicas)
+    counts = [shards.count(total, r, num_replicas) for r in range(num_replicas)]
     parts, begin = [], tf.constant(0)
-    for own_count in counts:
-        start = tf.where(own_count > 0, begin, 0)
-        end = start + tf.maximum(own_count, 1)
+    for num_examples in counts:
+        start = tf.where(num_examples > 0, begin, 0)
+        end = start + tf.maximum(num_examples, 1)
         parts.append(
             [
-                tensor[start:end] if own else tensor
-                for tensor, own in zip(tensors, split, strict=True)
+                tensor[start:end] if is_split else tensor
+                for tensor, is_split in zip(tensors, are_split, strict=True)
             ]
         )
-        begin += own_count
+        begin += num_examples
     return parts, counts, total
 
 
@@ -329,27 +351,28 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _checked(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """Returns tensors, all of which have as many rows; where not known, it is asserted.
+def _check_sizes(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Returns tensors of equally many rows; asserts it where sizes are not static.
 
     Raises:
-        ArgumentError: They have not, or none, or their rank is unknown.
+        ArgumentError: The numbers of rows differ or are 0, or a rank is unknown.
     """
-    known = [shapes.static(tensor) for tensor in tensors]
-    sizes = {None if shape is None else shape[0] for shape in known}
+    static_shapes = [shapes.static(tensor) for tensor in tensors]
+    sizes = {None if shape is None else shape[0] for shape in static_shapes}
     if len(sizes) < 2 and not sizes & {0, None}:
         return tensors
-    if None in known or 0 in sizes or len(sizes - {None}) > 1:
-        raise errors.ArgumentError(_compose_unlike(known))
+    if None in static_shapes or 0 in sizes or len(sizes - {None}) > 1:
+        raise errors.ArgumentError(_compose_sizes_differ(static_shapes))
     first, *others = [tf.shape(tensor)[0] for tensor in tensors]
     checks = [
-        tf.debugging.assert_equal(first, one, _compose_unlike(known)) for one in others
+        tf.debugging.assert_equal(first, other, _compose_sizes_differ(static_shapes))
+        for other in others
     ]
     with tf.control_dependencies(checks):
         return [tf.identity(tensor) for tensor in tensors]
 
 
-def _compose_unlike(shapes_known: Sequence[Any]) -> str:
+def _compose_sizes_differ(shapes_known: Sequence[Any]) -> str:
     return errors.compose(
         "the arguments of a function of AutoDist are split along their first axis, "
         f"but their shapes are {shapes_known}.",

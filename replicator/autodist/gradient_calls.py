@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the gradients that a single-device graph takes, and of which losses."""
+"""Finds the gradients in a single-device graph, and the losses that they are of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gradient:
 
     Attributes:
         variable: The variable's name.
-        ops: Its marker; if sparse, those of its values and indices.
+        ops: Its marker; if it is sparse, the markers of its values and indices.
     """
 
     variable: str
@@ -25,7 +25,7 @@ class Gradient:
 
 
 def begun_by_tapes(markers: Sequence[tf.Operation]) -> dict[str, tf.Operation]:
-    """Maps the ops that tapes start from to a gradient's marker each."""
+    """Maps the name of each op that a tape starts from to a marker of a gradient."""
     markers_by_start: dict[str, tf.Operation] = {}
     for op in markers:
         for name in (marked.text(op, marked.BEGUN) or "").split(","):
@@ -35,9 +35,9 @@ def begun_by_tapes(markers: Sequence[tf.Operation]) -> dict[str, tf.Operation]:
 
 
 def grouped(markers: Sequence[tf.Operation]) -> list[list[Gradient]]:
-    """Groups the gradients that one call of tf.gradients takes.
+    """Groups the gradients that one call of tf.gradients takes; others are alone.
 
-    Gradients in a group do not depend on one another, as they lead to handles.
+    Gradients in a group are independent, since each is that of a variable's handle.
     """
     groups: dict[object, list[Gradient]] = {}
     values_marker = None

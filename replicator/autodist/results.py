@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function returns: what it is over the examples, and how it is put together."""
+"""Classifies the results of a function by the examples, and combines the replicas'."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Result:
     """One leaf of what a function returned.
 
     Attributes:
-        value: What it is over the examples.
-        line: The user's line that made it.
-        tensor: What it was on the replica that was traced last.
-        cut: How it is computed once more of what can be put together, if it is.
+        value: How it depends on the split of the examples.
+        line: The user's line that created it.
+        tensor: The leaf of the replica that was traced last.
+        cut: How it is recomputed from tensors that can be joined; None if it is not.
     """
 
     value: Value
@@ -34,29 +34,34 @@ class Result:
 
 
 def look(leaves: Sequence[Any], own: Examples) -> list[Result]:
-    """Returns what the leaves are that one replica returns."""
-    return [_look(leaf, own) for leaf in leaves]
+    """Returns the Result of each leaf that one replica returns.
+
+    Args:
+        leaves: The leaves.
+        own: The examples of the replica.
+    """
+    return [_classify(leaf, own) for leaf in leaves]
 
 
-def _look(leaf: Any, own: Examples) -> Result:
+def _classify(leaf: Any, replica_examples: Examples) -> Result:
     if not tf.is_symbolic_tensor(leaf):
         return Result(SAME)
     line = errors.line_of(leaf.op)
-    if not own.are_split:
+    if not replica_examples.are_split:
         return Result(UNKNOWN, line)
-    known = own.kinds([leaf])
-    value = known.of(leaf)
+    values = replica_examples.kinds([leaf])
+    value = values.of(leaf)
     if joining.joins(value) or value.kind is Kind.DRAWN:
         return Result(value, line, leaf)
-    cut = joining.cut(known, leaf)
+    cut = joining.cut(values, leaf)
     if cut is not None and (value.mixed is None or joining.is_light(cut)):
         return Result(value, line, leaf, cut)
     return Result(value, line, leaf)
 
 
 def needed(results: Sequence[Result]) -> list[tf.Tensor]:
-    """Returns what has to be put together besides the results themselves."""
-    return [leaf for one in results if one.cut for leaf, _ in one.cut.leaves]
+    """Returns the tensors that replicas return, too, for results to be recomputed."""
+    return [leaf for result in results if result.cut for leaf, _ in result.cut.leaves]
 
 
 def joined(
@@ -65,32 +70,33 @@ def joined(
     counts: Sequence[tf.Tensor],
     are_split: bool,
 ) -> list[Any]:
-    """Returns the results for all examples.
+    """Returns the results of the whole batch.
 
     Args:
-        results: What the leaves are.
-        returned: The leaves, of all replicas each, and what is `needed` besides.
-        counts: How many examples each replica has.
-        are_split: Whether there are; else all replicas do the same.
+        results: The Result of each leaf.
+        returned: The values of all replicas, for each leaf and then for each tensor
+            that is `needed`.
+        counts: Each replica's number of examples.
+        are_split: Whether the batch is split; if not, all replicas compute the same.
     """
-    further = iter(returned[len(results) :])
-    own = [tf.cast(count, tf.float32) for count in counts]
-    total = tf.add_n(own)
-    shares = [count / total for count in own]
+    needed_values = iter(returned[len(results) :])
+    sizes = [tf.cast(count, tf.float32) for count in counts]
+    total = tf.add_n(sizes)
+    shares = [size / total for size in sizes]
     return [
-        _again(one, further, shares)
-        if one.cut is not None
-        else _joined(one, list(leaf), shares, are_split)
-        for one, leaf in zip(results, returned, strict=False)
+        _recompute(result, needed_values, shares)
+        if result.cut is not None
+        else _combine(result, list(values), shares, are_split)
+        for result, values in zip(results, returned, strict=False)
     ]
 
 
-def _again(
-    result: Result, further: Iterator[Any], shares: Sequence[tf.Tensor]
+def _recompute(
+    result: Result, needed_values: Iterator[Any], shares: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Returns a result that is computed once more."""
+    """Recomputes a result from joined tensors."""
     assert result.cut is not None, "it is looked at before"
-    parts = {leaf.ref(): list(next(further)) for leaf, _ in result.cut.leaves}
+    parts = {leaf.ref(): list(next(needed_values)) for leaf, _ in result.cut.leaves}
 
     def join(leaf: tf.Tensor, value: Value) -> tf.Tensor:
         return joining.of_parts(value, parts[leaf.ref()], shares)
@@ -98,7 +104,7 @@ def _again(
     return joining.again(result.cut, result.tensor, join)
 
 
-def _joined(
+def _combine(
     result: Result,
     values: list[Any],
     shares: Sequence[tf.Tensor],
@@ -106,7 +112,7 @@ def _joined(
 ) -> Any:
     first = values[0]
     if not isinstance(first, tf.Tensor) or not are_split:
-        return first  # each has computed all of it
+        return first  # each replica has computed the whole batch
     value = result.value
     if value.kind is Kind.DRAWN:
         return first
@@ -114,18 +120,18 @@ def _joined(
         logging.warning("%s", losses.mixes(value.mixed))
         (value,) = kinds.alone([value])
     if kinds.is_same(value):
-        return _same(values, result)
+        return _check_equal(values, result)
     if joining.joins(value):
         return joining.of_parts(value, values, shares)
     inexact = first.dtype.is_floating or first.dtype.is_complex
     if value.mixed is not None and inexact and first.shape.rank == 0:
-        _warn(first, result)
+        _warn_of_mean(first, result)
         return joining.of_parts(losses.MEAN, values, shares)
     raise errors.UnsupportedError(_compose_differs(first, result))
 
 
-def _same(values: Sequence[tf.Tensor], result: Result) -> tf.Tensor:
-    """Returns what is the same on all replicas, and sees to it that it is."""
+def _check_equal(values: Sequence[tf.Tensor], result: Result) -> tf.Tensor:
+    """Returns a value that all replicas share, and asserts that they do."""
     first = values[0]
     text = _compose_differs(first, result)
     checks = [tf.debugging.assert_equal(first, v, text) for v in values[1:]]
@@ -143,7 +149,7 @@ def _compose_differs(first: tf.Tensor, result: Result) -> str:
     )
 
 
-def _warn(tensor: tf.Tensor, result: Result) -> None:
+def _warn_of_mean(tensor: tf.Tensor, result: Result) -> None:
     logging.warning(
         "%s (%s) is neither a mean nor a sum over the examples: a function of AutoDist "
         "returns the mean of the replicas' values, weighted by their numbers of "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients as they count in the sum of all replicas', once a weight is known."""
+"""Weights the replicas' gradients for their sum, given the weight of the loss."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from replicator.autodist.kinds import Value
 
 @dataclasses.dataclass(frozen=True)
 class Weighting:
-    """What is differentiated, and how its gradients count in the sum of all replicas'.
+    """How the gradients of one loss count in the sum over replicas.
 
     Attributes:
-        call: The call that differentiates; its id is taken while it lives.
-        loss: What is differentiated.
-        weight: What that weighs.
-        begins: Whether differentiation starts from the weight.
-        counts: One where the weight is positive, else zero; one tensor for the
-            gradients of all variables. None: every replica has an example, so that the
-            weight is positive on each.
+        call: The call that differentiates, kept alive so that its id stays unique.
+        loss: The Value of the loss, the sum of all that is differentiated.
+        weight: The weight of this replica's loss, a scalar.
+        begins: Whether differentiation starts from the weight, so that all gradients
+            are weighted already.
+        counts: 1 if the weight is positive, else 0; one tensor for the gradients of all
+            variables. None if every replica is known to have an example, so that each
+            weight is positive.
     """
 
     call: Any
@@ -36,7 +37,7 @@ class Weighting:
 def make(
     call: Any, loss: Value, weight: tf.Tensor, begins: bool, all_have_some: bool
 ) -> Weighting:
-    """Returns a Weighting of these.
+    """Returns the Weighting of a loss.
 
     Args:
         call: As in Weighting.
@@ -50,33 +51,33 @@ def make(
 
 
 def guarded(gradient: Any, known: Weighting) -> Any:
-    """Returns a gradient, without what is no number where it counts for nothing.
+    """Returns a gradient without NaN and infinity where its weight is 0.
 
     Args:
-        gradient: Is weighed already, dense or sparse.
-        known: What it is of.
+        gradient: The gradient, already weighted; dense or sparse.
+        known: The Weighting of its loss.
     """
     if known.loss.over is None:
         return gradient if known.counts is None else scaled(gradient, known.counts)
 
-    def keep(one: tf.Tensor) -> tf.Tensor:
-        spoilt = tf.equal(known.weight, 0) & ~tf.math.is_finite(one)
-        return tf.where(spoilt, tf.zeros_like(one), one)
+    def zero_spurious(tensor: tf.Tensor) -> tf.Tensor:
+        is_spurious = tf.equal(known.weight, 0) & ~tf.math.is_finite(tensor)
+        return tf.where(is_spurious, tf.zeros_like(tensor), tensor)
 
-    return mapped(gradient, keep)
+    return mapped(gradient, zero_spurious)
 
 
 def scaled(gradient: Any, weight: tf.Tensor) -> Any:
-    """Returns a gradient times a number, 0 where that is, whatever the gradient is."""
+    """Returns a gradient times a weight; it is 0 if the weight is, even for NaN."""
 
-    def product(one: tf.Tensor) -> tf.Tensor:
-        return tf.math.multiply_no_nan(one, tf.cast(weight, one.dtype))
+    def multiply(tensor: tf.Tensor) -> tf.Tensor:
+        return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
 
-    return mapped(gradient, product)
+    return mapped(gradient, multiply)
 
 
 def mapped(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
-    """Returns a gradient whose numbers are changed, dense or sparse."""
+    """Applies a function to the numbers of a gradient, dense or sparse."""
     if not isinstance(gradient, tf.IndexedSlices):
         return change(gradient)
     values = change(gradient.values)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables whose gradients are made one by themselves, for programs of one device.
+"""Sums gradients of variables over all replicas, in programs written for one device.
 
-Where a replica says so, a variable is read through an identity of its handle, whose
-gradient is that of all replicas: any optimizer is given it, one written by hand, too.
+On replicas that ask for it, a variable is read through an identity of its handle whose
+gradient is the sum over all replicas. Any optimizer is passed that sum, even one that
+is written by hand.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from replicator.primitives import all_reduce
 
 _TYPE = "ReplicatorSynchronizedRead"
 _BACK_TYPE = "ReplicatorSynchronizedGradient"
-_VARIABLE = "_replicator_synchronized"  # of such an identity: the variable's key
-_MADE = "stand-ins"  # of a replica: its identities, with what they stand for
-_SHARED = "shared reads"  # of a replica: the identities that no tape has to record
+_VARIABLE = (
+    "_replicator_synchronized"  # the identity's attribute with the variable's key
+)
+# Keys of a build's findings, per replica.
+_STAND_INS = "stand-ins"  # identities, with the tensors that they stand for
+_SHARED_READS = "shared reads"  # identities that no tape has to record
 
 
 @contextlib.contextmanager
 def read(variable: Any) -> Iterator[None]:
-    """In this block, a variable is read so that its gradient is that of all replicas.
+    """Makes reads of a variable in this block sum its gradient over all replicas.
 
     Args:
         variable: A ReplicatedVariable.
@@ -57,25 +61,27 @@ def _has_gradient(variable: Any) -> bool:
 def _identity(variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
     """Returns an identity of the handle, in the graph of the step.
 
-    A tape has to see one of its own, made after the variable was watched.
+    Each tape needs an identity that is created after the tape watches the variable.
     """
     if tf.compat.v1.get_default_graph() is not replica.build.graph:
-        replica.trace_anew()  # a trace would keep that of another tape
+        replica.trace_anew()  # a reused trace would have another tape's identity
     elif _tf.place_of_reads() is not None:
-        shared = replica.build.findings.setdefault((_SHARED, replica.replica_id), {})
+        shared = replica.build.findings.setdefault(
+            (_SHARED_READS, replica.replica_id), {}
+        )
         if variable.key not in shared:
-            shared[variable.key] = _made(variable, replica)
+            shared[variable.key] = _new_identity(variable, replica)
         identity: tf.Tensor = shared[variable.key]
         return identity
     _tf.note_read(variable)
-    return _made(variable, replica)
+    return _new_identity(variable, replica)
 
 
-def _made(variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
+def _new_identity(variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
     graph = replica.build.graph
 
-    def combined(gradient: Any) -> Any:
-        return _combined(variable, gradient)
+    def combine(gradient: Any) -> Any:
+        return _sum_gradient(variable, gradient)
 
     with (
         graph.as_default(),
@@ -89,91 +95,93 @@ def _made(variable: Any, replica: context.ReplicaContext) -> tf.Tensor:
             identity = tf.identity(handle)
         _tf.copy_handle_data(handle, identity)
         _tf.set_text_attr(identity.op, _VARIABLE, variable.key)
-        _tf.record_gradient("Identity", [identity], [handle], lambda d: [combined(d)])
-    known = replica.build.findings.setdefault(_VARIABLE, {})
-    known[variable.key] = variable
+        _tf.record_gradient("Identity", [identity], [handle], lambda d: [combine(d)])
+    variables = replica.build.findings.setdefault(_VARIABLE, {})
+    variables[variable.key] = variable
     _note_stand_in(replica, identity, handle)
     return identity
 
 
 def resolve(replica: context.ReplicaContext) -> None:
-    """Replaces the identities by what they stand for, once no gradient is taken.
+    """Replaces the identities by what they stand for, once all gradients are taken.
 
-    What orders effects, and finds out which values are equal, knows handles; and each
-    op less is one less to copy for every replica.
+    Passes that order effects or compare values identify variables by their handles.
+    Besides, every op less is one less to copy for each replica.
     """
-    noted = replica.build.findings.get((_MADE, replica.replica_id), ())
-    for identity, tensor in noted:
+    stand_ins = replica.build.findings.get((_STAND_INS, replica.replica_id), ())
+    for identity, tensor in stand_ins:
         _tf.replace(identity, tensor)
-    # That of a handle is nothing that happens in the step.
-    handles = [one.op for one, tensor in noted if tensor.dtype == tf.resource]
-    _tf.abandon(handles)
+    # Functions would take an identity of a handle for a write of the variable.
+    handle_ops = [t.op for t, tensor in stand_ins if tensor.dtype == tf.resource]
+    _tf.abandon(handle_ops)
 
 
 @tf.RegisterGradient(_TYPE)
-def _of_read(op: tf.Operation, gradient: Any) -> Any:
-    """Called by tf.gradients."""
+def _read_gradient(op: tf.Operation, gradient: Any) -> Any:
+    """The gradient of a read, for tf.gradients."""
     replica = context.require("the gradient of a variable")
-    known = replica.build.findings[_VARIABLE]
-    return _combined(known[op.get_attr(_VARIABLE).decode()], gradient)
+    variables = replica.build.findings[_VARIABLE]
+    return _sum_gradient(variables[op.get_attr(_VARIABLE).decode()], gradient)
 
 
-def _combined(variable: Any, gradient: Any) -> Any:
-    """Returns the sum over all replicas, each weighed as it says."""
+def _sum_gradient(variable: Any, gradient: Any) -> Any:
+    """Sums a gradient over all replicas, after each has weighted its own."""
     if gradient is None:
         return None
     replica = context.require("the gradient of a variable")
     assert replica.synchronizes is not None, "it was so when the variable was read"
     gradient = replica.synchronizes(gradient, False)
     if isinstance(gradient, tf.IndexedSlices):
-        (made,) = all_reduce.combine([gradient], "sum", None, [variable.policy])
+        (total,) = all_reduce.combine([gradient], "sum", None, [variable.policy])
     else:
-        # There is one for each variable: small ones are to travel together.
-        (made,) = all_reduce.reduce_dense(
+        # Each variable has its own call; those for small gradients are merged.
+        (total,) = all_reduce.reduce_dense(
             *([tf.convert_to_tensor(gradient)], "sum"),
             policies=[variable.policy],
             together=_is_outermost(replica),
         )
-    if isinstance(made, tf.IndexedSlices):
-        values = _seen_back(made.values)
-        return tf.IndexedSlices(values, made.indices, made.dense_shape)
-    return _seen_back(made)
+    if isinstance(total, tf.IndexedSlices):
+        values = _with_weighted_gradient(total.values)
+        return tf.IndexedSlices(values, total.indices, total.dense_shape)
+    return _with_weighted_gradient(total)
 
 
 def _is_outermost(replica: context.ReplicaContext) -> bool:
     return tf.compat.v1.get_default_graph() is replica.build.graph
 
 
-def _seen_back(made: tf.Tensor) -> tf.Tensor:
-    """Returns a gradient of all replicas, which tells if it is differentiated.
+def _with_weighted_gradient(total: tf.Tensor) -> tf.Tensor:
+    """Returns a summed gradient such that differentiating it weights the result.
 
-    What then comes back is that of one replica, and weighs what its loss does.
+    That result is the gradient of one replica's loss, and counts by the loss's weight.
     """
     replica = context.require("the gradient of a variable")
     graph = tf.compat.v1.get_default_graph()
     with _tf.stop_recording(), graph.gradient_override_map({"Identity": _BACK_TYPE}):
-        seen = tf.identity(made)
-    _tf.record_gradient("Identity", [seen], [made], lambda d: [_back(d)])
+        identity = tf.identity(total)
+    _tf.record_gradient(
+        "Identity", [identity], [total], lambda d: [_weight_gradient(d)]
+    )
     if _is_outermost(replica):
-        _note_stand_in(replica, seen, made)
-    return seen
+        _note_stand_in(replica, identity, total)
+    return identity
 
 
 def _note_stand_in(
     replica: context.ReplicaContext, identity: tf.Tensor, tensor: tf.Tensor
 ) -> None:
-    """Notes an identity that is there for gradients only; `resolve` removes it."""
-    noted = replica.build.findings.setdefault((_MADE, replica.replica_id), [])
-    noted.append((identity, tensor))
+    """Notes an identity that only gradients need; `resolve` removes it."""
+    stand_ins = replica.build.findings.setdefault((_STAND_INS, replica.replica_id), [])
+    stand_ins.append((identity, tensor))
 
 
 @tf.RegisterGradient(_BACK_TYPE)
-def _of_seen(op: tf.Operation, gradient: Any) -> Any:
-    """Called by tf.gradients."""
-    return _back(gradient)
+def _total_gradient(op: tf.Operation, gradient: Any) -> Any:
+    """The gradient of a summed gradient, for tf.gradients."""
+    return _weight_gradient(gradient)
 
 
-def _back(gradient: Any) -> Any:
+def _weight_gradient(gradient: Any) -> Any:
     replica = context.require("the gradient of a gradient")
     if gradient is None or replica.synchronizes is None:
         return gradient

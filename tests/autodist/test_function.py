@@ -241,17 +241,22 @@ def test_metrics_of_keras_are_those_of_one_device_in_a_function_and_outside(how)
         assert one == pytest.approx(other, rel=1e-5)
 
 
-@pytest.mark.parametrize("how", ["SUM", "MEAN"])
-@pytest.mark.parametrize("part", ["rows", "slice"])
-def test_parts_of_variables_with_a_value_per_replica_are_written(part, how):
-    autodist = helpers.make(2)
+def _zeros_per_replica(autodist, size, aggregation="SUM"):
+    """Returns an ON_READ variable."""
     with autodist.scope():
-        v = tf.Variable(
-            tf.zeros([3]),
+        return tf.Variable(
+            tf.zeros([size]),
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=getattr(tf.VariableAggregation, how),
+            aggregation=getattr(tf.VariableAggregation, aggregation),
         )
+
+
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+@pytest.mark.parametrize("part", ["rows", "slice"])
+def test_parts_of_variables_with_a_value_per_replica_are_written(part, aggregation):
+    autodist = helpers.make(2)
+    v = _zeros_per_replica(autodist, 3, aggregation)
 
     @autodist.function
     def step(x):
@@ -357,17 +362,12 @@ def test_rows_whose_number_is_unknown_are_compared_when_they_are_there():
 @pytest.mark.parametrize("what", ["of examples", "of a constant"])
 def test_parts_of_metrics_are_written_once_for_all_examples(what, rows):
     autodist = helpers.make(3)
-    with autodist.scope():
-        counts = tf.Variable(
-            tf.zeros([4]),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
+    counts = _zeros_per_replica(autodist, 4)
 
     def count(places):
-        one = tf.constant([2]) if what == "of a constant" else places
-        counts.scatter_add(tf.IndexedSlices(tf.ones_like(one, tf.float32), one))
+        indices = tf.constant([2]) if what == "of a constant" else places
+        ones = tf.ones_like(indices, tf.float32)
+        counts.scatter_add(tf.IndexedSlices(ones, indices))
         return tf.size(places)
 
     places = np.arange(rows, dtype=np.int32) % 4

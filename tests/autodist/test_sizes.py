@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,25 @@ ELEMENTS: dict[str, tuple[Callable[[tf.Tensor], tf.Tensor], Any]] = {
 }
 
 
+@contextlib.contextmanager
+def _session(
+    make: Callable[[tf.Tensor], tf.Tensor],
+) -> Iterator[tuple[Callable[[int], Any], list[Element] | None]]:
+    """Makes a tensor of x [n, 2, 3], and infers its elements.
+
+    Args:
+        make: Returns the tensor, given x.
+
+    Yields:
+        A function that returns the tensor's value for n examples, and the elements.
+    """
+    with tf.Graph().as_default() as graph, v1.Session(config=AS_IT_IS) as session:
+        x = v1.placeholder(tf.float64, [None, 2, 3], "x")
+        tensor = make(x)
+        elements = Sizes(Values(Program(graph, []).flow).of).elements(tensor)
+        yield lambda count: session.run(tensor, {x: X[:count]}), elements
+
+
 def _powers(elements: list[Element] | None) -> Any:
     """Returns elements with nothing but powers of those that are not known."""
     return elements and [e[:1] if isinstance(e, tuple) else e for e in elements]
@@ -130,16 +150,13 @@ def _powers(elements: list[Element] | None) -> Any:
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_each_number_is_what_is_told_of_it(name: str) -> None:
     make, expected = ELEMENTS[name]
-    with tf.Graph().as_default() as graph, v1.Session(config=AS_IT_IS) as session:
-        x = v1.placeholder(tf.float64, [None, 2, 3], "x")
-        tensor = make(x)
-        found = Sizes(Values(Program(graph, []).flow).of).elements(tensor)
+    with _session(make) as (run, found):
         assert found == expected or _powers(found) == expected
         if found is None or None in found:
             return
-        one = session.run(tensor, {x: X[:1]})
+        one = run(1)
         for count in (2, 5):
-            numbers = session.run(tensor, {x: X[:count]})
+            numbers = run(count)
             for number, first, element in zip(
                 np.ravel(numbers), np.ravel(one), found, strict=True
             ):
@@ -172,13 +189,11 @@ TIMES: dict[str, tuple[Callable[[tf.Tensor], tf.Tensor], int | None]] = {
 @pytest.mark.parametrize("name", TIMES)
 def test_how_many_times_the_examples_a_size_is_may_be_known(name: str) -> None:
     make, times = TIMES[name]
-    with tf.Graph().as_default() as graph, v1.Session(config=AS_IT_IS) as session:
-        x = v1.placeholder(tf.float64, [None, 2, 3], "x")
-        size = make(x)
-        (element,) = Sizes(Values(Program(graph, []).flow).of).elements(size) or [None]
+    with _session(make) as (run, elements):
+        (element,) = elements or [None]
         assert each(element) == times
         if times is not None:
-            assert session.run(size, {x: X}) == times * len(X)
+            assert run(len(X)) == times * len(X)
 
 
 def test_sizes_are_equal_if_they_are_of_the_same_axis() -> None:

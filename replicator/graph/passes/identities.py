@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes away identities of resources, which are the same resource under another name.
+"""Removes identities of resources, so that each resource is one tensor.
 
-A program may use a variable through `tf.identity(v.handle)`. All passes identify a
-resource by its tensor: they order reads after writes, join repeated reads, and keep the
-owner's writes. Runs before any of them, so that each resource is one tensor.
+A program may use a variable through `tf.identity(v.handle)`. The passes that order
+reads after writes, merge repeated reads and keep the owner's writes recognize a
+resource by its tensor. This one runs before them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from replicator.graph.ir.kinds import SWITCHING
 
 
 def see_through(ops: Iterable[tf.Operation]) -> None:
-    """Points what uses an identity of a resource at the resource itself.
+    """Points the consumers of a resource's identity at the resource itself.
 
-    What an identity waits for, its consumers wait for. Identities of what enters a
-    branch or a loop of TensorFlow 1 are part of its control flow and left unchanged.
+    They also wait for the identity's control inputs. Identities of resources that enter
+    a branch or a loop of TensorFlow 1 are part of its control flow and stay.
 
     Args:
         ops: The ops of all replicas, in build order.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins a replica's neighbouring calls into one call of all their tensors.
+"""Joins a replica's adjacent calls into one call of all their tensors.
 
-A program for one device takes the gradient of one variable after the other, and each
-gradient is summed by a call of its own. Where such calls neighbour one another and none
-needs another's result, they become one call: small tensors then share a message, and
-cloned replicas copy one placeholder in place of hundreds.
+A program for one device takes the gradients of its variables one by one, and a call of
+its own sums each. Adjacent calls that do not need one another's results become one
+call: small tensors then share a message, and cloned replicas copy one placeholder in
+place of hundreds.
 
 Runs once per build on each replica that step_fn was called for, before any is copied.
 """
@@ -23,14 +23,14 @@ from replicator.graph.ir.placeholder import TOGETHER, Call, Placeholder, Value
 
 
 def join(ops: Sequence[tf.Operation], scope: str) -> list[tf.Operation]:
-    """Replaces the calls of one replica that may travel together.
+    """Joins those calls of one replica that may share messages.
 
     Args:
-        ops: The replica's ops, in build order: each after those that it needs.
+        ops: The replica's ops in build order, which is topological.
         scope: The replica's name scope, with the final "/".
 
     Returns:
-        The ops in such an order, with joined calls in place of those they replace.
+        The ops in a topological order, with joined calls in place of single ones.
     """
     joiner = _Joiner(scope)
     for op in ops:
@@ -40,7 +40,7 @@ def join(ops: Sequence[tf.Operation], scope: str) -> list[tf.Operation]:
 
 
 class _Joiner:
-    """Goes through ops in order and delays what needs the calls that are pending.
+    """Goes through ops in order, and delays those that need the pending calls.
 
     Args:
         scope: The name scope of the replica.
@@ -52,14 +52,14 @@ class _Joiner:
     def __init__(self, scope: str) -> None:
         self.ops: list[tf.Operation] = []
         self._scope = scope
-        self._pending: list[Placeholder] = []  # will become one call
-        self._delayed: list[tf.Operation] = []  # need a result of that call
-        self._waiting: set[tf.Operation] = set()  # both, to look them up
+        self._pending: list[Placeholder] = []  # calls that will become one
+        self._delayed: list[tf.Operation] = []  # ops that need its results
+        self._waiting: set[tf.Operation] = set()  # all of these, for look-ups
 
     def add(self, op: tf.Operation) -> None:
-        """Takes the next op."""
-        call = _joining(op)
-        if self._pending and self._ends(op, call):
+        """Adds the next op."""
+        call = _joinable_call(op)
+        if self._pending and self._must_flush(op, call):
             self.flush()
         if call is not None:
             self._pending.append(Placeholder(op, call))
@@ -70,43 +70,45 @@ class _Joiner:
         else:
             self.ops.append(op)
 
-    def _ends(self, op: tf.Operation, joining: Call | None) -> bool:
-        """Whether the pending calls have to happen before an op."""
-        if joining is not None:
+    def _must_flush(self, op: tf.Operation, call: Call | None) -> bool:
+        """Whether the pending calls must come before an op."""
+        if call is not None:
             first = self._pending[0].call
-            alike = (joining.options, joining.group) == (first.options, first.group)
-            return not alike or self._needs_pending(op)
-        # The order of effects, and of communication, is that in which it was built.
+            is_alike = (call.options, call.group) == (first.options, first.group)
+            return not is_alike or self._needs_pending(op)
+        # Effects and communication keep the order in which they were built.
         kind = kind_of(op)
         if placeholder.read(op) is not None or kind.calls:
             return True
         return kind.stateful and self._needs_pending(op)
 
     def _needs_pending(self, op: tf.Operation) -> bool:
-        """Whether an op uses, or waits for, what the pending calls return."""
+        """Whether an op depends on the results of the pending calls."""
         sources = [tensor.op for tensor in op.inputs]
         return not self._waiting.isdisjoint([*sources, *op.control_inputs])
 
     def flush(self) -> None:
-        """Joins the pending calls; what was delayed comes after them."""
+        """Joins the pending calls, and adds the delayed ops behind them."""
         parts = self._pending
         if parts:
-            alone = len(parts) == 1
-            self.ops.append(parts[0].op if alone else _joined(parts, self._scope))
+            is_single = len(parts) == 1
+            self.ops.append(
+                parts[0].op if is_single else _join_calls(parts, self._scope)
+            )
         self.ops += self._delayed
         self._pending, self._delayed, self._waiting = [], [], set()
 
 
-def _joining(op: tf.Operation) -> Call | None:
-    """Returns the call of an op that may become one with others."""
+def _joinable_call(op: tf.Operation) -> Call | None:
+    """Returns the call of an op if it may be joined with others, else None."""
     call = placeholder.read(op)
     if call is None or not call.options.get(TOGETHER) or op.control_inputs:
         return None
     return call
 
 
-def _joined(parts: Sequence[Placeholder], scope: str) -> tf.Operation:
-    """Adds one call in place of several; returns its op."""
+def _join_calls(parts: Sequence[Placeholder], scope: str) -> tf.Operation:
+    """Replaces several calls by one; returns its op."""
     call = dataclasses.replace(
         parts[0].call,
         operands=tuple(value for part in parts for value in part.call.operands),
