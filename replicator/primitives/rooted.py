@@ -139,7 +139,11 @@ def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor
             conditions,
             "the root's tensor does not have the shape that the other replicas expect"
             + _said(specs[:root] + specs[root + 1 :])
-            + ("" if size_is_known else f", or not {entries} entries, one for each"),
+            + (
+                ""
+                if size_is_known
+                else f", or does not have {entries} entries, one for each"
+            ),
             "let all replicas pass tensors of the root's shape, or a "
             "tf.TensorSpec of it.",
             [root, *unknown],

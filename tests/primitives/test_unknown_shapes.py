@@ -141,7 +141,7 @@ CASES = {
         "shape that the other replicas expect",
     ),
     "scatter entries": Case(
-        lambda repl, x: repl.scatter(x), "or not 3 entries", all_wrong=True
+        lambda repl, x: repl.scatter(x), "does not have 3 entries", all_wrong=True
     ),
     "all_gather": Case(lambda repl, x: repl.all_gather(x), ALIKE),
     "all_gather axis": Case(
