@@ -30,7 +30,7 @@ _SAID: dict[str, tuple[str, list[str]]] = {
             "every host creates a variable",
             ": '(3,)' at ",
             ": '(4,)' at ",
-            "Fix: make the",
+            "Fix: create the",
         ],
     ),
     "one_step_more": (
