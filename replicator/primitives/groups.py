@@ -135,7 +135,7 @@ def make_group(members: Any, num_replicas: int, what: str = "group") -> Group:
         raise base.bad_argument(
             what,
             f"was given {errors.shown(members)} as a group",
-            "list at least one replica, and each only once.",
+            "list at least one replica, and each once.",
         )
     return Group(tuple(sorted(ids)))
 
