@@ -25,8 +25,8 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
     giver = "input_fn", input_fn
     if kind == "an iterator":
         raise useless(
-            *(*giver, "an iterator, which cannot be advanced inside a graph"),
-            "return the tf.data.Dataset itself; for a Python generator, "
+            *(*giver, "an iterator, which cannot be pulled inside a graph"),
+            "return a tf.data.Dataset, not its iterator; for a Python generator, use "
             "tf.data.Dataset.from_generator(function, output_signature=...).",
         )
     if kind == "a function" and required(source):
