@@ -151,7 +151,7 @@ def check_root(what: str, root: Any, group: Sequence[int]) -> None:
         raise bad_argument(
             what,
             f"was given root={root}, which is not in the group {list(group)}",
-            "pass the id of a replica in the group.",
+            "pass the id of a replica in the group as root.",
         )
 
 

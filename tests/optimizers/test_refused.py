@@ -300,7 +300,9 @@ def test_wrapped_twice(name: str) -> None:
     repl = helpers.make(2)
     with repl.context():
         optimizer = repl.wrap_optimizer(UNWRAPPED[name]())
-    with pytest.raises(replicator.ReplicatorError, match="(?s)already wrapped.*Fix: wrap"):
+    with pytest.raises(
+        replicator.ReplicatorError, match="(?s)already wrapped.*Fix: wrap"
+    ):
         repl.wrap_optimizer(optimizer)
 
 

@@ -369,7 +369,7 @@ def test_a_root_outside_the_group() -> None:
     with pytest.raises(
         errors.ArgumentError,
         match=r"(?s)broadcast on replica 0 was given root=1, which is not in the group "
-        r"\[0, 2\].*Fix: pass the id of a replica in the group",
+        r"\[0, 2\].*Fix: pass the id of a replica in the group as root",
     ):
         repl.run(lambda: repl.broadcast(1.0, 1, group=[0, 2]))
 
