@@ -48,7 +48,7 @@ def _tried(lines: Callable[[], Iterator[str]]) -> Iterator[str]:
         yield from lines()
     except Exception as error:  # anything broken may be what the report is about
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        yield f"not to be found out: {text}"
+        yield f"cannot be determined: {text}"
 
 
 def _versions() -> Iterator[str]:
@@ -93,11 +93,11 @@ def _calibration() -> Iterator[str]:
     from replicator.costs import rates
 
     path = os.environ.get(rates.VARIABLE)
-    yield f"from {path}" if path else "none: rates are as by default"
+    yield f"from {path}" if path else "none: the default rates are used"
     calibration = rates.load(None)
     for kind in rates.KINDS:
         rate = calibration.of(kind)
-        source = "measured" if kind in calibration.rates else "by default"
+        source = "measured" if kind in calibration.rates else "default"
         yield (
             f"{kind}, {source}: op {rate.op:.3g} s, message {rate.message:.3g} s; per "
             f"byte: link {rate.link:.3g} s, add {rate.add:.3g} s, "

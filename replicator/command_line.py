@@ -37,7 +37,7 @@ def parse(argv: Sequence[str], own: flags.FlagValues | None = None) -> list[str]
         cut = list(argv).index(_TO_MODULE) if _TO_MODULE in argv else len(argv)
         return [*_parse_apart(argv[:cut], own), *argv[cut:]]
     except flags.UnrecognizedFlagError as error:
-        hint = "" if own is None else " (flags of the module's own go behind --)"
+        hint = "" if own is None else " (the module's own flags go after --)"
         sys.exit(fail(f"{error}{hint}"))
     except flags.Error as error:
         sys.exit(fail(error))
@@ -137,7 +137,7 @@ def check_outputs(*given: flags.FlagHolder[str | None]) -> None:
             continue
         other = flags_by_path.setdefault(os.path.abspath(flag.value), flag.name)
         if other != flag.name:
-            raise BadInput(f"--{other} and --{flag.name} name one file")
+            raise BadInput(f"--{other} and --{flag.name} name the same file")
         try:
             _try_to_write(flag.value)
         except (OSError, ValueError) as error:

@@ -141,9 +141,9 @@ class Build:
                     f"for replicas 0 and 1, and the other "
                     f"{self.world.num_local - 2} are copies.",
                     [f"at {errors.user_line()}"],
-                    "pass what differs by the inputs, as a tensor (an input_fn "
-                    "knows ctx.replica_id); or build every replica by itself, "
-                    'build="trace".',
+                    "pass values that differ through the inputs, as tensors (an "
+                    "input_fn knows ctx.replica_id); or build each replica "
+                    'separately with build="trace".',
                 )
             )
 
@@ -336,7 +336,7 @@ def require(what: str) -> ReplicaContext:
         error = errors.ContextError(
             errors.compose(
                 f"{what} was called outside a step.",
-                fix="call it inside the step_fn that you hand to Replicator.run or "
+                fix="call it inside the step_fn that you pass to Replicator.run or "
                 "Replicator.build; a gradient through a communication must be taken "
                 "inside the step as well.",
             )

@@ -57,7 +57,7 @@ def resolve(
             seen.add(name)
     if not resolved or not all(resolved):
         raise _error(
-            f"devices is {errors.shown(devices)}: no device for a replica.",
+            f"devices is {errors.shown(devices)}, which names no device.",
             "name at least one, or pass None for all accelerators (the CPU, if "
             "there is none).",
         )
@@ -116,7 +116,8 @@ def _check_peers(
     if idle:
         raise _error(
             f"no device of host {min(idle)} ({known.addresses[min(idle)]}) is listed.",
-            "list one of each host at least, or start the program on fewer hosts.",
+            "list at least one device of each host, or start the program on fewer "
+            "hosts.",
         )
 
 
@@ -262,7 +263,7 @@ def _full_name(name: Any, own_task: tf.DeviceSpec) -> str:
             raise ValueError
     except (ValueError, TypeError):
         raise _error(
-            f"{errors.shown(name)} is no device name.",
+            f"{errors.shown(name)} is not a device name.",
             "name devices as CPU:0, GPU:1 or /job:worker/task:0/device:GPU:0.",
         ) from None
     spec = spec.replace(
@@ -287,8 +288,8 @@ def _make_logical_cpus(names: Sequence[str], own_task: tf.DeviceSpec) -> None:
     if needed > _MOST_CPUS:
         raise _error(
             f"CPU:{needed - 1} would be one of {needed} logical CPU devices; the CPU "
-            f"is split into {_MOST_CPUS} at most.",
-            f"name CPUs below CPU:{_MOST_CPUS}; as many as there are cores are enough.",
+            f"can be split into at most {_MOST_CPUS}.",
+            f"name CPUs below CPU:{_MOST_CPUS}; one for each core is enough.",
         )
     cpu = tf.config.list_physical_devices("CPU")[0]
     if tf.config.get_logical_device_configuration(cpu) is not None:
@@ -311,14 +312,14 @@ def _check_existence(names: Sequence[str], own_task: tf.DeviceSpec) -> None:
         listing += f" and {len(logical) - _MOST_NAMED} more"
     if any(_local_cpu_count([name], own_task) for name in missing):
         fix = (
-            "the CPU can only be split before TensorFlow has started: make the "
+            "the CPU can only be split before TensorFlow has started: create the "
             "Replicator earlier, or call, before anything else of TensorFlow,\n"
             "  tf.config.set_logical_device_configuration(\n"
             '      tf.config.list_physical_devices("CPU")[0],\n'
             f"      [tf.config.LogicalDeviceConfiguration()] * {needed})"
         )
     else:
-        fix = "name devices of this list."
+        fix = "name devices from this list."
     at = _host_of(missing[0])
     raise _error(f"{missing[0]}{at} does not exist; there are {listing}.", fix)
 

@@ -158,9 +158,9 @@ def _refused(operation: str, values: PerReplica) -> errors.PerReplicaError:
             f"{operation} of a PerReplica, which is a tuple of {len(values)} values, "
             "one per replica.",
             [f"at {errors.user_line()}"],
-            "take one of them, loss[0]; or all, tf.reduce_mean(loss) or np.mean(loss); "
-            "or let step_fn return what is equal everywhere, repl.all_reduce(loss, "
-            '"mean"), and use float(loss).',
+            "use one of them, loss[0]; or all, tf.reduce_mean(loss) or np.mean(loss); "
+            "or return a value from step_fn that is equal on all replicas, "
+            'repl.all_reduce(loss, "mean"), and use float(loss).',
         )
     )
 
@@ -202,7 +202,7 @@ def _common(values: PerReplica, operation: str) -> Any:
                         f"replica {r}: {_short(replica_values[r])}",
                         f"at {errors.user_line()}",
                     ],
-                    "take one of them, loss[0]; or all, tf.reduce_mean(loss); or let "
+                    "use one of them, loss[0]; or all, tf.reduce_mean(loss); or let "
                     'step_fn return repl.all_reduce(loss, "mean").',
                 )
             )

@@ -80,7 +80,7 @@ def test_files_that_can_be_written_stay_as_they_are(
         (("--one=old/file",), "--one: NotADirectoryError"),
         (("--one=" + "a" * 5000,), "--one: OSError"),
         (("--one=a\0b",), "--one: ValueError"),
-        (("--one=new", "--two=./new"), "--one and --two name one file"),
+        (("--one=new", "--two=./new"), "--one and --two name the same file"),
     ],
 )
 def test_files_that_cannot_be_written_are_refused_before_all_else(

@@ -347,7 +347,7 @@ def test_an_input_fn_that_is_new_each_time_is_warned_of_once(
     ]
     assert len(messages) == 1
     assert "input_fn at " in messages[0] and "test_freshness.py:" in messages[0]
-    assert "inputs start over" in messages[0] and "outside of the loop" in messages[0]
+    assert "inputs start over" in messages[0] and "outside the loop" in messages[0]
 
 
 def test_nothing_is_kept_of_functions_that_are_gone() -> None:

@@ -300,7 +300,7 @@ def test_metrics_made_outside_are_refused() -> None:
 
     with pytest.raises(
         replicator.ContextError,
-        match=r"(?s)made outside of the context.*test_keras_layers.py:\d+ in step_fn",
+        match=r"(?s)created outside the context.*test_keras_layers.py:\d+ in step_fn",
     ):
         repl.run(step_fn)
     assert float(metric.result()) == 0.0

@@ -27,11 +27,11 @@ def test_it_says_versions_devices_and_what_is_installed(capsys) -> None:
         f"- tensorflow {tf.__version__}",
         "- /physical_device:CPU:0",
         "cores",
-        "cpu, by default: op ",
+        "cpu, default: op ",
         "- rich: ",
     ):
         assert text in output
-    assert "not to be found out" not in output
+    assert "cannot be determined" not in output
 
 
 def test_a_calibration_is_named(capsys, monkeypatch, tmp_path) -> None:
@@ -50,7 +50,7 @@ def test_what_is_broken_is_a_line(capsys, monkeypatch, tmp_path, content) -> Non
         path.write_text(content)
     monkeypatch.setenv(rates.VARIABLE, str(path))
     output = _printed(capsys)
-    assert "- not to be found out: ArgumentError: cannot read a calibration" in output
+    assert "- cannot be determined: ArgumentError: cannot read a calibration" in output
     assert "### Environment" in output and "Traceback" not in output
 
 

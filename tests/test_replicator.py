@@ -294,7 +294,7 @@ def test_an_optimizer_is_refused_where_the_replicator_that_wrapped_it_does_not_r
         ContextError, match="was wrapped by the Replicator on"
     ) as caught:
         one.run(functools.partial(step_fn, optimizer))
-    assert "Fix: wrap it by wrap_optimizer of the Replicator that runs" in str(
+    assert "Fix: wrap it with wrap_optimizer of the Replicator that runs" in str(
         caught.value
     )
     result = one.run(functools.partial(step_fn, other))  # on the same devices
@@ -394,7 +394,7 @@ def test_a_step_fn_that_is_new_each_time_is_warned_of_once(caplog):
         r.getMessage() for r in caplog.records if "new function" in r.getMessage()
     ]
     assert len(messages) == 1
-    assert "test_replicator.py:" in messages[0] and "outside of the loop" in messages[0]
+    assert "test_replicator.py:" in messages[0] and "outside the loop" in messages[0]
 
 
 # --- Plans ----------------------------------------------------------------------------

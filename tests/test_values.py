@@ -159,7 +159,7 @@ def test_values_that_differ_are_no_one_value(use, one, two):
     assert "whose replicas hold different values" in message
     assert "replica 0: " in message and "replica 2: " in message
     assert "test_values.py:" in message
-    assert "Fix: take one of them, loss[0]; or all, tf.reduce_mean(loss)" in message
+    assert "Fix: use one of them, loss[0]; or all, tf.reduce_mean(loss)" in message
 
 
 _OTHERS = {
@@ -191,7 +191,7 @@ def test_arithmetic_and_comparisons_are_refused(other):
             message = str(caught.value)
             assert "of a PerReplica, which is a tuple of 2 values" in message
             assert "test_values.py:" in message
-            assert "Fix: take one of them, loss[0]" in message
+            assert "Fix: use one of them, loss[0]" in message
             assert (
                 "tf.reduce_mean(loss)" in message and "repl.all_reduce(loss" in message
             )

@@ -110,9 +110,9 @@ def refuse_padding() -> None:
     """
     raise errors.InputError(
         errors.compose(
-            'remainder="pad" fills the last round of inputs that each host makes by '
-            "itself, which no host can in between-graph mode: how many examples the "
-            "others have, it does not know.",
+            'remainder="pad" cannot fill the last round of inputs that each host '
+            "creates by itself in between-graph mode: no host knows how many examples "
+            "the others have.",
             [f"at {errors.user_line()}"],
             "pass a Dataset, or an input_fn without an InputContext, which is the same "
             "on every host.",

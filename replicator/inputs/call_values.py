@@ -66,7 +66,7 @@ class CallValues:
             self._numbered, self.key = self._taken(values)
         except RecursionError:
             raise self._refused(
-                "a nest that is too deep, or holds itself", "pass a flat structure."
+                "a nest that is too deep, or contains itself", "pass a flat structure."
             ) from None
         if not self.leaves and what != "args":
             raise self._refused("no tensor", "pass tensors or arrays.")
@@ -103,7 +103,7 @@ class CallValues:
             if kind is PerReplica and len(value) != self._num_local:
                 raise self._refused(
                     f"a PerReplica of {len(value)} values",
-                    f"there are {self._num_local} replicas, and each gets its own.",
+                    f"pass one value for each of the {self._num_local} replicas.",
                 )
             self.each |= kind is PerReplica
             entries = [self._taken(entry) for entry in value]
@@ -122,9 +122,10 @@ class CallValues:
                 hash(facts)
             except TypeError as error:
                 raise self._refused(
-                    f"a {kind.__name__} with metadata that has no hash "
+                    f"a {kind.__name__} whose metadata cannot be hashed "
                     f"({errors.told(error)})",
-                    "return metadata of numbers, texts and tuples from __tf_flatten__.",
+                    "return metadata of numbers, strings and tuples from "
+                    "__tf_flatten__.",
                 ) from error
             entries = [self._taken(entry) for entry in parts]
             object_ = _Object(kind, facts, [n for n, _ in entries])
@@ -143,7 +144,7 @@ class CallValues:
         except TypeError as error:
             raise self._refused(
                 f"a dict whose keys cannot be sorted ({errors.told(error)})",
-                "let the keys of a dict be of one type, such as texts.",
+                "use keys of one type, such as strings.",
             ) from error
 
     def _leaf(self, value: Any) -> Any:
@@ -155,8 +156,8 @@ class CallValues:
         if _is_variable(value):
             raise self._refused(
                 f"the variable {errors.shown(getattr(value, 'name', value))}",
-                "step_fn uses variables, models and optimizers as it finds them around "
-                "it; pass tf.identity(variable) for the value of now.",
+                "let step_fn use variables, models and optimizers from the code around "
+                "it; pass tf.identity(variable) for the current value.",
             )
         try:
             if checks.source_kind(value) != "a tensor structure":
@@ -168,10 +169,11 @@ class CallValues:
             return base.usable(value)
         except base.UNCONVERTED as error:
             raise self._refused(
-                f"{type(value).__name__} {errors.shown(value)}, which is no tensor "
+                f"{type(value).__name__} {errors.shown(value)}, which is not a tensor "
                 f"here ({errors.told(error)})",
                 "pass tensors, arrays and numbers, or tuples, lists and dicts of them; "
-                "what else step_fn needs it finds around it, or by functools.partial.",
+                "let step_fn get all else from the code around it, or by "
+                "functools.partial.",
             ) from error
 
     def _refused(self, given: str, fix: str) -> errors.ReplicatorError:

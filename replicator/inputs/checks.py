@@ -14,7 +14,7 @@ from replicator.primitives import base
 
 DATASETS = (tf.data.Dataset, tf.compat.v1.data.Dataset)
 _SOURCES = (
-    "return a tf.data.Dataset (of several, their tf.data.Dataset.zip), a function "
+    "return a tf.data.Dataset (for several, tf.data.Dataset.zip of them), a function "
     "without arguments that returns a nest of tensors, or a nest of tensors."
 )
 
@@ -30,7 +30,7 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
             "tf.data.Dataset.from_generator(function, output_signature=...).",
         )
     if kind == "a function" and required(source):
-        raise useless(*giver, "a function that must be given arguments")
+        raise useless(*giver, "a function that requires arguments")
     if kind == "a tensor structure":
         check_element(source, *giver)
     if input_mode == "per_worker" and kind != "a Dataset":
@@ -75,18 +75,18 @@ def check_here(dataset: tf.data.Dataset) -> None:
     if tf.executing_eagerly():
         if not symbolic:
             return
-        where = "of another graph, or a function's own (an argument of it, say)"
+        where = "of another graph or function (an argument of it, say)"
     elif symbolic and variant.graph is tf.compat.v1.get_default_graph():
         return
     else:
-        where = "of another graph" if symbolic else "made eagerly"
+        where = "of another graph" if symbolic else "created eagerly"
     raise errors.InputError(
         errors.compose(
-            f"the inputs are a Dataset {where}, whose iterator could not go on from "
+            f"the inputs are a Dataset {where}, whose iterator could not continue from "
             "step to step here.",
             [f"at {errors.user_line()}"],
-            "make the Dataset where the step is run from, outside of tf.functions, in "
-            "the same tf.Graph if there is one; or pass an input_fn that makes it.",
+            "create the Dataset where the step is run from, outside tf.functions, in "
+            "the same tf.Graph if there is one; or pass an input_fn that creates it.",
         )
     )
 
@@ -104,7 +104,7 @@ def check_element(element: Any, what: str, giver: Any) -> None:
     try:
         leaves = tf.nest.flatten(element)
     except base.UNCONVERTED as error:
-        problem = f"what is no nest of tensors ({errors.told(error)})"
+        problem = f"a value that is not a nest of tensors ({errors.told(error)})"
         raise useless(what, giver, problem) from error
     if not leaves or any(leaf is None for leaf in leaves):
         description = f"{errors.shown(element)}, which holds no tensor"
@@ -118,7 +118,7 @@ def check_element(element: Any, what: str, giver: Any) -> None:
             spec = None
         if spec is None or isinstance(spec, tf.data.DatasetSpec):
             name = type(leaf).__name__
-            raise useless(what, giver, f"{name}, which is no tensor") from None
+            raise useless(what, giver, f"{name}, which is not a tensor") from None
 
 
 def useless(
@@ -168,7 +168,7 @@ def check_alike(specs: Sequence[Any]) -> None:
                         f"replica {r}: {errors.shown(spec)}",
                         f"at {errors.user_line()}",
                     ],
-                    "let the elements of all replicas have one structure, and the same "
+                    "give the elements of all replicas the same structure and the same "
                     "dtypes.",
                 )
             )

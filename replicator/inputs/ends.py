@@ -45,9 +45,9 @@ def check_batches(spec: Any) -> None:
         return
     raise errors.InputError(
         errors.compose(
-            'remainder="pad" fills the last round with batches of no examples, which '
-            f"elements of {errors.shown(spec)} cannot be: not all of their tensors are "
-            "known to have a first axis.",
+            'remainder="pad" fills the last round with empty batches, but elements of '
+            f"{errors.shown(spec)} cannot be empty: not all of their tensors are known "
+            "to have a first axis.",
             [f"at {errors.user_line()}"],
             "batch the dataset, dataset.batch(1) if need be.",
         )

@@ -315,5 +315,5 @@ def _identities(element: Any, source: Any) -> Any:
             lambda leaf: tf.identity(base.usable(leaf)), element, expand_composites=True
         )
     except base.UNCONVERTED as error:
-        description = f"what is no nest of tensors ({errors.told(error)})"
+        description = f"a value that is not a nest of tensors ({errors.told(error)})"
         raise checks.useless("the function", source, description) from error

@@ -69,7 +69,7 @@ class InputContext:
         if whole is None or abs(whole) > arguments.LARGEST:
             raise errors.InputError(
                 errors.compose(
-                    f"a global batch cannot be of {errors.shown(global_batch_size)} "
+                    f"a global batch cannot have {errors.shown(global_batch_size)} "
                     "examples.",
                     fix="global_batch_size is a positive int.",
                 )

@@ -235,7 +235,7 @@ def _takes_context(input_fn: Callable[..., Any]) -> bool:
         names = ", ".join(p.name for p in required)
         raise errors.InputError(
             errors.compose(
-                f"input_fn {checks.name_of(input_fn)} must be given {names}.",
+                f"input_fn {checks.name_of(input_fn)} requires the arguments {names}.",
                 errors.sites_of("input_fn", input_fn),
                 "let it take an InputContext, or nothing.",
             )

@@ -84,7 +84,7 @@ def warn_of_those_that_stay(sited: Iterable[Sited], made_by: Any) -> None:
         return
     line = errors.definition(made_by) if callable(made_by) else ""
     logging.warning(
-        "The datasets of the input_fn at %s are not made on the hosts of their "
+        "The datasets of the input_fn at %s are not created on the hosts of their "
         "replicas: each %s. They stay in this process, and all their batches cross "
         "the network.",
         line or errors.user_line(),

@@ -93,8 +93,8 @@ class Position(tf.train.experimental.PythonState):
                     errors.compose(
                         "the position of an input cannot be saved: "
                         f"{errors.told(error)}.",
-                        fix="leave repl.inputs out of the checkpoint, and have the "
-                        "dataset begin behind what was read: dataset.skip(...).",
+                        fix="leave repl.inputs out of the checkpoint, and let the "
+                        "dataset skip what was already read: dataset.skip(...).",
                     )
                 ) from error
         positions = bytes(tf.io.serialize_tensor(tf.stack(states)).numpy())
@@ -118,11 +118,11 @@ class Position(tf.train.experimental.PythonState):
         if len(states) != len(self._iterators):
             raise errors.InputError(
                 errors.compose(
-                    f"a checkpoint holds the positions of {len(states)} pipelines, and "
+                    f"a checkpoint holds the positions of {len(states)} pipelines, but "
                     f"there are {len(self._iterators)}.",
                     fix="run as many replicas as before; or deal one dataset to all of "
-                    'them, or split it by input_mode="global_batch", which goes on '
-                    "with any number.",
+                    'them, or split it with input_mode="global_batch", which can '
+                    "continue with any number.",
                 )
             )
         for state, (iterator, home) in zip(states, self._iterators, strict=True):
@@ -142,9 +142,10 @@ class Position(tf.train.experimental.PythonState):
             raise errors.InputError(
                 errors.compose(
                     f"a checkpoint holds the positions of inputs of "
-                    f"{len(parts) or 1} hosts, and the program runs on {count}.",
-                    fix="run it on as many hosts; or leave repl.inputs out of the "
-                    "checkpoint, and have the datasets begin behind what was read.",
+                    f"{len(parts) or 1} hosts, but the program runs on {count}.",
+                    fix="run it on as many hosts as before; or leave repl.inputs out "
+                    "of the checkpoint, and let the datasets skip what was already "
+                    "read.",
                 )
             )
         return base64.b64decode(parts[self._peers.own])

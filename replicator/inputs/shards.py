@@ -90,8 +90,9 @@ def batch_size(batch: Any) -> int | tf.Tensor:
                 f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
                 "replicas: its tensors differ in their first dimension, "
                 f"{', '.join(map(str, sorted(sizes)))}.",
-                fix="let every tensor of a batch hold one row per example; what all "
-                "examples share belongs in step_fn or the model, or is a scalar.",
+                fix="give every tensor of a batch one row per example; a value that "
+                "all examples share belongs in step_fn or the model, or must be a "
+                "scalar.",
             )
         )
     if sizes:
@@ -130,7 +131,7 @@ def _checked_size(leaves: list[Any]) -> tf.Tensor:
                 "numbers of examples:",
                 first,
                 other,
-                "Fix: let all tensors of a batch have a row for each example.",
+                "Fix: give every tensor of a batch one row per example.",
             ],
         )
         for other in others

@@ -17,8 +17,8 @@ from replicator.inputs import moving
 from replicator.world import World
 
 _FIX = (
-    "let the input_fn take an InputContext, and make a part for each replica; or call "
-    "tf.random.set_seed(...) at the beginning of the program."
+    "let the input_fn take an InputContext, and create a shard for each replica; or "
+    "call tf.random.set_seed(...) at the beginning of the program."
 )
 
 
@@ -47,7 +47,7 @@ def check(made_by: Any, dataset: tf.data.Dataset, peers: Peers) -> None:
         raise errors.InputError(
             errors.compose(
                 "every host reads the whole of a dataset that draws random numbers "
-                "without a seed, and would read something else.",
+                "without a seed, and would read different elements.",
                 errors.sites_of("input_fn", made_by) if callable(made_by) else [],
                 _FIX,
             )

@@ -66,7 +66,7 @@ def _refuse_keras_loop(replica_id: int) -> None:
     raise errors.ContextError(
         errors.compose(
             f"Keras' {loop} was called on replica {replica_id} in a step: it is a loop "
-            "over batches, around steps of its own.",
+            "over batches, with steps of its own.",
             [f"at {errors.user_line()}"],
             f"in step_fn, {instead}, or write the step out; or call {loop} outside of "
             "steps.",
@@ -83,8 +83,9 @@ def _refuse_missing_copy(replica_id: int) -> None:
     name = first.name if isinstance(first, tf.Variable) else errors.shown(variable)
     raise errors.ContextError(
         errors.compose(
-            f"replica {replica_id} uses {name}, which was made under a strategy of "
-            f"tf.distribute and has {len(variable.values)} copies, none for it.",
+            f"replica {replica_id} uses {name}, which was created under a "
+            f"tf.distribute strategy and has {len(variable.values)} copies, none for "
+            "it.",
             [f"at {errors.user_line()}"],
             "create the model under `with repl.context():`, in place of "
             "`strategy.scope()`.",
@@ -214,7 +215,7 @@ def _name_of(reduce_op: Any, what: str) -> str:
     name = getattr(reduce_op, "value", reduce_op)
     if not isinstance(name, str) or name.lower() not in ("sum", "mean"):
         raise base.bad_argument(
-            what, f"was given reduce_op={reduce_op!r}", 'it is "SUM" or "MEAN".'
+            what, f"was given reduce_op={reduce_op!r}", 'reduce_op is "SUM" or "MEAN".'
         )
     return name.lower()
 

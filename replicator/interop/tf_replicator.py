@@ -246,7 +246,7 @@ def _check_values(what: str, values: Any, empty: bool = False) -> None:
             what,
             f"was given values={errors.shown(values)}",
             f"values are a list or tuple{'' if empty else ' of at least one entry'}; "
-            "tf.unstack makes one of a tensor.",
+            "tf.unstack makes a list from a tensor.",
         )
 
 

@@ -94,7 +94,7 @@ def _refuse_of_strategy(who: str, variable: Any) -> None:
     raise errors.ContextError(
         errors.compose(
             f"{who} on replica {replica.replica_id} was given variable "
-            f"{variable.name}, which was made under a strategy of tf.distribute.",
+            f"{variable.name}, which was created under a tf.distribute strategy.",
             [f"at {errors.user_line()}"],
             "create the model under `with repl.context():`, in place of "
             "`strategy.scope()`.",

@@ -105,10 +105,10 @@ class KerasAdapter(Wrapped):
             if place in replica.build.knowledge:
                 raise errors.ContextError(
                     errors.compose(
-                        f"{type(self).__name__} is made anew each time the step is "
+                        f"{type(self).__name__} is created again each time the step is "
                         "built: its scale is not known when the loss is scaled.",
                         [f"at {errors.user_line()}"],
-                        "create it outside of step_fn, under `with repl.context():`.",
+                        "create it outside step_fn, under `with repl.context():`.",
                     )
                 )
             replica.build.findings["scaled early", id(self)] = place

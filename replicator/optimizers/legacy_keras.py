@@ -132,8 +132,8 @@ def _refuse_combined(optimizer: Any, options: dict[str, Any]) -> None:
     if is_skipped or not options.get("experimental_aggregate_gradients", True):
         raise errors.ArgumentError(
             errors.compose(
-                f"{type(optimizer).__name__} is wrapped, and combines the gradients of "
-                "the replicas, but is told that they are combined already.",
+                f"{type(optimizer).__name__} is wrapped and combines the gradients of "
+                "the replicas, but the call says that they are already combined.",
                 [f"at {errors.user_line()}"],
                 "leave out skip_gradients_aggregation=True (or "
                 "experimental_aggregate_gradients=False), and the all_reduce before "

@@ -142,11 +142,11 @@ def _refuse_handles(optimizer: Any, variable: PartitionedVariable) -> None:
         return
     raise errors.UnsupportedError(
         errors.compose(
-            f"{type(optimizer).__name__} is not known to update each element by what "
-            f"belongs to it alone, and writes variables by their handles; but variable "
-            f"{variable.name} is in {len(variable.parts)} parts.",
+            f"{type(optimizer).__name__} is not known to update each element from its "
+            f"own values alone, and writes variables by their handles; but variable "
+            f"{variable.name} is split into {len(variable.parts)} parts.",
             [f"at {errors.user_line()}"],
-            "use an optimizer of the library itself, without a constraint on the "
+            "use one of the library's own optimizers, without a constraint on the "
             "variable, or one of Keras 3; or a strategy that leaves this variable "
             "whole.",
         )

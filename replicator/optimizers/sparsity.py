@@ -212,7 +212,7 @@ class _Passed:
             raise errors.MismatchError(
                 errors.compose(
                     "the replicas apply gradients of different variables, or in "
-                    "another order.",
+                    "a different order.",
                     sites,
                     "pass the same variables in the same order on every replica; "
                     "the gradient of a variable that a replica does not use is None.",
@@ -223,6 +223,6 @@ class _Passed:
                 errors.compose(
                     "the replicas apply gradients with a weight and without one.",
                     sites,
-                    "give a weight on every replica, or on none.",
+                    "pass a weight on every replica, or on none.",
                 )
             )

@@ -61,15 +61,15 @@ def wrap_optimizer(
         raise base.bad_argument(
             "wrap_optimizer",
             f"was given accumulation_steps={errors.shown(accumulation_steps)}",
-            "it is the number of steps per update, a positive int.",
+            "accumulation_steps is the number of steps per update, a positive int.",
         )
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(optimizer, Wrapped) or isinstance(inner, Wrapped):
         raise errors.ArgumentError(
             errors.compose(
-                f"the optimizer {type(optimizer).__name__} is wrapped already; its "
+                f"the optimizer {type(optimizer).__name__} is already wrapped; its "
                 "gradients would be combined twice.",
-                fix="wrap it once; of two nested optimizers, the outer.",
+                fix="wrap it once; of two nested optimizers, wrap the outer one.",
             )
         )
     adapter = _adapter_for(optimizer)
@@ -138,7 +138,7 @@ def _check_variables(optimizer: Any, num_replicas: int) -> None:
             raise errors.ContextError(
                 errors.compose(
                     f"the optimizer {type(optimizer).__name__} holds variable "
-                    f"{variable.name}, which was made outside of the context and would "
+                    f"{variable.name}, which was created outside the context and would "
                     "be updated once per replica.",
                     [f"at {errors.user_line()}"],
                     "create the optimizer (or load the model that holds it) under "

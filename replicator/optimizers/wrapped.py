@@ -91,10 +91,10 @@ class Wrapped:
         by_examples = False
         if weight is not None:
             weight = all_reduce.as_weight(name, weight)
-            how += ", with a weight of its own"
+            how += ", with its own weight"
         elif id(self) in replica.weighed:
             replica.weighed.remove(id(self))
-            how += ", whose loss is weighed"
+            how += ", whose loss is weighted"
         elif self._replicator_combiner.op == "mean":
             by_examples = True
             single_step = self._replicator_combiner.accumulation_steps == 1
@@ -142,8 +142,8 @@ class Wrapped:
         combiner.warned = True
         logging.warning(
             "Keras' %s applies a wrapped %s outside of any step: it trains on one "
-            "device, and %d of the Replicator's %d replicas do nothing. Let it run on "
-            "all of them, repl.keras_model(model), or with AutoDist "
+            "device, and %d of the Replicator's %d replicas do nothing. To run on all "
+            "of them, use repl.keras_model(model), or with AutoDist "
             "autodist.keras_model(model); or write the loop, with "
             "repl.run(model.train_step, input_fn).",
             _tf.keras_loop(),
@@ -166,7 +166,7 @@ class Wrapped:
                 f"{replica.replica_id} in a step of another Replicator, on "
                 f"{list(replica.build.world.devices)}.",
                 [f"at {errors.user_line()}"],
-                "wrap it by wrap_optimizer of the Replicator that runs the step.",
+                "wrap it with wrap_optimizer of the Replicator that runs the step.",
             )
         )
 

@@ -277,7 +277,7 @@ def _whole(slices: Sequence[tf.Tensor], like: tf.Tensor, device: str) -> tf.Tens
 def _check_gpus(matched: Matched) -> None:
     """Raises ArgumentError unless the participants run on GPUs of one host."""
     if not rates.are_gpus(matched.devices):
-        raise _unsupported(matched, "nccl", "needs GPUs of one host")
+        raise _unsupported(matched, "nccl", "needs GPUs on one host")
 
 
 def _unsupported(matched: Matched, name: str, problem: str) -> errors.ArgumentError:
@@ -285,6 +285,6 @@ def _unsupported(matched: Matched, name: str, problem: str) -> errors.ArgumentEr
         errors.compose(
             f"algorithm={name!r} {problem}.",
             [call.site() for call in matched.calls],
-            "name another algorithm, or none for the cheapest one.",
+            "name another algorithm, or pass None for the cheapest one.",
         )
     )

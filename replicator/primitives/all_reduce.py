@@ -97,9 +97,9 @@ def _warn_of_uneven_shards() -> None:
         return
     logging.log_first_n(
         logging.WARNING,
-        'The all_reduce of "mean" at %s weighs all replicas alike, though their shards '
-        "of a batch may hold different numbers of examples, or none. Where it shall be "
-        "the mean over the examples, pass weight=repl.weight.",
+        'The all_reduce of "mean" at %s weights all replicas equally, though their '
+        "shards of a batch may hold different numbers of examples, or none. For the "
+        "mean over the examples, pass weight=repl.weight.",
         1,
         errors.user_line(),
     )

@@ -181,8 +181,8 @@ def _check(
                 "all_to_all",
                 f"cannot cut {value} into {count} slices of one size along "
                 f"split_axis={split_axis}",
-                "make the size a multiple of the number of replicas, or say by "
-                "splits=[...] how much each one is handed.",
+                "make the size a multiple of the number of replicas, or say with "
+                "splits=[...] how much each one is sent.",
             )
         return
     static_sizes = tf.get_static_value(sizes)
@@ -332,10 +332,11 @@ def _check_shapes(
         return [*checks, *unknown_shapes.equal(rest)]
 
     if splits:
-        problem = "the tensors of the replicas do not fit, or not to their splits"
+        problem = "the tensors of the replicas do not fit one another, or their splits"
         fix = (
-            "let splits add up to the size along split_axis; the sizes along other "
-            "axes than the two are alike, and so are splits where the two differ."
+            "let splits add up to the size along split_axis, and make the sizes along "
+            "all other axes but concat_axis equal, and the splits too if the two "
+            "differ."
         )
     else:
         problem = (
@@ -344,7 +345,7 @@ def _check_shapes(
         )
         fix = (
             f"pass tensors of one shape whose size there is a multiple of {count}, or "
-            "say by splits=[...] how much each replica is sent."
+            "say with splits=[...] how much each replica is sent."
         )
     return unknown_shapes.check(matched, column, conditions, problem, fix, also=splits)
 
@@ -363,10 +364,10 @@ def _check_joinable(matched: Matched, n: int, column: Sequence[tf.Tensor]) -> No
         elif not expected.is_compatible_with(sizes):
             raise errors.MismatchError(
                 errors.compose(
-                    f"all_to_all hands replica {matched.group[n]} slices that cannot "
+                    f"all_to_all sends replica {matched.group[n]} slices that cannot "
                     f"be joined along concat_axis={axis}: {expected} and {sizes}.",
                     [first.site(), call.site()],
-                    "let all replicas hand a replica as much along split_axis, or "
+                    "let all replicas send a replica equally much along split_axis, or "
                     "split and join along the same axis.",
                 )
             )

@@ -60,7 +60,7 @@ def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
             shown = f"{type(leaf).__name__} {errors.shown(leaf)}"
             raise bad_argument(
                 what,
-                f"was given {shown}, which is no tensor",
+                f"was given {shown}, which is not a tensor",
                 "pass tensors, numbers, arrays or variables, or a nest of them.",
             ) from error
     return leaves
@@ -73,9 +73,9 @@ def _flat(value: Any, what: str) -> list[Any]:
     except UNCONVERTED as error:
         raise bad_argument(
             what,
-            f"was given what is no nest of tensors ({errors.told(error)})",
+            f"was given a value that is not a nest of tensors ({errors.told(error)})",
             "pass a tensor, or lists, tuples and dicts of them; the keys of a dict "
-            "are of one type, which can be sorted.",
+            "must be of one type that can be sorted.",
         ) from error
 
 
@@ -108,8 +108,9 @@ def _checked_slices(slices: tf.IndexedSlices, what: str) -> tf.IndexedSlices:
     except UNCONVERTED as error:
         raise bad_argument(
             what,
-            f"was given IndexedSlices of what is no tensor ({errors.told(error)})",
-            "make them of tensors: tf.IndexedSlices(values, indices, dense_shape).",
+            f"was given IndexedSlices of values that are not tensors "
+            f"({errors.told(error)})",
+            "create them from tensors: tf.IndexedSlices(values, indices, dense_shape).",
         ) from error
     if values is slices.values and indices is slices.indices:
         return slices
@@ -131,7 +132,7 @@ def check_replica(what: str, name: str, replica_id: Any, num_replicas: int) -> i
         raise bad_argument(
             what,
             f"was given {name}={errors.shown(replica_id)}",
-            f"{name} is a Python int, the id of a replica; it must be the same on all.",
+            f"{name} is a Python int, the id of a replica, the same on all replicas.",
         )
     if not 0 <= replica_id < num_replicas:
         raise bad_argument(
@@ -150,7 +151,7 @@ def check_root(what: str, root: Any, group: Sequence[int]) -> None:
         raise bad_argument(
             what,
             f"was given root={root}, which is not in the group {list(group)}",
-            "the root is a replica of the group, by its id.",
+            "pass the id of a replica in the group as root.",
         )
 
 

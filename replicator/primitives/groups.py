@@ -59,7 +59,7 @@ class Group:
             raise base.bad_argument(
                 "Group.index",
                 f"was given {errors.shown(replica_id)}, which is not in {self!r}",
-                "ask for a member, by its id.",
+                "pass the id of a member.",
             )
         return self.members.index(replica_id)
 
@@ -106,7 +106,7 @@ class Partition:
             raise base.bad_argument(
                 what,
                 f"was given {self!r}, but there are {replica.num_replicas} replicas",
-                "make the partition by the `groups` of the Replicator that runs the "
+                "create the partition with `groups` of the Replicator that runs the "
                 "step.",
             )
         return next(group for group in self.groups if replica.replica_id in group)
@@ -135,7 +135,7 @@ def make_group(members: Any, num_replicas: int, what: str = "group") -> Group:
         raise base.bad_argument(
             what,
             f"was given {errors.shown(members)} as a group",
-            "a group has at least one replica, and each once.",
+            "list at least one replica, and each once.",
         )
     return Group(tuple(sorted(ids)))
 

@@ -126,7 +126,7 @@ def _check(what: str, name: str, other: Any, tag: Any) -> None:
     if other == replica.replica_id:
         raise base.bad_argument(
             what,
-            f"was given {name}={other}, which is itself",
+            f"was given {name}={other}, which is the replica itself",
             "keep the value in a Python variable.",
         )
     if not arguments.is_whole(tag):
@@ -161,7 +161,7 @@ def _alike(received: tf.Tensor, leaf: tf.TensorSpec | tf.Tensor) -> tf.Tensor:
         "recv",
         [received, leaf],
         unknown_shapes.equal,
-        "what was sent differs in shape from the tensor that it should be like",
+        "the tensor that was sent differs in shape from the one passed to recv",
         "shapes of both",
         "pass a tensor of the shape that is sent, or a tf.TensorSpec of it.",
     )
@@ -276,7 +276,7 @@ def _as_expected(
             matched,
             [sent],
             lambda seen: unknown_shapes.fits(seen[0], spec),
-            "what was sent is not of the shape that recv is told",
+            "the tensor that was sent does not have the shape that recv was given",
             "pass recv a tf.TensorSpec of the shape that is sent; None is any size.",
             [source],
         )

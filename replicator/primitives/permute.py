@@ -99,7 +99,7 @@ def _checked(pairs: Any, members: Sequence[int]) -> Pairs:
     try:
         checked = sorted((source, destination) for source, destination in pairs)
     except base.UNCONVERTED:
-        problem, checked = "which are no pairs", []
+        problem, checked = "which are not pairs", []
     num_replicas = context.require("permute").num_replicas
     for end, name in enumerate(("source", "destination")):
         seen: set[int] = set()
@@ -114,8 +114,8 @@ def _checked(pairs: Any, members: Sequence[int]) -> Pairs:
         raise base.bad_argument(
             "permute",
             f"was given pairs={errors.shown(pairs)}, {problem}",
-            "pairs are (source, destination), by the ids of members of the group "
-            f"{list(members)}, each at most once source and once destination.",
+            "pass pairs (source, destination) of ids of replicas in the group "
+            f"{list(members)}, each at most once as source and once as destination.",
         )
     return checked
 

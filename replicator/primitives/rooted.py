@@ -137,12 +137,14 @@ def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor
             matched,
             [value, *(matched.operands[n][k] for n in unknown)],
             conditions,
-            "the tensor of the root is not of the shape that the other replicas say"
+            "the root's tensor does not have the shape that the other replicas expect"
             + _said(specs[:root] + specs[root + 1 :])
             + (
-                "" if size_is_known else f", or has not {entries} entries, one for each"
+                ""
+                if size_is_known
+                else f", or does not have {entries} entries, one for each"
             ),
-            "let all replicas pass tensors of the shape that the root has, or a "
+            "let all replicas pass tensors of the root's shape, or a "
             "tf.TensorSpec of it.",
             [root, *unknown],
         )

@@ -62,9 +62,9 @@ def reduce(
     if crossing and set(results) != set(crossing.factors):
         raise errors.InternalError(
             errors.compose(
-                "what was told other processes of factors is not so.",
+                "other processes were told of different factors than are used here.",
                 [call.site() for call in matched.calls],
-                "say factors=False, and report this.",
+                "pass factors=False, and report this.",
             )
         )
     if results:

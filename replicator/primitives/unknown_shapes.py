@@ -54,7 +54,7 @@ def _compared(
         return column
     problem, fix = "the tensors of the replicas differ in shape", ONE_SHAPE
     if axis is None:
-        fix += " With axis=0, all_gather and gather take different numbers of rows."
+        fix += " With axis=0, all_gather and gather accept different numbers of rows."
     else:
         problem += f", not only along axis {axis}"
         fix = f"pass tensors that differ in their sizes along axis {axis} only."
@@ -175,7 +175,7 @@ def of_shape(
         primitive,
         [tensor],
         lambda seen: fits(seen[0], tuple(shape)),
-        f"was given {name} of another shape than {list(shape)}",
+        f"was given {name} whose shape is not {list(shape)}",
         f"shape of {name}",
         fix,
     )

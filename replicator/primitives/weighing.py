@@ -177,15 +177,15 @@ def _if_even(
         own: The claim being made.
     """
     problem = (
-        f"{own.who}{unknown_shapes.on_replica(replica)} is given gradients that also "
-        f"{first.who} is given. They come from other replicas, weighed for one of the "
-        "two by the examples that each replica has, and these differ"
+        f"{own.who}{unknown_shapes.on_replica(replica)} is given gradients that "
+        f"{first.who} is also given. They come from other replicas, weighted for one "
+        "of the two by each replica's number of examples, and these numbers differ"
     )
     sites = [f"{claimant.who} at {claimant.line}" for claimant in (first, own)]
     fix = (
-        "take the gradients of each optimizer by a call of tape.gradient of its own, "
-        "with a tf.GradientTape(persistent=True); or feed batches that the replicas "
-        "divide evenly."
+        "take the gradients of each optimizer with its own call of tape.gradient, "
+        "with a tf.GradientTape(persistent=True); or feed batches that divide evenly "
+        "among the replicas."
     )
     shard: Any = replica.shard
     sizes = [shard.count, shard.total]

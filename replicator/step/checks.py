@@ -91,7 +91,7 @@ def check_writes(
                 raise errors.ContextError(
                     errors.compose(
                         f"replica {replica_id} writes a variable in a conditional or a "
-                        f"loop of TensorFlow 1 ({op.type}), where nothing sees to it "
+                        f"loop of TensorFlow 1 ({op.type}), where nothing ensures "
                         "that all replicas write it alike.",
                         [f"at {errors.line_of(op)}"],
                         "call tf.compat.v1.enable_control_flow_v2() at the start of "
@@ -102,7 +102,7 @@ def check_writes(
                 continue
             raise errors.ContextError(
                 errors.compose(
-                    f"replica {replica_id} writes a variable that was made outside of "
+                    f"replica {replica_id} writes a variable that was created outside "
                     f"the context ({_name(outermost(resource))}, by {op.type}); it "
                     "would be written once per replica.",
                     [f"at {errors.line_of(op)}"],
@@ -160,10 +160,10 @@ def check_components(
                         f"variable {variable.name}, by {op.type}.",
                         [f"at {errors.line_of(op)}"],
                         "call the tf.function itself, which is traced per replica, "
-                        "and not its concrete function (a loaded SavedModel has no "
-                        "others). One with jit_compile=True is traced once: make "
-                        "another one for what is called outside of steps, and take "
-                        "gradients of tf.recompute_grad inside of it.",
+                        "not its concrete function (a loaded SavedModel has no "
+                        "others). One with jit_compile=True is traced once: create "
+                        "another one to call outside steps, and take "
+                        "gradients of tf.recompute_grad inside it.",
                     )
                 )
 
@@ -178,10 +178,10 @@ def check_circles(replicas: Sequence[Sequence[tf.Operation]]) -> None:
                 "a replica uses a tensor of another replica directly, and communicates "
                 "with it: they could wait for one another.",
                 [
-                    f"the tensor is made at {errors.line_of(giver)} ({giver.name})",
+                    f"the tensor is created at {errors.line_of(giver)} ({giver.name})",
                     f"and used at {errors.line_of(taker)} ({taker.name})",
                 ],
-                "do not keep tensors of one call of step_fn for the next; hand them "
-                "over by broadcast or all_gather.",
+                "do not keep tensors from one call of step_fn for the next; send them "
+                "with broadcast or all_gather.",
             )
         )

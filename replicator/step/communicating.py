@@ -15,7 +15,7 @@ from replicator.primitives import table
 from replicator.step.draft import Draft
 from replicator.variables import storage
 
-_WRITTEN_TOGETHER = "written by one op together with what is elsewhere"
+_WRITTEN_TOGETHER = "written by one op together with variables elsewhere"
 
 
 def join_calls(draft: Draft) -> None:

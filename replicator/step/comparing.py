@@ -19,8 +19,8 @@ from replicator.step.draft import Draft
 from replicator.variables import drift, elsewhere, python_calls
 
 _SAME_WRITES = (
-    "let all hosts write the same values, computed from the same constants; values "
-    "that differ are made equal by repl.all_reduce or repl.broadcast."
+    "let all hosts write the same values, computed from the same constants; make "
+    "values that differ equal with repl.all_reduce or repl.broadcast."
 )
 
 

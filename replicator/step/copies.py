@@ -130,18 +130,18 @@ def _columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
             if str(tensor.shape) != str(column[0].shape):
                 raise errors.CloneError(
                     errors.compose(
-                        'with build="clone", all replicas are fed tensors of one '
+                        'with build="clone", all replicas must be fed tensors of one '
                         "static shape.",
                         [
                             f"replica 0: {column[0].shape}",
                             f"replica {r}: {tensor.shape}",
                         ],
-                        "let input_fn give equal shapes (of a Dataset, "
+                        "let input_fn return equal shapes (for a Dataset, "
                         "drop_remainder=True). Arrays and tensors of a global batch "
-                        "must have as many rows for each replica: a number that "
-                        "divides; or hand them over by a Dataset, whose batches may "
-                        "have any: Dataset.from_tensor_slices(arrays).batch(size). Or "
-                        'build every replica by itself, build="trace".',
+                        "must divide evenly among the replicas; or pass them as a "
+                        "Dataset, whose batches may have any number of rows: "
+                        "Dataset.from_tensor_slices(arrays).batch(size). Or build "
+                        'each replica separately with build="trace".',
                     )
                 )
     return columns

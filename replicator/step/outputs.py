@@ -35,7 +35,7 @@ def as_output(leaf: Any, step_fn: Any) -> Any:
         raise errors.ReplicatorError(
             errors.compose(
                 f"step_fn returned {type(leaf).__name__} {errors.shown(leaf)}, which "
-                "is no tensor.",
+                "is not a tensor.",
                 errors.sites_of("step_fn", step_fn),
                 "return tensors, numbers, variables, operations, None, or a nest of "
                 "them.",
@@ -71,10 +71,11 @@ def as_outputs(returned: Any, step_fn: Any) -> Any:
     except base.UNCONVERTED as error:
         raise errors.ReplicatorError(
             errors.compose(
-                f"step_fn returned what is no nest of tensors: {errors.told(error)}.",
+                f"step_fn returned a value that is not a nest of tensors: "
+                f"{errors.told(error)}.",
                 errors.sites_of("step_fn", step_fn),
                 "return tensors, or lists, tuples and dicts of them; the keys of a "
-                "dict are of one type, which can be sorted.",
+                "dict must be of one type that can be sorted.",
             )
         ) from error
     tensors = [as_output(leaf, step_fn) for leaf in leaves]

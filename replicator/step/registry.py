@@ -106,17 +106,17 @@ class Steps:
             function.datasets += 1
             if function.datasets == MANY_BUILDS:
                 logging.warning(
-                    "The Dataset at %s has been a new object %d times. Each time the "
-                    "step is built anew, which takes long, and the inputs start over. "
-                    "Make the Dataset once, outside of the loop.",
+                    "The Dataset at %s has been a new object %d times. Each time, the "
+                    "step is built again, which takes long, and the inputs start over. "
+                    "Create the Dataset once, outside the loop.",
                     errors.user_line(),
                     MANY_BUILDS,
                 )
         elif counts.count(changed) == MANY_BUILDS:
             logging.warning(
-                "The %s at %s has been a new function %d times. Each time the step is "
-                "built anew, which takes long, and its inputs start over. Make the "
-                "function once, outside of the loop.",
+                "The %s at %s has been a new function %d times. Each time, the step is "
+                "built again, which takes long, and its inputs start over. Create the "
+                "function once, outside the loop.",
                 name,
                 cache.line_of(changed),
                 MANY_BUILDS,

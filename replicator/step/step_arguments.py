@@ -47,7 +47,7 @@ def check(request: Request) -> None:
         raise base.bad_argument(
             "run",
             f"was given args={errors.shown(request.args)}",
-            "args is a tuple of what step_fn is called with: args=(x,) for one value.",
+            "args is a tuple of arguments for step_fn: args=(x,) for one value.",
         )
     if not arguments.is_choice(request.remainder, ends.REMAINDERS):
         raise base.bad_argument(
@@ -66,8 +66,8 @@ def _check_values(request: Request) -> None:
                 f"input_fn is {type(request.inputs).__name__} "
                 f"{errors.shown(request.inputs)}.",
                 fix="pass a tf.data.Dataset, a function that returns one, lambda: ..., "
-                "or a nest of tensors or arrays; a number or a text that step_fn is "
-                "to be called with belongs in args=(...).",
+                "or a nest of tensors or arrays; a number or string to call step_fn "
+                "with belongs in args=(...).",
             )
         )
     if request.input_mode == "per_worker":
@@ -129,10 +129,10 @@ def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
         description = "one tensor"
     raise errors.ArgumentError(
         errors.compose(
-            f"step_fn takes {parts} arguments of each element of its inputs, which is "
-            f"{description}.",
+            f"step_fn takes {parts} arguments from each element of its inputs, which "
+            f"is {description}.",
             errors.sites_of("step_fn", step_fn),
-            f"let the inputs give tuples of {parts}, as in "
+            f"let the inputs yield tuples of {parts}, as in "
             "tf.data.Dataset.zip(images, labels); or let step_fn take the element as "
             "one argument.",
         )
@@ -146,7 +146,7 @@ def check_session(session: Any) -> None:
         raise base.bad_argument(
             "initialize",
             f"was given {errors.shown(session)}",
-            "pass the tf.compat.v1.Session that runs the step; nothing if the step "
+            "pass the tf.compat.v1.Session that runs the step, or nothing if the step "
             "runs eagerly.",
         )
 

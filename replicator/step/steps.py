@@ -166,7 +166,7 @@ class Step:
                 errors.compose(
                     "the plan of a step was asked for before the step was built.",
                     [f"at {errors.user_line()}"],
-                    "call the step first, which builds it into the graph at hand.",
+                    "call the step first, which builds it into the current graph.",
                 )
             )
         return plan
@@ -181,8 +181,8 @@ class Step:
                 prepared[call_args.key] = self._trace_until_settled(call_args)
                 if len(prepared) == MANY_BUILDS:
                     logging.warning(
-                        "The step at %s has been handed values of %d structures, "
-                        "dtypes or shapes. For each of them it is built anew, which "
+                        "The step at %s has been passed values of %d structures, "
+                        "dtypes or shapes. For each of them it is built again, which "
                         "takes long: pad them to a few shapes.",
                         errors.definition(self._request.step_fn) or errors.user_line(),
                         MANY_BUILDS,

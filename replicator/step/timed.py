@@ -30,10 +30,10 @@ def run(step: Any) -> float:
             if last:
                 raise errors.InputError(
                     errors.compose(
-                        "the inputs have no element for each replica, not even when "
-                        "they are started anew.",
+                        "the inputs do not have one element for each replica, even "
+                        "when they are restarted.",
                         [],
-                        "give them one for each replica, or repeat the dataset, "
+                        "let them yield one for each replica, or repeat the dataset, "
                         "dataset.repeat(); they start over by themselves when they "
                         "end.",
                     )

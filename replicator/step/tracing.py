@@ -86,7 +86,7 @@ def _refuse_uncallable(
             f"step_fn {errors.shown(step_fn)} cannot be called with {len(arguments)} "
             f"arguments: {errors.told(error)}",
             [f"at {errors.user_line()}"],
-            "pass a function of your own, which calls it as it is to be called.",
+            "pass a function of your own that calls it with the right arguments.",
         )
     ) from error
 

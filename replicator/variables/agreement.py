@@ -17,7 +17,7 @@ from replicator.primitives import all_gather, all_reduce, broadcast, reductions
 
 # Keys, each with a variable's, of what a build may know:
 UNEVEN = "written unevenly by an optimizer"
-DOUBTED = "assigned what may differ and has no mean"
+DOUBTED = "assigned values that may differ and have no mean"
 
 
 def is_equal(variable: Any, replica: context.ReplicaContext) -> bool:

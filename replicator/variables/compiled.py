@@ -106,10 +106,10 @@ def _check_outside(function: Any, variable: Any, inside: tf.Tensor) -> None:
         raise errors.ContextError(
             errors.compose(
                 f"a function with jit_compile=True that was traced in a step uses "
-                f"variable {variable.name} outside of one, where it would reach "
+                f"variable {variable.name} outside any step, where it would reach "
                 "replica 0 only.",
                 [f"at {errors.user_line()}"],
-                "make two functions, one to call in steps and one to call outside.",
+                "create two functions, one to call in steps and one to call outside.",
             )
         )
 
@@ -129,6 +129,6 @@ def refuse_to_tell(what: str) -> None:
                 f"a function with jit_compile=True asks for {what}, but is traced once "
                 "for all replicas.",
                 [f"at {errors.user_line()}"],
-                f"pass {what} as an argument, a tensor.",
+                f"pass {what} as a tensor argument.",
             )
         )

@@ -112,7 +112,7 @@ class Components:
                     "needed on each replica: by a function with jit_compile=True, or "
                     "by an op that writes several variables.",
                     [f"at {errors.user_line()}"],
-                    "in asynchronous mode, do without.",
+                    "use neither in asynchronous mode.",
                 )
             )
         world, old = self._world, variable.storage.first

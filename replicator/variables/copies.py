@@ -23,7 +23,7 @@ from replicator.primitives import broadcast
 from replicator.variables import storage
 
 _WRITTEN = "copies written"  # a key of a build's findings
-_BY_OP = "written by an op, past its methods, while replicas have copies of it"
+_BY_OP = "written by an op, not by its methods, while replicas have copies of it"
 
 
 def refresh(variables: Iterable[Any], replica: context.ReplicaContext) -> list[Any]:

@@ -164,8 +164,8 @@ def check(chosen: Chosen, shape: tf.TensorShape, name: str) -> tuple[int, list[i
             return axis, sizes
     raise errors.ArgumentError(
         errors.compose(
-            f"variable {name} of shape {shape} cannot be in parts of {sizes} along "
-            f"axis {axis}.",
+            f"variable {name} of shape {shape} cannot be split into parts of {sizes} "
+            f"along axis {axis}.",
             [f"at {errors.user_line()}"],
             "name one of its axes, and sizes of at least 1 that add up to its length.",
         )

@@ -27,9 +27,9 @@ from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
 
 _EQUAL = (
-    "compute what differs outside of the optimizer, and make it equal on all replicas "
-    "by repl.broadcast or repl.all_reduce; random numbers are equal by "
-    "tf.random.stateless_normal and the like, of equal seeds."
+    "compute values that differ outside the optimizer, and make them equal on all "
+    "replicas with repl.broadcast or repl.all_reduce; for equal random numbers, use "
+    "tf.random.stateless_normal and the like with equal seeds."
 )
 
 
@@ -244,7 +244,7 @@ class _Checker:
                 "all replicas by construction."
             )
             fix = (
-                "wrap it once, where you make it: "
+                "wrap it once, where you create it: "
                 "optimizer = repl.wrap_optimizer(optimizer); or all_reduce its "
                 "gradients in the step."
             )
@@ -255,12 +255,12 @@ class _Checker:
     ) -> NoReturn:
         raise errors.ContextError(
             errors.compose(
-                f"replica 0 writes variable {variable.name} by {ops[0].type}, by which "
-                "the replicas would drift apart.",
+                f"replica 0 writes variable {variable.name} by {ops[0].type}, after "
+                "which the replicas would drift apart.",
                 [_at(ops[0]), *reason],
                 "wrap the optimizer, repl.wrap_optimizer(optimizer); or write it by "
                 "one of the variable's own methods, assign, assign_add, ...; or make "
-                "what is written equal on all replicas, by repl.all_reduce say.",
+                "the value equal on all replicas, with repl.all_reduce for example.",
             )
         )
 
@@ -290,11 +290,13 @@ class _Checker:
                     f"the optimizer {claim.optimizer} updates variable {variable.name} "
                     "on some replicas only, and was not wrapped.",
                     sites,
-                    "let every replica apply it, and wrap it, where you make it: "
+                    "let every replica apply it, and wrap it where you create it: "
                     "optimizer = repl.wrap_optimizer(optimizer).",
                 )
             )
-        difference = "in different numbers" if None in ops else "by different methods"
+        difference = (
+            "different numbers of times" if None in ops else "by different methods"
+        )
         raise errors.MismatchError(
             errors.compose(
                 f"the replicas write variable {variable.name} {difference}: they would "

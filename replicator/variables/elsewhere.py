@@ -35,9 +35,9 @@ def adopt(peers: Peers, variable: tf.Variable) -> None:
     if not tf.executing_eagerly():
         raise errors.ContextError(
             errors.compose(
-                f"variable {variable.name} is made in a tf.Graph.",
+                f"variable {variable.name} is created in a tf.Graph.",
                 [f"at {errors.user_line()}"],
-                "in between-graph mode, make variables while TensorFlow executes "
+                "in between-graph mode, create variables while TensorFlow executes "
                 "eagerly; or run the program in-graph, which needs no --mode=between.",
             )
         )
@@ -45,7 +45,7 @@ def adopt(peers: Peers, variable: tf.Variable) -> None:
     peers.same(
         "creates a variable",
         facts,
-        "make the same variables on every host, in the same order.",
+        "create the same variables on every host, in the same order.",
     )
     value = variable.read_value()
     if not value.dtype.size or not value.shape.num_elements():
@@ -78,8 +78,8 @@ def check_equal(peers: Peers, variables: Iterable[Any]) -> None:
     peers.same(
         "holds variables",
         [sums[key] for key in sorted(sums)],
-        "write the same on every host: assign from equal values, restore the same "
-        "checkpoint; or write in a step, by what was reduced over all replicas.",
+        "write the same values on every host: assign equal values, restore the same "
+        "checkpoint; or write in a step, with values reduced over all replicas.",
     )
 
 
@@ -106,8 +106,8 @@ def all_values(variable: Any, peers: Peers | None) -> list[tf.Tensor]:
     if not tf.executing_eagerly():
         raise errors.ContextError(
             errors.compose(
-                f"variable {variable.name}, which holds another value on each replica, "
-                "is read outside of a step in a graph.",
+                f"variable {variable.name}, which holds a different value on each "
+                "replica, is read outside a step in a graph.",
                 [f"at {errors.user_line()}"],
                 "in between-graph mode, read it eagerly, on every host; or in a step, "
                 "and reduce it there: repl.all_reduce(variable).",

@@ -49,7 +49,7 @@ def follow(factory: VariableFactory, variable: Any, chosen: Chosen) -> bool:
             variable,
             chosen,
             "created whole",
-            "let the builder's attribute may_divide be True, or have it decide where "
+            "set the builder's attribute may_divide to True, or let it decide where "
             "variables are created.",
         )
     if moves:
@@ -81,7 +81,7 @@ def _check(variable: Any, chosen: Chosen, storage: Storage) -> None:
         raise _cannot(
             variable,
             chosen,
-            f"built in at {settled_at}",
+            f"built before at {settled_at}",
             "build this step first; or use a strategy that decides where variables are "
             "created.",
         )
@@ -92,7 +92,7 @@ def _cannot(variable: Any, chosen: Chosen, how: str, fix: str) -> errors.Strateg
     return errors.StrategyError(
         errors.compose(
             f"the strategy decides that variable {variable.name} is {where} when a "
-            "step is built, but what was built before relies on where it is.",
+            "step is built, but code that was built before relies on where it is.",
             [f"at {errors.user_line()}", how],
             fix,
         )

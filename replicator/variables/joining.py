@@ -67,9 +67,10 @@ def _refuse_compiled(variable: Any) -> None:
         raise errors.UnsupportedError(
             errors.compose(
                 f"a function with jit_compile=True uses variable {variable.name}, but "
-                f"it is in {len(variable.parts)} parts: XLA reaches one device only.",
+                f"it is split into {len(variable.parts)} parts: XLA reaches one device "
+                "only.",
                 [f"at {errors.user_line()}"],
-                "read it outside of the function, and pass what was read; or use a "
+                "read it outside the function, and pass the value; or use a "
                 "strategy that leaves this variable whole.",
             )
         )

@@ -30,8 +30,8 @@ def warn_of_one_device(variable: Any) -> None:
     _told.add(found.optimizer)
     logging.warning(
         "Keras' %s updates %s, a variable of %d replicas, by %s outside of any step: "
-        "it trains on one device, and the others do nothing. Let it run on all of "
-        "them, repl.keras_model(model) for a model of Keras 3, or with AutoDist "
+        "it trains on one device, and the others do nothing. To run on all of them, "
+        "use repl.keras_model(model) for a model of Keras 3, or with AutoDist "
         "autodist.keras_model(model); or wrap the optimizer and write the loop, with "
         "repl.run(model.train_step, input_fn).",
         found.loop,

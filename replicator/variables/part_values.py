@@ -53,7 +53,9 @@ def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
         return _rows_written(value, _MERGED[how], *args, **kwargs)
     if kind == "scatter_nd":
         return _slices_written(value, _MERGED[how], *args, **kwargs)
-    storage.need_components(variable, f"written by {method}, as no op on tensors can")
+    storage.need_components(
+        variable, f"written by {method}, which no op on tensors can do"
+    )
     return value
 
 

@@ -56,7 +56,7 @@ class PartWriter(_tf.HandleVariable):
             raise base.bad_argument(
                 f"{method} of variable {self.name}, whose aggregation is SUM,",
                 "has no meaning in a step",
-                "all_reduce what is written, or assign the whole value.",
+                "all_reduce the written value, or assign the whole value.",
             )
         with replica.agreeing_on(self.name, method, self.key):
             # The replicas agree on the mean of the whole value, whichever parts each of

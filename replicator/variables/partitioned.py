@@ -114,7 +114,8 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         raise errors.ContextError(
             errors.compose(
                 f"an optimizer of tf.compat.v1.train or legacy Keras updates variable "
-                f"{self.name} outside a step, but it is in {len(self.parts)} parts.",
+                f"{self.name} outside a step, but it is split into {len(self.parts)} "
+                "parts.",
                 [f"at {errors.user_line()}"],
                 "wrap the optimizer, and apply its gradients inside a step_fn.",
             )

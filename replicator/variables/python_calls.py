@@ -53,8 +53,7 @@ def refuse_write(variable: Any) -> None:
             f"tf.numpy_function) writes variable {variable.name}: each replica would "
             "write all of its components.",
             _sites(line),
-            "return what is to be written from the function, and assign it in the "
-            "step itself.",
+            "return the value from the function, and assign it in the step itself.",
         )
     )
 

@@ -78,8 +78,8 @@ def _refuse(variable: Any, who: str, sites: Sequence[str]) -> None:
         f"{who} assigns to variable {variable.name} where the variable is created, in "
         "a step: that would happen on one replica only, or in every step.",
         sites,
-        "make what it belongs to outside of step_fn, and build it under context() "
-        "first: `with repl.context():` make it anew, and call it once or its "
+        "create the object that holds it again, outside step_fn and under "
+        "`with repl.context():`, and build it there: call it once, or call its "
         "build(...).",
     )
     refuse_use(variable)
@@ -115,7 +115,7 @@ def refuse_graph_writes(who: str, ops: Sequence[tf.Operation]) -> None:
                 f"the optimizer {who} assigns to variable {handle.op.name} while it "
                 f"is built ({op.type}): in a tf.Graph, no session would run that once.",
                 [f"at {errors.line_of(op)}"],
-                "use it eagerly or in a tf.function, where it is built once; or take "
+                "use it eagerly or in a tf.function, where it is built once; or use "
                 "an optimizer that does not.",
             )
         )

@@ -30,7 +30,7 @@ _SAID: dict[str, tuple[str, list[str]]] = {
             "every host creates a variable",
             ": '(3,)' at ",
             ": '(4,)' at ",
-            "Fix: make the",
+            "Fix: create the",
         ],
     ),
     "one_step_more": (
@@ -49,13 +49,16 @@ _SAID: dict[str, tuple[str, list[str]]] = {
     "strings": ("ReplicatorError", ["string cannot cross hosts in between-graph mode"]),
     "unknown_rank": (
         "ReplicatorError",
-        ["a tensor of unknown rank cannot cross hosts", "by tf.ensure_shape"],
+        ["a tensor of unknown rank cannot cross hosts", "with tf.ensure_shape"],
     ),
     "in_a_graph": (
         "ContextError",
         ["built into a tf.Graph", "step_fn: ", "or in a tf.function"],
     ),
-    "padded": ("InputError", ['remainder="pad" fills', "without an InputContext"]),
+    "padded": (
+        "InputError",
+        ['remainder="pad" cannot fill', "without an InputContext"],
+    ),
 }
 # The error on host 1 alone, and host 0's message about it.
 _FAILED: dict[str, tuple[str, list[str]]] = {

@@ -25,8 +25,8 @@ def found(told: list[dict[str, Any]]) -> list[dict[str, list[str]]]:
         ("count", "MismatchError", ("writes variables", "proven.py")),
         ("written outside", "MismatchError", ("holds variables", "host 1 (")),
         ("equal again", "", ()),
-        ("circle", "DeadlockError", ("in a circle", "replica 0", "replica 1")),
-        ("crossed", "DeadlockError", ("in a circle", "send source=0", "all_reduce")),
+        ("circle", "DeadlockError", ("in a cycle", "replica 0", "replica 1")),
+        ("crossed", "DeadlockError", ("in a cycle", "send source=0", "all_reduce")),
         ("places", "MismatchError", ("at the top level", "inside a conditional")),
         (
             "disagree",

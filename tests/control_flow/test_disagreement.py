@@ -58,7 +58,7 @@ SAYS: dict[Callable[..., Any], str] = {
     r"\[replica 0 takes branch 0\] \[replica 1 takes branch 1\] "
     r"\[replica 2 takes branch 2\] \[the 3-way conditional holds all_reduce",
     _while_loop: r"in a loop in which they communicate:\] \[replica 0 stops\] "
-    r"\[replica 1 makes another turn\] \[replica 2 makes another turn\] "
+    r"\[replica 1 runs another iteration\] \[replica 2 runs another iteration\] "
     r"\[the loop holds all_reduce",
     _in_functions_in_a_loop: r"in a conditional .* \[replica 2 takes the false branch"
     r"\] \[the conditional holds broadcast",

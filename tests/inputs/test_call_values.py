@@ -382,12 +382,12 @@ WRONG = {
     "a PerReplica": (lambda: PerReplica(1, 2), r"was given args=PerReplica\(1, 2\)"),
     "another number": (
         lambda: (PerReplica(1, 2, 3),),
-        "args holds a PerReplica of 3 values.*there are 2 replicas",
+        "args holds a PerReplica of 3 values.*each of the 2 replicas",
     ),
     "an object": (lambda: (object(),), "args holds object .*functools.partial"),
     "a model": (
         lambda: (tf.keras.layers.Dense(1),),
-        "args holds Dense .*it is a function.*finds around it",
+        "args holds Dense .*it is a function.*code around it",
     ),
     "a variable": (
         lambda: (tf.Variable(1.0, name="mine"),),
@@ -399,7 +399,7 @@ WRONG = {
     ),
     "a dataset": (lambda: (tf.data.Dataset.range(3),), "args holds .*it is a Dataset"),
     "an iterator": (lambda: (iter([1]),), "args holds list_iterator.*an iterator"),
-    "ragged lists": (lambda: (np.array([None]),), "args holds ndarray .*no tensor"),
+    "ragged lists": (lambda: (np.array([None]),), "args holds ndarray .*not a tensor"),
     "another graph's": (lambda: (_other_graphs(),), "tensor of another graph"),
 }
 
@@ -469,7 +469,7 @@ def test_a_dataclass_whose_facts_have_no_hash_is_refused() -> None:
         repl.run(lambda s: s.one, args=(State(1.0, 2.0, ["list"]),))
     message = str(caught.value)
     for part in (
-        "State with metadata that has no hash",
+        "State whose metadata cannot be hashed",
         "Fix: ",
         "test_call_values.py",
     ):

@@ -104,7 +104,7 @@ def test_a_pipeline_reads_a_variable_as_it_is(ran):
 )
 def test_what_stays_is_said_once_with_the_line(ran, check, input_fn, reason):
     stderr = ran.said[check]
-    assert stderr.count("are not made on the hosts of their replicas") == 1, stderr
+    assert stderr.count("are not created on the hosts of their replicas") == 1, stderr
     assert re.search(rf"on_hosts\.py:\d+ in {input_fn}\b", stderr), stderr
     assert reason in stderr
     assert "cross the network" in stderr

@@ -42,7 +42,7 @@ def test_a_remainder_is_refused_with_sizes_that_do(
 
 @pytest.mark.parametrize("batch", [None, 8.0, "8", True, 10**30, [8]], ids=repr)
 def test_what_is_no_number_of_examples_is_refused(batch: Any) -> None:
-    with pytest.raises(InputError, match=r"(?s)cannot be of .*Fix: .*positive int"):
+    with pytest.raises(InputError, match=r"(?s)cannot have .*Fix: .*positive int"):
         _context(2).per_replica_batch_size(batch)
 
 

@@ -38,14 +38,14 @@ WRONG = {
     "a builtin": (dict, r"input_fn dict returned \{\}, which holds no tensor"),
     "empty": (lambda ctx: {}, r"returned \{\}, which holds no tensor"),
     "None inside": (lambda ctx: (1, None), r"returned \(1, None\), which holds no"),
-    "an object": (lambda ctx: object(), "returned object, which is no tensor"),
+    "an object": (lambda ctx: object(), "returned object, which is not a tensor"),
     "datasets in a tuple": (
         lambda ctx: (_dataset(), _dataset()),
         r"a structure that holds a Dataset(?s:.*)tf\.data\.Dataset\.zip",
     ),
     "a function of arguments": (
         lambda ctx: lambda x: x,
-        "returned a function that must be given arguments",
+        "returned a function that requires arguments",
     ),
     "a function of nothing": (
         lambda ctx: lambda: None,
@@ -53,7 +53,7 @@ WRONG = {
     ),
     "a function of objects": (
         lambda ctx: lambda: object(),
-        "the function <lambda> returned object, which is no tensor",
+        "the function <lambda> returned object, which is not a tensor",
     ),
     "a function of datasets": (
         lambda ctx: _dataset,
@@ -76,12 +76,18 @@ ARGUMENTS = {
     "an iterator": (iter([1]), r"input_fn is list_iterator .*Fix: .*lambda: \.\.\."),
     "a number": (4, r"input_fn is int 4.*Fix: .*args=\(\.\.\.\)"),
     "a text": ("per_worker", r"input_fn is str 'per_worker'.*Fix: .*args="),
-    "None inside": ((1.0, None), "input_fn holds NoneType None, which is no tensor"),
+    "None inside": ((1.0, None), "input_fn holds NoneType None, which is not a tensor"),
     "nothing": ((), "input_fn holds no tensor"),
     "a Dataset inside": ((_dataset(), 1), "input_fn holds _RangeDataset .*a Dataset"),
     "a function inside": ((len, 1), "input_fn holds builtin.*a function"),
-    "two parameters": (lambda a, b: _dataset(), "must be given a, b.*InputContext"),
-    "keyword only": (lambda *, ctx: _dataset(), "must be given ctx.*InputContext"),
+    "two parameters": (
+        lambda a, b: _dataset(),
+        "requires the arguments a, b.*InputContext",
+    ),
+    "keyword only": (
+        lambda *, ctx: _dataset(),
+        "requires the arguments ctx.*InputContext",
+    ),
 }
 
 
@@ -114,7 +120,7 @@ def test_replicas_are_fed_alike(input_fn):
     message = str(caught.value)
     assert message.startswith("input_fn feeds the replicas differently.\n  replica 0: ")
     assert "\n  replica 1: " in message
-    assert "\nFix: let the elements of all replicas have one structure" in message
+    assert "\nFix: give the elements of all replicas the same structure" in message
 
 
 def test_sizes_that_differ_are_no_difference():

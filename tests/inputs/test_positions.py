@@ -93,7 +93,7 @@ def test_pipelines_of_other_replicas_are_refused(tmp_path):
     step = repl.build(lambda x: x, _range)
     tf.train.Checkpoint(inputs=repl.inputs).restore(path)
     with pytest.raises(
-        replicator.InputError, match=r"(?s)of 2 pipelines, and there are 3.*as many"
+        replicator.InputError, match=r"(?s)of 2 pipelines, but there are 3.*as many"
     ):
         step()
 

@@ -447,7 +447,7 @@ def test_only_sums_and_means(op: Any) -> None:
     with pytest.raises(
         errors.ArgumentError,
         match=rf"(?s)all_reduce on replica 0 was given reduce_op={op!r}\..*"
-        r'test_distribute.py:\d+.*Fix: it is "SUM" or "MEAN"',
+        r'test_distribute.py:\d+.*Fix: reduce_op is "SUM" or "MEAN"',
     ):
         in_step(lambda context, x: context.all_reduce(op, x))
 
@@ -509,7 +509,7 @@ def test_more_replicas_than_a_strategy_has_made_copies_are_refused(what: str) ->
     repl, use = helpers.make(3), _models_copies()[what]
     with pytest.raises(
         replicator.ContextError,
-        match=r"(?s)replica 2 uses .*made under a strategy of tf.distribute and has 2 "
+        match=r"(?s)replica 2 uses .*created under a tf.distribute strategy and has 2 "
         r"copies.*test_distribute.py:\d+.*Fix: .*repl.context\(\)",
     ):
         repl.run(lambda: use())

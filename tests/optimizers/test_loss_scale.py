@@ -151,8 +151,8 @@ def test_made_inside_the_step_is_refused() -> None:
 
     with pytest.raises(
         replicator.ContextError,
-        match=r"(?s)LossScaleOptimizer is made anew.*test_loss_scale.py:\d+.*Fix: .*"
-        r"outside of step_fn",
+        match=r"(?s)LossScaleOptimizer is created again.*test_loss_scale.py:\d+.*Fix: "
+        r".*outside step_fn",
     ):
         repl.run(step_fn)
     assert w.numpy() == 1.0
@@ -165,6 +165,6 @@ def test_inner_optimizer_wrapped_is_refused() -> None:
         outer = kopt.LossScaleOptimizer(inner)
     with pytest.raises(
         replicator.ReplicatorError,
-        match="(?s)LossScaleOptimizer is wrapped already.*Fix: .* the outer",
+        match="(?s)LossScaleOptimizer is already wrapped.*Fix: .* the outer",
     ):
         repl.wrap_optimizer(outer)

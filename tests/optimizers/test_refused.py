@@ -253,7 +253,7 @@ def test_gradients_said_to_be_combined(name: str, option: dict[str, bool]) -> No
         optimizer = repl.wrap_optimizer(UNWRAPPED[name]())
     with pytest.raises(
         replicator.ReplicatorError,
-        match=rf"(?s){type(optimizer).__name__} is wrapped.*combined already.*"
+        match=rf"(?s){type(optimizer).__name__} is wrapped.*already combined.*"
         r"test_refused.py:\d+.*Fix: leave out",
     ):
         repl.run(lambda: optimizer.apply_gradients([(tf.constant(1.0), w)], **option))
@@ -300,7 +300,9 @@ def test_wrapped_twice(name: str) -> None:
     repl = helpers.make(2)
     with repl.context():
         optimizer = repl.wrap_optimizer(UNWRAPPED[name]())
-    with pytest.raises(replicator.ReplicatorError, match="(?s)wrapped .*Fix: wrap"):
+    with pytest.raises(
+        replicator.ReplicatorError, match="(?s)already wrapped.*Fix: wrap"
+    ):
         repl.wrap_optimizer(optimizer)
 
 
@@ -311,7 +313,7 @@ def test_made_outside_the_context(name: str) -> None:
     optimizer = UNWRAPPED[name]()
     with pytest.raises(
         replicator.ContextError,
-        match=rf"(?s){type(optimizer).__name__} holds variable .*outside of the context"
+        match=rf"(?s){type(optimizer).__name__} holds variable .*outside the context"
         r".*test_refused.py:\d+.*Fix: .*repl.context",
     ):
         helpers.make(2).wrap_optimizer(optimizer)
@@ -336,7 +338,7 @@ def test_variables_made_outside_the_context_are_refused_in_the_step() -> None:
     repl = helpers.make(2)
     w = tf.Variable(1.0)
     optimizer = repl.wrap_optimizer(snt.optimizers.SGD(1.0))
-    with pytest.raises(replicator.ContextError, match="made outside of the context"):
+    with pytest.raises(replicator.ContextError, match="created outside the context"):
         repl.run(lambda: optimizer.apply([tf.constant(1.0)], [w]))
     assert w.numpy() == 1.0
 
@@ -353,7 +355,7 @@ def test_variables_of_a_strategy_are_refused_in_the_step() -> None:
 
     with pytest.raises(
         replicator.ContextError,
-        match=r"(?s)SGD on replica 0 was given variable .*strategy of tf.distribute"
+        match=r"(?s)SGD on replica 0 was given variable .*tf.distribute strategy"
         r".*test_refused.py:\d+.*Fix: .*repl.context\(\)",
     ):
         repl.run(step_fn)

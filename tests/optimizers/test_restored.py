@@ -222,7 +222,7 @@ def test_slots_made_outside_the_context_are_refused(
         optimizer = repl.wrap_optimizer(inner)
     tf.train.Checkpoint(optimizer=inner, matrix=matrix).read(path).expect_partial()
     with pytest.raises(
-        replicator.ContextError, match="made outside of the context.*once per replica"
+        replicator.ContextError, match="created outside the context.*once per replica"
     ):
         repl.run(
             lambda: optimizer.apply_gradients([(tf.ones([3, 2], tf.float64), matrix)])

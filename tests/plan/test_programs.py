@@ -156,7 +156,7 @@ def test_a_module_may_have_flags_of_the_names_of_the_programs(
     assert run("--", "--jsn=5") == 2
     assert "jsn" in capsys.readouterr().err
     assert run("--other=5") == 2
-    assert "flags of the module's own go behind --" in capsys.readouterr().err
+    assert "the module's own flags go after --" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

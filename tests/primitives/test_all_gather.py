@@ -144,8 +144,8 @@ def test_slices_are_refused() -> None:
     [
         (([1], [2]), "Fix: pass axis=0, along which sizes may differ; or make the"),
         (([3, 1], [3, 2]), "Fix: pass axis=1, along which sizes may differ; or make"),
-        (([1, 2], [2, 1]), "Fix: make the calls alike on all replicas."),
-        (([1], [1, 1]), "Fix: make the calls alike on all replicas."),
+        (([1, 2], [2, 1]), "Fix: make the calls the same on all replicas."),
+        (([1], [1, 1]), "Fix: make the calls the same on all replicas."),
     ],
 )
 @pytest.mark.parametrize("name", ["all_gather", "gather"])

@@ -121,8 +121,8 @@ BAD = {
         "cannot communicate a RaggedTensor",
         "component tensors",
     ),
-    "object": (lambda repl: repl.all_reduce([1.0, object()]), "no tensor", "pass"),
-    "none": (lambda repl: repl.all_reduce({"a": None}), "no tensor", "pass"),
+    "object": (lambda repl: repl.all_reduce([1.0, object()]), "not a tensor", "pass"),
+    "none": (lambda repl: repl.all_reduce({"a": None}), "not a tensor", "pass"),
     "weight without mean": (
         lambda repl: repl.all_reduce(1.0, "sum", weight=2),
         "a weight with op='sum'",

@@ -139,7 +139,7 @@ BAD = {
     "remainder": (
         lambda repl: repl.all_to_all(tf.ones([3, 2]), 0, 1),
         r"cannot cut float32\[3, 2\] into 2 slices of one size along split_axis=0",
-        r"by splits=\[\.\.\.\]",
+        r"with splits=\[\.\.\.\]",
     ),
     "too many splits": (
         lambda repl: repl.all_to_all(tf.ones([3]), 0, 0, [1, 1, 1]),
@@ -194,8 +194,8 @@ def test_slices_that_cannot_be_joined_are_an_error_with_both_lines() -> None:
 
     with pytest.raises(
         errors.MismatchError,
-        match=r"(?s)all_to_all hands replica 0 slices that cannot be joined along "
-        r"concat_axis=1.*replica 0 .*test_all_to_all.py.*replica 1 .*Fix: .*as much",
+        match=r"(?s)all_to_all sends replica 0 slices that cannot be joined along "
+        r"concat_axis=1.*replica 0 .*test_all_to_all.py.*replica 1 .*Fix: .*equally",
     ):
         repl.run(step)
 

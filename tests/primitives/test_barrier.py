@@ -283,8 +283,8 @@ def test_a_message_across_it_is_a_deadlock(mode: str) -> None:
     line = r"at tests.primitives.test_barrier\.py:\d+ in step"
     with pytest.raises(
         errors.DeadlockError,
-        match=rf"(?s)replica 0 .*: barrier {line}\s+has to happen before send .* {line}"
-        rf"\s+replica 1 .*: recv .* {line}\s+has to happen before barrier {line}",
+        match=rf"(?s)replica 0 .*: barrier {line}\s+must happen before send .* {line}"
+        rf"\s+replica 1 .*: recv .* {line}\s+must happen before barrier {line}",
     ):
         helpers.run(mode, repl, lambda: step)
 

@@ -113,7 +113,8 @@ def test_a_spec_that_what_comes_does_not_fit_is_an_error() -> None:
         return repl.broadcast(tf.TensorSpec([2]) if repl.replica_id else x)
 
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"(?s)say, \[2\]\..* on replica 0: \[3\]"
+        tf.errors.InvalidArgumentError,
+        match=r"(?s)expect, \[2\]\..* on replica 0: \[3\]",
     ):
         repl.run(step)
 

@@ -310,12 +310,12 @@ USED_BADLY: dict[str, Any] = {
     "a partition of a larger world": (
         lambda: helpers.make(4).groups([[0, 1], [2, 3]]),
         "was given Partition([[0, 1], [2, 3]]), but there are 3 replicas",
-        "the `groups` of the Replicator that runs the step",
+        "with `groups` of the Replicator that runs the step",
     ),
     "a partition of a smaller world": (
         lambda: helpers.make(2).groups([[1], [0]]),
         "was given Partition([[1], [0]]), but there are 3 replicas",
-        "the `groups` of the Replicator that runs the step",
+        "with `groups` of the Replicator that runs the step",
     ),
 }
 PRIMITIVES = {
@@ -369,7 +369,7 @@ def test_a_root_outside_the_group() -> None:
     with pytest.raises(
         errors.ArgumentError,
         match=r"(?s)broadcast on replica 0 was given root=1, which is not in the group "
-        r"\[0, 2\].*Fix: the root is a replica of the group, by its id",
+        r"\[0, 2\].*Fix: pass the id of a replica in the group as root",
     ):
         repl.run(lambda: repl.broadcast(1.0, 1, group=[0, 2]))
 

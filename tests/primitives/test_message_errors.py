@@ -28,7 +28,7 @@ MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = 
         lambda repl: repl.send(1.0, 1),
         lambda repl: None,
         r"Message 0 from 0 to 1, tag 0, of replica 0 has no partner: send .*tag=0 "
-        r"float32\[\] at LINE\..*replica 1: 0 calls\s+Fix: .*as often",
+        r"float32\[\] at LINE\..*replica 1: 0 calls\s+Fix: .*equally often",
     ),
     "no send": (
         lambda repl: None,
@@ -52,13 +52,14 @@ MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = 
         lambda repl: repl.send(1.0, 1, tag=1),
         lambda repl: repl.recv(SCALAR, 0, tag=2),
         r"Message 0 from 0 to 1, tag 1, of replica 0 has no partner.*"
-        r"with another tag: replica 1 .*: recv .*tag=2 .* at LINE\s+Fix: .*same tag",
+        r"with a different tag: replica 1 .*: recv .*tag=2 .* at LINE\s+Fix: "
+        r".*same tag",
     ),
     "direction": (
         lambda repl: repl.send(1.0, 1),
         lambda repl: repl.send(1.0, 0),
         r"Message 0 from 0 to 1, tag 0, of replica 0 has no partner.*"
-        r"with another direction: replica 1 .*: send .* at LINE\s+Fix: ",
+        r"with a different direction: replica 1 .*: send .* at LINE\s+Fix: ",
     ),
     "dtype": (
         lambda repl: repl.send(1, 1),
@@ -91,7 +92,7 @@ MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = 
             helpers.opaque(True), lambda: repl.send(1.0, 1) or 0, lambda: 0
         ),
         lambda repl: repl.recv(SCALAR, 0),
-        r"different places of the control flow: inside a conditional on replica 0, at "
+        r"different places in the control flow: inside a conditional on replica 0, at "
         r"the top level on replica 1\..*LINE\s.*LINE\s+Fix: ",
     ),
     "branch": (
@@ -101,7 +102,7 @@ MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = 
         lambda repl: tf.cond(
             helpers.opaque(True), lambda: 0.0, lambda: repl.recv(SCALAR, 0)
         ),
-        r"replica 0 makes a call at a place of the control flow where there is none of "
+        r"replica 0 makes a call at a place in the control flow where there is none of "
         r"replica 1: .*another branch.*LINE\s+Fix: .*same branches",
     ),
 }
@@ -164,9 +165,9 @@ def test_a_shape_that_turns_out_different_is_an_error_of_the_step(
         return repl.recv(x if handed_in == "tensor" else tf.TensorSpec([3]), 0)
 
     patterns = {
-        "spec": r"(?s)what was sent is not of the shape that recv is told.*replica 1: "
+        "spec": r"(?s)the tensor that was sent does not have the shape.*replica 1: "
         r"recv .*float32\[3\].*test_message_errors\.py:\d+.*replica 0: \[2\]\nFix",
-        "tensor": r"(?s)recv on replica 1: what was sent differs in shape.*"
+        "tensor": r"(?s)recv on replica 1: the tensor that was sent differs in shape.*"
         r"at tests.primitives.test_message_errors\.py:\d+ in step.*: \[2\] \[3\]\nFix",
     }
     with pytest.raises(tf.errors.InvalidArgumentError, match=patterns[handed_in]):
@@ -189,11 +190,12 @@ BAD_ARGUMENTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "to itself": (
         lambda repl: repl.send(1.0, 0),
-        r"send on replica 0 was given destination=0, which is itself.*Python variable",
+        r"send on replica 0 was given destination=0, which is the replica "
+        r"itself.*Python variable",
     ),
     "from itself": (
         lambda repl: repl.recv(SCALAR, 0),
-        r"recv on replica 0 was given source=0, which is itself",
+        r"recv on replica 0 was given source=0, which is the replica itself",
     ),
     "negative tag": (lambda repl: repl.send(1.0, 1, tag=-1), r"was given tag=-1"),
     "tag of text": (lambda repl: repl.recv(SCALAR, 1, tag="a"), r"was given tag='a'"),
@@ -206,10 +208,10 @@ BAD_ARGUMENTS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda repl: repl.recv(SPARSE, 1),
         r"recv on replica 0 cannot receive IndexedSlices.*values and indices",
     ),
-    "no spec": (lambda repl: repl.recv(object(), 1), r"which is no tensor"),
+    "no spec": (lambda repl: repl.recv(object(), 1), r"which is not a tensor"),
     "ragged spec": (
         lambda repl: repl.recv(tf.RaggedTensorSpec([None]), 1),
-        r"RaggedTensorSpec.*which is no tensor",
+        r"RaggedTensorSpec.*which is not a tensor",
     ),
 }
 

@@ -100,9 +100,9 @@ def test_nothing_to_move() -> None:
     [
         ([(0, 1), (0, 2)], "in which replica 0 is source twice"),
         ([(0, 1), (2, 1)], "in which replica 1 is destination twice"),
-        ([(0, 1, 2)], "which are no pairs"),
-        ([0, 1], "which are no pairs"),
-        (None, "which are no pairs"),
+        ([(0, 1, 2)], "which are not pairs"),
+        ([0, 1], "which are not pairs"),
+        (None, "which are not pairs"),
         ([(0, 3)], "but replica 3 is not in the group"),
         ([(0, 4)], r"destination=4, but there are 4 replicas"),
         ([("0", 1)], r"source='0'"),

@@ -148,7 +148,7 @@ BAD = {
         "the max of IndexedSlices",
         "convert_to_tensor",
     ),
-    "object": (lambda repl: repl.reduce(object()), "no tensor", "pass"),
+    "object": (lambda repl: repl.reduce(object()), "not a tensor", "pass"),
 }
 
 

@@ -126,16 +126,22 @@ CASES = {
         ALIKE,
     ),
     "reduce_scatter": Case(lambda repl, x: repl.reduce_scatter(x), ALIKE),
-    "broadcast": Case(lambda repl, x: repl.broadcast(x), "shape that the other"),
-    "broadcast spec": Case(
-        _from_root(lambda repl, x: repl.broadcast(x, 2)), "shape that the other"
+    "broadcast": Case(
+        lambda repl, x: repl.broadcast(x), "shape that the other replicas expect"
     ),
-    "scatter": Case(lambda repl, x: repl.scatter(x), "shape that the other"),
+    "broadcast spec": Case(
+        _from_root(lambda repl, x: repl.broadcast(x, 2)),
+        "shape that the other replicas expect",
+    ),
+    "scatter": Case(
+        lambda repl, x: repl.scatter(x), "shape that the other replicas expect"
+    ),
     "scatter spec": Case(
-        _from_root(lambda repl, x: repl.scatter(x, 2, axis=0)), "shape that the other"
+        _from_root(lambda repl, x: repl.scatter(x, 2, axis=0)),
+        "shape that the other replicas expect",
     ),
     "scatter entries": Case(
-        lambda repl, x: repl.scatter(x), "has not 3 entries", all_wrong=True
+        lambda repl, x: repl.scatter(x), "does not have 3 entries", all_wrong=True
     ),
     "all_gather": Case(lambda repl, x: repl.all_gather(x), ALIKE),
     "all_gather axis": Case(
@@ -161,31 +167,32 @@ CASES = {
         lambda repl, x: _splits(repl, x, 0, 0, last=[1, 1, 4]), "do not fit", wrong=WIDE
     ),
     "all_to_all splits": Case(
-        lambda repl, x: _splits(repl, x, 0, 0, last=[1, 1, 1]), "to their splits"
+        lambda repl, x: _splits(repl, x, 0, 0, last=[1, 1, 1]), "or their splits"
     ),
     "all_to_all axes": Case(
         lambda repl, x: _splits(repl, x, 0, 1, last=[1, 1, 1]),
-        "to their splits",
+        "or their splits",
         wrong=SHAPE,
     ),
     "all_to_all no splits": Case(
         lambda repl, x: _splits(
             repl, tf.ones(SHAPE), 0, 0, last=helpers.opaque(tf.cast(x, tf.int32), None)
         ),
-        "splits of another shape than [3]",
+        "splits whose shape is not [3]",
     ),
     "all_reduce slices": Case(_slices, "of values and of indices"),
-    "all_reduce weights": Case(_weighed, "weight of another shape than []"),
+    "all_reduce weights": Case(_weighed, "weight whose shape is not []"),
     "all_reduce compressed weights": Case(
-        lambda repl, x: _weighed(repl, x, compressor="fp16"), "weight of another shape"
+        lambda repl, x: _weighed(repl, x, compressor="fp16"),
+        "weight whose shape is not",
     ),
     "apply_gradients": Case(
-        _applied, "weight of another shape", "GradientDescentOptimizer"
+        _applied, "weight whose shape is not", "GradientDescentOptimizer"
     ),
-    "recv": Case(_message, "tensor that it should be like"),
+    "recv": Case(_message, "from the one passed to recv"),
     "recv spec": Case(
         lambda repl, x: _message(repl, x, tf.TensorSpec(SHAPE)),
-        "that recv is told",
+        "that recv was given",
         "send",
     ),
     "map_reduce": Case(lambda repl, x: _mapped(repl, x, "sum"), ALIKE),

@@ -232,7 +232,7 @@ def test_a_replica_alone_keeps_its_share_of_a_global_batch(module: str) -> None:
         (("{}:make", "more"), "usage"),
         (("{}:fails",), "RuntimeError: no luck"),  # others are tested in plan/
         (("{}:fails_in_step",), "the step of "),
-        (("{}:without_inputs",), "InputError: the inputs have no element"),
+        (("{}:without_inputs",), "InputError: the inputs do not have one element"),
         (("{}:fails_while_it_runs",), "assertion failed: [it is too many]"),
         (("{}:make", "--trials=0"), "--trials"),
         (("{}:make", "--trials=many"), "--trials"),

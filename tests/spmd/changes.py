@@ -177,7 +177,7 @@ def branch(by: Draw) -> Change:
     return Change(
         (by.data(), here),
         {by.one: (by.data(), there)},
-        says="different places of the control flow",
+        says="different places in the control flow",
     )
 
 
@@ -265,7 +265,7 @@ def circle(by: Draw) -> Change:
         (by.data(), *sends, *recvs),
         _for_all(by, (by.data(), *recvs, *sends)),
         errors.DeadlockError,
-        "in a circle",
+        "in a cycle",
     )
 
 
@@ -277,7 +277,7 @@ def crossed(by: Draw) -> Change:
         (by.data(), call, send, recv),
         {recv.receiver: (by.data(), send, recv, call)},
         errors.DeadlockError,
-        "in a circle",
+        "in a cycle",
     )
 
 
@@ -291,7 +291,7 @@ def crossed_groups(by: Draw) -> Change:
         (by.data(), one, two),
         {by.one: (by.data(), two, one)},
         errors.DeadlockError,
-        "in a circle",
+        "in a cycle",
     )
 
 

@@ -67,7 +67,7 @@ def test_raw_writes_are_refused_unless_they_are_equal(write: Any, says: str) -> 
 
 def test_writes_to_variables_from_outside_the_context_are_refused() -> None:
     repl, variable = helpers.make(2), tf.Variable(5.0)
-    with pytest.raises(ContextError, match="(?s)made outside of the context.*Fix:"):
+    with pytest.raises(ContextError, match="(?s)created outside the context.*Fix:"):
         repl.run(lambda: variable.assign_add(1.0))
     assert float(variable) == 5.0
     helpers.make(1).run(lambda: variable.assign_add(1.0))

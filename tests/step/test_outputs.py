@@ -274,5 +274,8 @@ def test_replicas_return_one_structure(step, mode):
 )
 def test_what_is_no_tensor_is_not_returned(leaf, name, mode):
     graph = tf.Graph().as_default() if mode == "session" else contextlib.nullcontext()
-    with graph, pytest.raises(ReplicatorError, match=f"returned {name} .*is no tensor"):
+    with (
+        graph,
+        pytest.raises(ReplicatorError, match=f"returned {name} .*is not a tensor"),
+    ):
         helpers.make(2).run(lambda: [leaf])

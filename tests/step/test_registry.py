@@ -106,7 +106,7 @@ def test_a_dataset_that_is_new_each_time_is_warned_of_once(
         repl.build(_echo, tf.data.Dataset.range(8))
     (message,) = [r.getMessage() for r in caplog.records]
     assert "The Dataset at " in message and "test_registry.py:" in message
-    assert "a new object 5 times" in message and "outside of the loop" in message
+    assert "a new object 5 times" in message and "outside the loop" in message
 
 
 def test_a_dataset_of_another_graph_is_refused() -> None:
@@ -120,7 +120,7 @@ def test_a_dataset_of_another_graph_is_refused() -> None:
     eager = tf.data.Dataset.range(8)
     with (
         tf.Graph().as_default(),
-        pytest.raises(InputError, match="(?s)made eagerly.*Fix: "),
+        pytest.raises(InputError, match="(?s)created eagerly.*Fix: "),
     ):
         repl.run(_echo, eager)
 
@@ -130,7 +130,7 @@ def test_a_dataset_of_another_graph_is_refused() -> None:
 
     with pytest.raises(InputError, match=r"(?s)test_registry\.py:\d+ in inside.*Fix: "):
         inside()
-    with pytest.raises(InputError, match="(?s)an argument of it.*outside of tf.func"):
+    with pytest.raises(InputError, match="(?s)an argument of it.*outside tf.func"):
         tf.function(lambda data: repl.run(_echo, data))(tf.data.Dataset.range(8))
 
 

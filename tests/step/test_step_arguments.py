@@ -95,9 +95,9 @@ def test_an_element_of_other_parts_is_refused(
     step_fn = {2: two, 3: three}[count]
     with pytest.raises(
         ArgumentError,
-        match=rf"(?s)step_fn takes {count} arguments of each element .* {said}\."
+        match=rf"(?s)step_fn takes {count} arguments from each element .* {said}\."
         r".*step_fn: tests/step/test_step_arguments\.py:\d+ in t.*"
-        rf"Fix: let the inputs give tuples of {count}",
+        rf"Fix: let the inputs yield tuples of {count}",
     ):
         helpers.run(
             mode,

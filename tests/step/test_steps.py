@@ -331,6 +331,9 @@ def test_a_step_in_a_graph_has_a_plan_once_it_is_built() -> None:
         message = str(caught.value)
         assert "the plan of a step was asked for before the step was built" in message
         assert f"{__file__.rpartition('/')[2]}:" in message
-        assert "Fix: call the step first, which builds it into the graph" in message
+        assert (
+            "Fix: call the step first, which builds it into the current graph"
+            in message
+        )
         built()
         assert [row.primitive for row in built.plan] == ["broadcast"]

@@ -179,7 +179,8 @@ def test_what_was_built_before_keeps_a_variable_where_it_is() -> None:
     read()
     with pytest.raises(
         replicator.StrategyError,
-        match="(?s)table.*Owned.*relies on where it is.*built in at.*Fix: build this",
+        match="(?s)table.*Owned.*relies on where it is.*built before at.*"
+        "Fix: build this",
     ):
         repl.run(step_fn)
 
@@ -295,7 +296,7 @@ def test_what_was_built_before_keeps_parts_where_they_are() -> None:
     total = tf.function(lambda: tf.reduce_sum(table))
     total()
     with pytest.raises(
-        replicator.StrategyError, match="(?s)table.*in 2 parts.*built in"
+        replicator.StrategyError, match="(?s)table.*in 2 parts.*built before"
     ):
         repl.run(step_fn)
     del total  # a function that is gone needs no whole table

@@ -138,7 +138,9 @@ def test_bad_functions() -> None:
         strategy.tune(lambda chosen: None)
     with pytest.raises(replicator.ArgumentError, match="(?s)with a strategy alone"):
         strategy.tune(lambda: make(None))  # type: ignore[arg-type]
-    with pytest.raises(replicator.InputError, match="(?s)no element for each replica"):
+    with pytest.raises(
+        replicator.InputError, match="(?s)not have one element for each replica"
+    ):
         _tuned(lambda chosen: (*make(chosen)[:2], lambda ctx: _none()))
     with pytest.raises(replicator.ArgumentError, match="(?s)1 first.*a Replicator"):
         strategy.tune(lambda chosen: (1, 2))

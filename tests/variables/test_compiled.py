@@ -268,7 +268,7 @@ def test_communication_inside_is_refused(communicate: Any) -> None:
         replicator.ReplicatorError,
         match=r"(?s)(all_reduce|broadcast) on replica 0 is in a function with "
         r"jit_compile=True, which XLA compiles for one device\..*test_compiled.py:\d+"
-        r".*Fix: communicate before or after it, or leave jit_compile=True away",
+        r".*Fix: communicate before or after it, or leave out jit_compile=True",
     ):
         repl.run(lambda: compiled(own(repl)))
 
@@ -290,7 +290,7 @@ def test_which_replica_it_is_cannot_be_told(ask: Any, what: str) -> None:
     with pytest.raises(
         replicator.ContextError,
         match=rf"(?s)asks for {what}, but is traced once for all replicas\."
-        rf".*test_compiled.py:\d+.*Fix: pass {what} as an argument, a tensor",
+        rf".*test_compiled.py:\d+.*Fix: pass {what} as a tensor argument",
     ):
         repl.run(lambda: compiled())
 
@@ -328,8 +328,9 @@ def test_a_function_of_steps_does_no_harm_outside(kind: str) -> None:
     repl.run(lambda: function())
     with pytest.raises(
         replicator.ContextError,
-        match=r"(?s)traced in a step uses variable count:0 outside of one, where it "
-        r"would reach replica 0 only\..*test_compiled.py:\d+.*Fix: make two functions",
+        match=r"(?s)traced in a step uses variable count:0 outside any step, where it "
+        r"would reach replica 0 only\..*test_compiled.py:\d+.*Fix: create two "
+        r"functions",
     ):
         function()
 
@@ -344,8 +345,8 @@ def test_a_function_from_outside_is_refused_in_steps() -> None:
     with pytest.raises(
         replicator.ContextError,
         match=r"(?s)replica \d uses another replica's component of variable weights:0"
-        r".*test_compiled.py:\d+.*traced once: make another one for what is called "
-        "outside of steps",
+        r".*test_compiled.py:\d+.*traced once: create another one to call "
+        "outside steps",
     ):
         repl.run(lambda: double())
 
@@ -365,7 +366,7 @@ def test_a_function_differentiated_around_one_that_recomputes_is_refused() -> No
     with pytest.raises(
         replicator.ContextError,
         match=r"(?s)replica \d uses another replica's component.*test_compiled.py:\d+"
-        ".*take gradients of tf.recompute_grad inside of it",
+        ".*take gradients of tf.recompute_grad inside it",
     ):
         repl.run(step_fn)
 

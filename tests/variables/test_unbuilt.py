@@ -22,9 +22,7 @@ WAYS = {
     "sharded": (2, {"variables": "sharded"}),
     "clone": (3, {"build": "clone"}),
 }
-CONTEXT_ERROR = (
-    r"(?s)variable \S*{}.*at {} in .*\nFix: .*build it under context\(\) first"
-)
+CONTEXT_ERROR = r"(?s)variable \S*{}.*at {} in .*\nFix: .*and build it there"
 ADAMS = {
     "Adam": lambda: keras.optimizers.Adam(0.1),
     "ScheduleFreeAdamW": lambda: keras.optimizers.ScheduleFreeAdamW(0.1),

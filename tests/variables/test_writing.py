@@ -370,7 +370,7 @@ def test_variables_made_outside_are_read_but_not_written() -> None:
         np.testing.assert_array_equal(result, START * 2)
     with pytest.raises(
         replicator.ContextError,
-        match=r"(?s)replica 0 writes a variable that was made outside of the context.*"
+        match=r"(?s)replica 0 writes a variable that was created outside the context.*"
         r"test_writing.py:\d+ in write.*Fix: create it.*repl.context\(\)",
     ):
         repl.run(write)

@@ -23,8 +23,9 @@ from replicator.graph.ir import placeholder
 from replicator.graph.passes import random
 
 _WAY_OUT = (
-    "let step_fn build the same on every replica, and pass what differs by the "
-    'inputs, as tensors; or build every replica by itself, build="trace".'
+    "let step_fn build the same ops on every replica, and pass values that differ "
+    "through the inputs, as tensors; or build each replica separately with "
+    'build="trace".'
 )
 # Placement, what follows from the inputs, and how ops would be differentiated.
 _UNCOMPARED = ("_class", "_output_shapes", "_gradient_op_type")
@@ -135,10 +136,10 @@ def _refuse_leaks(
             if source in other and source.type != "Placeholder":
                 raise errors.CloneError(
                     errors.compose(
-                        "replica 1 uses what replica 0 has built.",
+                        "replica 1 uses an op that replica 0 built.",
                         [_site(0, source), _site(1, op)],
-                        "do not keep tensors of one call of step_fn for the next; or "
-                        'build every replica by itself, build="trace".',
+                        "do not keep tensors from one call of step_fn for the next; or "
+                        'build each replica separately with build="trace".',
                     )
                 )
 
@@ -179,7 +180,7 @@ class _Proof:
             extra = level.ops[s][min(counts)]
             raise errors.CloneError(
                 errors.compose(
-                    f"replica {s} builds more than replica {1 - s}.",
+                    f"replica {s} builds ops that replica {1 - s} does not.",
                     [_site(s, extra)],
                     _WAY_OUT,
                 )
@@ -353,7 +354,7 @@ class _Proof:
         if len(graphs[0].inputs) != len(graphs[1].inputs) or len(first[1]) != len(
             second[1]
         ):
-            self._refuse("functions of other arguments or results", one, two)
+            self._refuse("functions with different arguments or results", one, two)
         own = tuple(
             {id(tensor): k for k, tensor in enumerate(graph.inputs)} for graph in graphs
         )
@@ -368,13 +369,13 @@ class _Proof:
         for tensors in zip(first[1], second[1], strict=True):
             keys = [self._key(s, tensor, own) for s, tensor in enumerate(tensors)]
             if keys[0] != keys[1]:
-                self._refuse("functions that return something else", one, two)
+                self._refuse("functions that return different tensors", one, two)
         return Function(second[0], second[1], level)
 
     def _refuse(self, difference: str, one: tf.Operation, two: tf.Operation) -> None:
         raise errors.CloneError(
             errors.compose(
-                f"replicas 0 and 1 differ, so that the others cannot be copies: "
+                f"replicas 0 and 1 differ, so the others cannot be copies: "
                 f"{difference}.",
                 [_site(0, one), _site(1, two)],
                 _WAY_OUT,

@@ -43,9 +43,9 @@ class Pairs:
             return ""
         functions = _tf.python_function(one), _tf.python_function(two)
         if functions[0] is None or functions[1] is None:
-            return "Python functions that are not known"
+            return "unknown Python functions"
         if functions[0].facts != functions[1].facts:
-            return "not the same results of Python functions"
+            return "Python functions with different results"
         self.tokens[two] = one
         return self._unlike(functions[0].body, functions[1].body)
 
@@ -113,7 +113,7 @@ class Pairs:
                 (_items(one.__kwdefaults__), _items(two.__kwdefaults__)),
                 (_items(_attributes(one)), _items(_attributes(two))),
             ],
-            "an argument's default",
+            "argument default",
         )
         if difference:
             return difference

@@ -151,13 +151,11 @@ def call_difference(one: Call, two: Call, count: int) -> str:
             if getattr(one, name) != getattr(two, name):
                 return f"not the same {name} of {one.primitive}"
     if one.group != tuple(range(count)):
-        return (
-            f"{one.primitive} in the group {list(one.group)}, and not of all replicas"
-        )
+        return f"{one.primitive} in the group {list(one.group)}, not of all replicas"
     if one.options.get("root", 0) > 1:
         return f"{one.primitive} with the root {one.options['root']}, which is a copy"
     if "splits" in one.options:
-        return f"{one.primitive} with the sizes of slices"
+        return f"{one.primitive} with the sizes of its slices"
     if one.facts.split is not None:
         axis = one.options.get(one.facts.split)
         for value in one.agreed:
@@ -168,7 +166,7 @@ def call_difference(one: Call, two: Call, count: int) -> str:
             ):
                 size = value.shape[axis]
                 if size is not None and size % count:
-                    return f"{one.primitive} of slices that are not all of one size"
+                    return f"{one.primitive} with slices that differ in size"
     return ""
 
 

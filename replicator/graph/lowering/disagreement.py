@@ -19,8 +19,8 @@ from replicator.graph.lowering.crossing import Ways, exchanged
 from replicator.graph.matching.control_flow import Region
 
 _FIX = (
-    "Fix: decide by a value that is the same on all replicas, for example by one that "
-    "was reduced over them."
+    "Fix: base the decision on a value that is the same on all replicas, for example "
+    "one that was reduced over them."
 )
 
 

@@ -37,7 +37,7 @@ Rewrite = Callable[
 ]
 
 # What a replica does that answers False, and True; for messages.
-_TURN = ("stops", "makes another turn")
+_TURN = ("stops", "runs another iteration")
 _BRANCH = ("takes the false branch", "takes the true branch")
 
 

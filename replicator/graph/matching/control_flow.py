@@ -104,7 +104,7 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
             return (
                 "in a function with jit_compile=True, which XLA compiles for one "
                 "device",
-                "communicate before or after it, or leave jit_compile=True away.",
+                "communicate before or after it, or leave out jit_compile=True.",
             )
         if context == "v1":
             return _V1
@@ -113,7 +113,7 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
         outer = getattr(graph, "outer_graph", None)
         if outer is None:
             return (
-                f"in a graph that is no part of the step "
+                f"in a graph that is not part of the step "
                 f"({getattr(graph, 'name', '') or 'a tf.Graph'})",
                 "communicate in the graph in which the step is built.",
             )

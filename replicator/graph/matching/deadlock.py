@@ -170,15 +170,15 @@ def _find_circle(
 def _raise(circle: Sequence[tuple[Site, Site]]) -> None:
     start = min(range(len(circle)), key=lambda n: circle[n][0].replica_id)
     lines = [
-        f"{before.site()}\n    has to happen before {after}"
+        f"{before.site()}\n    must happen before {after}"
         for before, after in [*circle[start:], *circle[:start]]
     ]
     raise errors.DeadlockError(
         errors.compose(
-            "the replicas would wait for one another in a circle:",
+            "the replicas would wait for one another in a cycle:",
             lines,
-            "change the order of the calls on one of these replicas: let it send "
-            "before it receives, and let all replicas make the calls of several groups "
-            "in the same order.",
+            "change the order of the calls on one of these replicas: send before "
+            "receiving, and make the calls of several groups in the same order on all "
+            "replicas.",
         )
     )

@@ -319,7 +319,7 @@ def _check_paths(
             if paths[key][r] != paths[key][first]:
                 raise errors.MismatchError(
                     errors.compose(
-                        "the replicas communicate at different places of the control "
+                        "the replicas communicate at different places in the control "
                         f"flow: {_shown(paths[key][first])} on replica {first}, "
                         f"{_shown(paths[key][r])} on replica {r}.",
                         [calls[first].site(), calls[r].site()],

@@ -38,9 +38,9 @@ def check(ops: Sequence[tf.Operation], returned: Any) -> None:
             errors.compose(
                 "communication is left in the step that was not matched with that of "
                 "the other replicas, and would fail when the step runs. This is a "
-                "mistake of Replicator, and none of yours.",
+                "bug in Replicator, not in your code.",
                 [call.site() for call in left[:3]],
-                "please report it, with step_fn; until it is mended, it may help to "
+                "please report it, with step_fn; until it is fixed, it may help to "
                 "communicate outside of this conditional, loop or function.",
             )
         )

@@ -31,20 +31,20 @@ _GRADIENT = (
     "TensorSpec."
 )
 _MESSAGE_GRADIENT = (
-    f"{_GRADIENT[:-1]}, and take tf.stop_gradient of what comes if it is no part of a "
-    "loss. The gradients of several linked losses are told apart by the lines on which "
-    "all replicas take them."
+    f"{_GRADIENT[:-1]}, and apply tf.stop_gradient to the received value if it is not "
+    "part of a loss. The gradients of several linked losses are told apart by the "
+    "lines on which all replicas take them."
 )
 _LINK_INSIDE = (
-    "repl.linked reaches what was sent where it is called, and not into conditionals, "
-    "loops and functions that return nothing of it: let the branch, the body or the "
-    "function that sends return repl.linked(y) in place of a y on which the loss "
+    "repl.linked reaches values sent where it is called, but not those sent inside "
+    "conditionals, loops and functions that return none of them: let the branch, body "
+    "or function that sends return repl.linked(y) in place of a y on which the loss "
     "depends."
 )
 _SAME_PLACES = (
     "let all replicas communicate inside the same branches, loops and functions."
 )
-_MESSAGE = "let the source send and the destination recv, as often, under the same tag."
+_MESSAGE = "let the source send and the destination recv equally often, with one tag."
 
 
 class Site(Protocol):
@@ -138,7 +138,7 @@ def _check_alike(first: Call, other: Call) -> None:
                 [first.site(), other.site()],
                 _SAME_PROGRAM
                 if first.pairs_as != other.pairs_as
-                else f"{_join_along(first, other)}make the calls alike on all "
+                else f"{_join_along(first, other)}make the calls the same on all "
                 "replicas.",
             )
         )
@@ -232,7 +232,7 @@ def _raise_missing(
         sites.append(f"replica {replica_id}: {len(channel_calls)} calls{last}")
     near = near_misses.find(calls, extra, alone)
     sites += [
-        f"with another {' and '.join(differences)}: {c.site()}"
+        f"with a different {' and '.join(differences)}: {c.site()}"
         for differences, c in near
     ]
     fix = _MESSAGE if extra.pairs_as == "message" else _SAME_PROGRAM
@@ -240,7 +240,7 @@ def _raise_missing(
         same = " and ".join(
             dict.fromkeys(name for differences, _ in near for name in differences)
         )
-        fix = f"give calls that belong together the same {same}; else {fix}"
+        fix = f"give calls that belong together the same {same}; otherwise, {fix}"
     if extra.backward:
         fix = _MESSAGE_GRADIENT if extra.pairs_as == "message" else _GRADIENT
     if inside:
@@ -337,9 +337,9 @@ def _check_structure(node: Sequence[S], local: Sequence[int] | None) -> None:
             who = ", ".join(map(str, sorted(absent)))
             raise errors.MismatchError(
                 errors.compose(
-                    f"replica {site.replica_id} makes a call at a place of the control "
-                    f"flow where there is none of replica {who}: they make it in "
-                    "another branch, or call a function less often.",
+                    f"replica {site.replica_id} makes a call at a place in the control "
+                    f"flow where there is none of replica {who}: it is made in "
+                    "another branch there, or a function is called less often.",
                     [site.site()],
                     _SAME_PLACES,
                 )
@@ -347,7 +347,7 @@ def _check_structure(node: Sequence[S], local: Sequence[int] | None) -> None:
     for previous, site in zip(node, node[1:], strict=False):
         if site.construct != first.construct:
             problem = (
-                "the replicas communicate at different places of the control flow: "
+                "the replicas communicate at different places in the control flow: "
                 f"{_described(first)} on replica {first.replica_id}, "
                 f"{_described(site)} on replica {site.replica_id}."
             )

@@ -90,7 +90,7 @@ def _rows_exist(
     if tf.DeviceSpec.from_string(op.device).device_type == "GPU":
         return
     exist = (indices >= 0) & (indices < tf.constant(end, indices.dtype))
-    text = f"{op.name} writes rows that do not exist, of {end}, among:"
+    text = f"{op.name} writes rows that do not exist; there are {end}, and it writes:"
     yield _assert(tf.reduce_all(exist), [text, indices])
 
 
@@ -198,7 +198,7 @@ def _shape_fits(
         one_number: Whether the value may also be a scalar.
     """
     value_shape = shapes.when_run(value)
-    text = f"{op.name} writes a value of another shape than is written:"
+    text = f"{op.name} writes a value whose shape differs from what it writes to:"
     # Not one comparison, which would broadcast sizes, or fail with another message.
     same = tf.raw_ops.Equal(x=value_shape, y=shape, incompatible_shape_error=False)
     fits = tf.reduce_all(same) & tf.equal(tf.size(value_shape), tf.size(shape))

@@ -393,7 +393,7 @@ def _check_count(
     raise errors.MismatchError(
         errors.compose(
             f"the replicas write variable {shared.name}, which replica {shared.owner} "
-            "owns, in different numbers.",
+            "owns, different numbers of times.",
             [*sites, f"one of them writes it at {errors.line_of(extra)}"],
             'let every replica make the same assignments, or use variables="mirrored".',
         )

@@ -113,7 +113,7 @@ def check(
                     ],
                     "call the tf.function rather than its concrete function, without "
                     "jit_compile=True and not under tf.device(None); or draw from a "
-                    "tf.random.Generator made under `with repl.context():`.",
+                    "tf.random.Generator created under `with repl.context():`.",
                 )
             )
 

@@ -131,8 +131,8 @@ def _replace_shape(op: tf.Operation, variable: Any) -> None:
 def _refuse(op: tf.Operation, variable: Any, replica_id: int) -> NoReturn:
     raise errors.UnsupportedError(
         errors.compose(
-            f"replica {replica_id} reaches for the value of variable {variable.name} "
-            f"by {op.type}, but the variable is in {len(variable.parts)} parts.",
+            f"replica {replica_id} accesses the value of variable {variable.name} by "
+            f"{op.type}, but the variable is split into {len(variable.parts)} parts.",
             [f"at {errors.line_of(op)}"],
             "use the variable's own methods, or an optimizer that does; or a strategy "
             "that leaves this variable whole.",

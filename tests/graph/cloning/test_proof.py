@@ -84,7 +84,7 @@ def test_more_ops_on_one_replica(repl: replicator.Replicator) -> None:
         return y
 
     message = refused(repl, step, lambda: tf.constant(1.0))
-    assert "replica 1 builds more than replica 0" in message
+    assert "replica 1 builds ops that replica 0 does not" in message
     assert "replica 1: " in message
 
 
@@ -152,7 +152,7 @@ def test_tensors_kept_for_the_next_replica(repl: replicator.Replicator) -> None:
         return kept[0] * 2.0
 
     message = refused(repl, step, lambda: tf.constant(1.0))
-    assert "replica 1 uses what replica 0 has built" in message
+    assert "replica 1 uses an op that replica 0 built" in message
 
 
 def test_devices_that_do_not_correspond(repl: replicator.Replicator) -> None:
@@ -208,7 +208,7 @@ def test_what_a_copy_could_not_know(repl: replicator.Replicator, name: str) -> N
 
 CALLS: dict[str, tuple[Any, str]] = {
     "root": (lambda repl, x: repl.broadcast(x, root=2), "with the root 2"),
-    "uneven": (lambda repl, x: repl.reduce_scatter(x), "not all of one size"),
+    "uneven": (lambda repl, x: repl.reduce_scatter(x), "slices that differ in size"),
 }
 
 

@@ -62,11 +62,11 @@ def test_calls_differ_by_who_calls_and_no_more() -> None:
         ({"primitive": "broadcast", "options": {"root": 2}}, "the root 2"),
         (
             {"primitive": "all_to_all", "options": {"splits": "given"}},
-            "sizes of slices",
+            "sizes of its slices",
         ),
         (
             {"primitive": "reduce_scatter", "options": {"axis": 1}},
-            "not all of one size",
+            "slices that differ in size",
         ),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_graph_that_is_no_part_of_the_step_is_refused_by_its_name() -> None:
         tf.Graph().as_default() as graph,
         pytest.raises(
             errors.ReplicatorError,
-            match=r"(?s)^all_reduce on replica 3 is in a graph that is no part of "
+            match=r"(?s)^all_reduce on replica 3 is in a graph that is not part of "
             r"the step \(elsewhere\).*at train.py:9\nFix: .*in which the step",
         ),
     ):

@@ -164,13 +164,13 @@ def test_a_circle_is_shown_link_by_link(name: str, mode: str) -> None:
     at = r"at tests.graph.matching.test_deadlock\.py:\d+ in \S+"
     shown = r"\s+".join(
         rf"replica {r} \(\S*CPU:{r}\): {before}[^\n]* {at}\s+"
-        rf"has to happen before {after}[^\n]* {at}"
+        rf"must happen before {after}[^\n]* {at}"
         for r, before, after in links
     )
-    assert re.search(rf"in a circle:\s+{shown}\s+Fix: .*change the order", message), (
+    assert re.search(rf"in a cycle:\s+{shown}\s+Fix: .*change the order", message), (
         message
     )
-    assert message.count("has to happen before") == len(links)
+    assert message.count("must happen before") == len(links)
 
 
 def test_the_lines_are_those_of_the_calls() -> None:

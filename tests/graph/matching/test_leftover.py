@@ -85,7 +85,7 @@ def test_what_is_left_is_named_where_a_result_or_an_effect_needs_it(
     place: Callable[[tf.Tensor], tf.Tensor],
 ) -> None:
     message = (
-        r"(?s)mistake of Replicator.*replica 1 \(/device:CPU:1\): all_reduce op=sum "
+        r"(?s)bug in Replicator.*replica 1 \(/device:CPU:1\): all_reduce op=sum "
         r"float32\[\] at train\.py:4 in step_fn\nFix: please report"
     )
     for needed in ("result", "effect", "op"):

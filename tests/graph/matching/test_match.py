@@ -328,7 +328,7 @@ def test_other_places_in_the_control_flow_are_named(
     sites = [[_Site(r, "0", what)] for r, what in enumerate(constructs)]
     with pytest.raises(
         errors.MismatchError,
-        match=rf"(?s)different places of the control flow: {said}.*"
+        match=rf"(?s)different places in the control flow: {said}.*"
         rf"<0: {constructs[0]} 0>\n.*<1: {constructs[1]} 0>\n"
         r"Fix: .*inside the same branches",
     ):

@@ -38,8 +38,9 @@ def test_a_message_with_another_address_is_named(what: str) -> None:
     with pytest.raises(
         errors.MismatchError,
         match=r"(?s)^Message 0 from 0 to 1, tag 7, .* no partner.*replica 1: 0 calls\n"
-        rf"  with another {said}: replica {replica} .*: recv source={received[0]} .* "
-        rf"at recv\.py:{replica} in step_fn\nFix: .*the same {said};.*the source send",
+        rf"  with a different {said}: replica {replica} .*: recv source={received[0]} "
+        rf".* at recv\.py:{replica} in step_fn\nFix: .*the same {said};.*"
+        r"the source send",
     ):
         match.check(calls)
 
@@ -49,7 +50,7 @@ def test_messages_of_others_are_no_near_misses() -> None:
     far = _addressed("recv", 2, 1, 2, 5)  # shares only a part of its address
     with pytest.raises(errors.MismatchError, match="Message 0") as caught:
         match.check([sends, [], [far]])
-    assert "another" not in str(caught.value)
+    assert "different" not in str(caught.value)
 
 
 def test_of_many_near_misses_those_are_named_that_differ_in_the_least() -> None:
@@ -57,9 +58,9 @@ def test_of_many_near_misses_those_are_named_that_differ_in_the_least() -> None:
     near.append(_addressed("recv", 1, 0, 1, 9))
     with pytest.raises(errors.MismatchError) as caught:
         match.check([[_addressed("send", 0, 0, 1, 7)], near, []])
-    assert str(caught.value).count("with another") == 3
+    assert str(caught.value).count("with a different") == 3
     message = str(caught.value)
-    assert message.index("another tag:") < message.index("another source and tag:")
+    assert message.index("different tag:") < message.index("different source and tag:")
 
 
 @pytest.mark.parametrize("paired", [False, True], ids=["alone", "same line"])
@@ -73,7 +74,7 @@ def test_a_call_in_another_group_is_named(paired: bool) -> None:
     with pytest.raises(
         errors.MismatchError,
         match=r"(?s)call 0 of group \[0, 1\] of replica 0 .*replica 1: 0 calls\n"
-        r"  with another group: replica 1 .*group=\[1, 2\].* at train\.py:4 in step_fn"
-        r"\nFix: .*the same group; else let every replica",
+        r"  with a different group: replica 1 .*group=\[1, 2\].* at train\.py:4 in "
+        r"step_fn\nFix: .*the same group; otherwise, let every replica",
     ):
         match.check(calls)

@@ -355,7 +355,7 @@ def test_a_table_that_all_replicas_write_makes_no_circle(mode):
 # --- Tensors of another replica ------------------------------------------------------
 
 MESSAGE = (
-    r"(?s)uses a tensor of another replica.*made at .*test_effects\.py:\d+ in \w+ .*"
+    r"(?s)uses a tensor of another replica.*created at .*test_effects\.py:\d+ in \w+ .*"
     r"used at .*test_effects\.py:\d+ in \w+ .*Fix: do not keep tensors"
 )
 

@@ -180,5 +180,5 @@ def _check_guard(graph: tf.Graph, write: tf.Operation, fits: bool) -> None:
         if fits:
             session.run(guarding)
             return
-        with pytest.raises(tf.errors.InvalidArgumentError, match="another shape"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="shape differs"):
             session.run(guarding)
