@@ -109,7 +109,7 @@ def test_hosts_that_would_wait_for_one_another(kind: str) -> None:
     results = processes.run("clash", [1, 1], kind)
     for own, (raised, text, seconds) in enumerate(results):
         assert raised == "MismatchError", text
-        assert "would wait for one another for ever" in text
+        assert "would wait for one another forever" in text
         assert f"  host {own} (127.0.0.1:" in text.splitlines()[1]
         assert "Fix: let the program run the same steps on every host" in text
         assert f": runs {_HERE}" in text
