@@ -186,7 +186,7 @@ def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | Non
                 )
             return number, batch, fits, kept
 
-        zeros = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+        zeros = [tf.zeros(leaf.shape, leaf.dtype) for leaf in specs]
         number, batch, _, kept = tf.while_loop(
             lambda number, batch, fits, kept: fits,
             turn,

@@ -218,10 +218,9 @@ def _specs(tensors: list[Any], spec: Any) -> tuple[Any, ...]:
     tensor_specs = None
     if spec is not None:
         leaves = tf.nest.flatten(spec)
+        no_tensor = type(tf.type_spec_from_value(None))  # without a name before 2.19
         tensor_specs = [
-            leaf
-            for leaf in leaves
-            if not isinstance(leaf, tf.OptionalSpec | tf.NoneTensorSpec)
+            leaf for leaf in leaves if not isinstance(leaf, tf.OptionalSpec | no_tensor)
         ]
         if len(tensor_specs) == len(tensors):
             return tuple(tensor_specs)
