@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--devices",
         default="CPU:0,CPU:1",
-        help="One device per replica (default: %(default)s).",
+        help="The devices, separated by commas (default: %(default)s).",
     )
     result.add_argument(
         "--epochs",
