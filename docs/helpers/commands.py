@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ from IPython.display import HTML
 from docs.helpers import wide
 
 _ROOT = pathlib.Path(__file__).parents[2]
+_COLORS = ("FORCE_COLOR", "CLICOLOR_FORCE")
 
 
 def run(command: str) -> HTML:
@@ -30,7 +32,9 @@ def run(command: str) -> HTML:
         RuntimeError: It fails.
     """
     words = [_resolved(word) for word in shlex.split(command)]
-    ended = subprocess.run(words, capture_output=True, text=True)
+    # Kernels ask for colors, which a page cannot show.
+    environment = {k: v for k, v in os.environ.items() if k not in _COLORS}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True)
     if ended.returncode:
         raise RuntimeError(f"{command} ended with {ended.returncode}: {ended.stderr}")
     return wide.wide(f"$ {command}\n{ended.stdout.rstrip()}")

@@ -17,6 +17,12 @@ def test_a_command_is_shown_with_its_output() -> None:
     assert html.endswith("a  &lt;b&gt;</pre>")
 
 
+def test_a_command_prints_no_colors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    html = commands.run("python -c 'import rich; rich.print(\"[red]a[/red] b\")'").data
+    assert html.endswith("\na b</pre>")
+
+
 def test_a_command_that_fails_says_why() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)exit.* ended with 3: oh no"):
         commands.run(
