@@ -25,7 +25,7 @@ help:
 	@echo "make gan      train a GAN that draws digits, on two replicas; five minutes"
 	@echo "make language-model  train a transformer on Python's own source text; six minutes"
 	@echo "make pipeline  train a network whose layers are on different devices"
-	@echo "make tensor-parallel  train a transformer whose matrices are divided"
+	@echo "make tensor-parallel  train a transformer whose matrices and tokens are divided"
 	@echo "make evolution  train a policy by evolution strategies; a minute"
 	@echo "make learner  train a policy on what processes of their own play; two minutes"
 	@echo "make test     run all tests but the slow ones, and some of these"
@@ -156,7 +156,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix
 
 # Needs no network. A warning, a dead link or a public name without a page fails it. What
-# cells of pages print is kept until replicator/ changes.
+# cells of pages print is kept until replicator/, examples/ or docs/helpers/ changes.
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build/html
 	@echo "The site is docs/_build/html/index.html"

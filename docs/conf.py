@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "docs._ext.reference",
+    "docs._ext.flags",
     "docs._ext.names_in_text",
     "docs._ext.links",
 ]
@@ -45,7 +46,7 @@ pygments_dark_style = "monokai"
 myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
-# A folder for each state of the library, which determines the cells' output.
+# A folder for each state of the code that determines the cells' output.
 nb_execution_cache_path = cells.cache(_ROOT)
 nb_execution_in_temp = True  # cells write files to a temporary folder
 nb_execution_timeout = 120

@@ -91,13 +91,27 @@ def train(devices: list[str], epochs: int, checkpoint: str | None) -> float:
         return float(session.run(accuracy, test))
 
 
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    result = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    result.add_argument(
+        "--devices",
+        default="CPU:0,CPU:1",
+        help="The devices, separated by commas (default: %(default)s).",
+    )
+    result.add_argument(
+        "--epochs",
+        type=int,
+        default=10,
+        help="Passes over the training images (default: %(default)s).",
+    )
+    result.add_argument("--checkpoint", help="Where to save the variables.")
+    return result
+
+
 def main() -> None:
     """Reads the arguments, and trains."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", default="CPU:0,CPU:1")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--checkpoint", help="where to save the variables")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     reached = train(
         arguments.devices.split(","), arguments.epochs, arguments.checkpoint
     )

@@ -148,8 +148,7 @@ class Training:
         self._check(settings)
 
         # These functions run here; their Datasets run on the replicas' hosts, so that
-        # no
-        # images cross the network during the training.
+        # no images cross the network during the training.
         first, rows = self.checkpoint.step, (train.images, train.labels)
         self.train_step = repl.build(
             training_step(repl, self.model, optimizer),

@@ -115,8 +115,7 @@ def make_step(
         with tf.GradientTape() as tape:
             loss = loss_fn(labels, model(images, training=True))
         # Each replica's loss depends on the images of all, through the statistics.
-        # Their
-        # gradients are already exchanged when the optimizer takes the mean.
+        # Their gradients are already exchanged when the optimizer takes the mean.
         variables = model.trainable_variables
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))

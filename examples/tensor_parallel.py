@@ -10,9 +10,10 @@ part of the weights (Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053):
     MLP        each has some columns of the first matrix, and the corresponding rows of
                the second, so that nothing is sent between the two
 
-An all_reduce sums the partial results. With --sequence_parallel the activations between
-attention and MLP are divided, too, by tokens: an all_gather before each, and a
-reduce_scatter after it (Korthikanti et al. 2022, arXiv:2205.05198). The losses are
+The activations between attention and MLP are divided, too, by tokens: an all_gather
+before each makes them whole, and a reduce_scatter after it sums the partial results and
+divides the sum (Korthikanti et al. 2022, arXiv:2205.05198). With --nosequence_parallel
+all replicas hold all tokens, and an all_reduce sums the partial results. The losses are
 those of one device (--devices=CPU:0), except for rounding.
 
 The data are the 1,797 images of scikit-learn's `load_digits`, as sequences of 16
@@ -47,7 +48,7 @@ WIDTH, HEADS, HIDDEN, BLOCKS = 64, 8, 256, 2
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/tensor_parallel", epochs=20)
-flags.DEFINE_bool("sequence_parallel", False, "Divide what is between layers, too.")
+flags.DEFINE_bool("sequence_parallel", True, "Divide tokens between layers, too.")
 support.define_count("batch_size", 64, "Images per step, the same on all replicas.")
 support.define_positive("learning_rate", 2e-3, "Adam's learning rate.")
 
@@ -86,7 +87,7 @@ class Transformer:
     """
 
     def __init__(
-        self, repl: replicator.Replicator, seed: int, sequence_parallel: bool = False
+        self, repl: replicator.Replicator, seed: int, sequence_parallel: bool = True
     ) -> None:
         self._repl, self._sequence_parallel = repl, sequence_parallel
         self._random = np.random.default_rng(seed)
@@ -165,7 +166,11 @@ class Transformer:
 
     def _enter(self, x: tf.Tensor) -> tf.Tensor:
         """Returns all tokens, gathering them if the replica has only some."""
-        return self._repl.all_gather(x, axis=1) if self._sequence_parallel else x
+        if self._sequence_parallel:
+            x = self._repl.all_gather(x, axis=1)
+            # Replicas may gather any number of rows each; here, the sum is known.
+            x = tf.ensure_shape(x, [x.shape[0], TOKENS, WIDTH])
+        return x
 
     def _leave(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the sum over the replicas, of all tokens or of the replica's own."""
@@ -192,15 +197,14 @@ class Training:
         devices: list[str],
         seed: int = 1,
         learning_rate: float = 2e-3,
-        sequence_parallel: bool = False,
+        sequence_parallel: bool = True,
     ) -> None:
         self.repl = replicator.Replicator(devices, strategy=PartsOnReplicas())
         self.model = Transformer(self.repl, seed, sequence_parallel)
         with self.repl.context():
             adam = tf.keras.optimizers.Adam(learning_rate)
             # A replica's gradients are its contribution to those of mirrored weights,
-            # and
-            # the complete gradients of its own parts.
+            # and the complete gradients of its own parts.
             self.optimizer = self.repl.wrap_optimizer(adam, op="sum")
             self.optimizer.build(list(self.model.variables.values()))
 

@@ -31,13 +31,14 @@ warnings.formatwarning = lambda said, kind, *_: f"{kind.__name__}: {said}\\n"
 
 
 def cache(root: pathlib.Path) -> str:
-    """Returns the cache folder of cell outputs for this state of the library.
+    """Returns the cache folder of cell outputs for this state of what the cells run.
 
     Folders of other states are removed.
     """
     digest = hashlib.sha256()
-    for path in sorted((root / "replicator").rglob("*.py")):
-        digest.update(path.read_bytes())
+    for folder_name in ("replicator", "examples", "docs/helpers"):
+        for path in sorted((root / folder_name).rglob("*.py")):
+            digest.update(path.read_bytes())
     folder = root / "docs" / "_build" / "cells" / digest.hexdigest()[:16]
     if folder.parent.exists():
         for other in folder.parent.iterdir():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the flags of the command-line programs from the programs themselves.
 
-A program is a `__main__.py` below replicator/. Programs with absl flags are imported,
-and their flags are removed from absl again, as two of them may use the same name.
-Independent of Sphinx.
+A program is a `__main__.py` below replicator/, or a file of examples/ that is run by
+its path. Programs with absl flags are imported, and their flags are removed from absl
+again, as two of them may use the same name. Independent of Sphinx.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
+import os
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 from absl import flags as absl_flags
 
 import replicator
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +46,10 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program, `python -m NAME`.
+    """A program, `python -m NAME` or `python examples/NAME.py`.
 
     Attributes:
-        name: E.g. "replicator.plan".
+        name: E.g. "replicator.plan", or "resnet".
         about: The docstring of its module.
         flags: The flags, in the order of their definition.
     """
@@ -79,6 +83,39 @@ def read(name: str) -> Program:
     main = f"{name}.__main__"
     with _alone(), _imported_anew(main):
         return _read(name, main)
+
+
+def examples() -> list[str]:
+    """Returns the names of all files of examples/."""
+    return sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+
+def read_example(name: str) -> Program:
+    """Returns a program of examples/ with its flags.
+
+    Args:
+        name: The name of its file, e.g. "resnet".
+
+    Raises:
+        ValueError: It defines flags with neither absl nor argparse.
+    """
+    with _alone(), _example_importable(name):
+        return _read(name, name)
+
+
+@contextlib.contextmanager
+def _example_importable(name: str) -> Iterator[None]:
+    """Makes an example importable in this block; what it sets is restored after it."""
+    imported = sys.modules.pop(name, None)
+    path = [os.fspath(EXAMPLES), *sys.path]
+    # The examples set the environment for a TensorFlow of their own.
+    with mock.patch.object(sys, "path", path), mock.patch.dict(os.environ):
+        try:
+            yield
+        finally:
+            sys.modules.pop(name, None)
+            if imported is not None:
+                sys.modules[name] = imported
 
 
 @contextlib.contextmanager
@@ -117,7 +154,7 @@ def _read(name: str, main: str) -> Program:
     before = set(absl_flags.FLAGS)
     module = importlib.import_module(main)
     about = inspect.getdoc(module) or ""
-    if hasattr(module, "absl_flags") or hasattr(module, "app"):
+    if any(hasattr(module, own) for own in ("absl_flags", "app", "FLAGS")):
         return Program(name, about, _of_absl(main, before))
     parser = _parser(module)
     if parser is None:
@@ -178,8 +215,10 @@ def _of_argparse(parser: argparse.ArgumentParser) -> Sequence[Flag]:
             continue
         takes = ""
         if action.nargs != 0:
-            takes = "|".join(action.choices or ()) or str(action.metavar or "TEXT")
+            kind = "N" if action.type is int else "TEXT"
+            takes = "|".join(action.choices or ()) or str(action.metavar or kind)
         name = action.option_strings[-1].removeprefix("--")
+        help_ = (action.help or "") % vars(action)
         # The help states the default.
-        result.append(Flag(name, takes, "", action.help or ""))
+        result.append(Flag(name, takes, "", help_))
     return result

@@ -80,7 +80,8 @@ def shuffled_input(
         epoch, step = divmod(first_step, whole_batches // global_batch_size)
         order = tf.data.Dataset.range(epoch, MOST_EPOCHS).flat_map(epoch_order)
         shard = order.shard(ctx.num_pipelines, ctx.pipeline_id)
-        batches = shard.batch(ctx.per_replica_batch_size(global_batch_size))
+        size = ctx.per_replica_batch_size(global_batch_size)
+        batches = shard.batch(size, drop_remainder=True)  # all of a known size
         return batches.skip(step).map(
             lambda rows: tuple(tf.gather(array, rows) for array in arrays)
         )
@@ -109,6 +110,7 @@ def single_pass_input(arrays: Sequence[np.ndarray], global_batch_size: int) -> I
     def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensor_slices(filled)
         shard = dataset.shard(ctx.num_pipelines, ctx.pipeline_id)
-        return shard.batch(ctx.per_replica_batch_size(global_batch_size))
+        size = ctx.per_replica_batch_size(global_batch_size)
+        return shard.batch(size, drop_remainder=True)  # all of a known size
 
     return input_fn

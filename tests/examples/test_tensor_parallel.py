@@ -147,18 +147,21 @@ def test_each_replica_holds_its_parts_and_what_the_optimizer_keeps_of_them() -> 
         assert {c.device[-5:] for c in variable.components} == {f"CPU:{number}"}
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+_LAYERS = 2 * parallel.BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"all_gather": _LAYERS, "reduce_scatter": _LAYERS, "all_reduce": 1}),
+        ({"sequence_parallel": False}, {"all_reduce": _LAYERS}),
+    ],
+)
 def test_between_the_matrices_of_a_layer_nothing_travels(
-    sequence_parallel: bool,
+    options: dict[str, bool], expected: dict[str, int]
 ) -> None:
-    training = parallel.Training(
-        ["CPU:0", "CPU:1"], sequence_parallel=sequence_parallel
-    )
+    training = parallel.Training(["CPU:0", "CPU:1"], **options)
     step = training.repl.build(training.eval_step, lambda ctx: (*batch(0), 1.0))
-    layers = 2 * parallel.BLOCKS
-    expected = {"all_reduce": layers}
-    if sequence_parallel:
-        expected = {"all_gather": layers, "reduce_scatter": layers, "all_reduce": 1}
     actual = {
         name: sums.per_step.communications
         for name, sums in step.plan.by_primitive.items()
@@ -171,7 +174,7 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been(
     tmp_path: pathlib.Path,
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    flags = ["--batch_size=256", "--sequence_parallel", "--epochs=2"]
+    flags = ["--batch_size=256", "--epochs=2"]
     printed = programs.call_well("tensor_parallel", f"--output_dir={whole}", *flags)
     shutil.copytree(whole, broken)
     for path in (broken / "checkpoints").glob("ckpt-10.*"):
