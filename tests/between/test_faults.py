@@ -93,7 +93,7 @@ def test_a_program_that_ends_by_an_error_frees_the_others() -> None:
     assert "Traceback" not in outputs[0][1]
     ((_, text, names),) = json.loads(outputs[0][0].splitlines()[-1])
     assert names == ["host-1"]
-    assert "  host-1: its program ended by ValueError: no more memory\n" in text
+    assert "  host-1: its program ended with ValueError: no more memory\n" in text
     assert "tests/between/faulty.py:" in text
 
 

@@ -108,7 +108,7 @@ def test_connecting_and_closing(connecting, addresses):
     assert "the hosts are those of the list that connect was given\n" in message
     assert "Fix: start `python -m replicator.serve` on each host" in message
     assert results["variable made before"] == "InvalidArgumentError"
-    assert "connected already, to " + ", ".join(addresses) in results["twice"][1]
+    assert "already connected to " + ", ".join(addresses) in results["twice"][1]
     assert results["check"] == ["nothing", ""]
     assert "connect was called in a graph" in results["in a graph"][1]
     assert "connect was called inside a step" in results["in a step"][1]

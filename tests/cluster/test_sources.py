@@ -91,7 +91,7 @@ REFUSED = {
     "bytes": (b"a:1", "hosts=b'a:1'"),
     "nothing": ([], "^the list that connect was given describes no .*names no host"),
     "one host": ("host-a:41", r"no such file.*pass a list, \['host-a:41'\]"),
-    "no yaml": ("none.yml", "none.yml describes no cluster: it cannot be read"),
+    "no yaml": ("none.yml", "none.yml does not describe a cluster: it cannot be read"),
     "failing": (_Failing(tf.train.ClusterSpec({})), "_Failing .*OSError: no such pod"),
     "other jobs": (
         tf.train.ClusterSpec({"ps": ["p:1"]}),
@@ -120,12 +120,12 @@ def test_without_a_chief_the_first_worker_connects(task):
 
 
 CONFIGS = {
-    "no JSON": ("{", "TF_CONFIG .*it is no JSON"),
+    "no JSON": ("{", "TF_CONFIG .*it is not JSON"),
     "no object": ("[]", 'it has no "cluster"'),
     "no cluster": ("{}", 'it has no "cluster"'),
-    "no list": ('{"cluster": {"worker": "a:1"}}', "'a:1' is no list of addresses"),
-    "no text": ('{"cluster": {"worker": [1]}}', "is no list of addresses"),
-    "no address": ('{"cluster": {"worker": ["/"]}}', "'/' is no address"),
+    "no list": ('{"cluster": {"worker": "a:1"}}', "'a:1' is not a list of addresses"),
+    "no text": ('{"cluster": {"worker": [1]}}', "is not a list of addresses"),
+    "no address": ('{"cluster": {"worker": ["/"]}}', "'/' is not an address"),
     "two chiefs": (
         '{"cluster": {"worker": ["w"], "chief": ["c"], "master": ["m"]}}',
         "it has 2 chiefs",
@@ -148,6 +148,6 @@ CONFIGS = {
 @pytest.mark.parametrize(("text", "said"), CONFIGS.values(), ids=CONFIGS)
 def test_a_wrong_tf_config_is_refused(text, said):
     with pytest.raises(
-        ClusterError, match=f"(?s)TF_CONFIG describes no cluster.*{said}|{said}"
+        ClusterError, match=f"(?s)TF_CONFIG does not describe a cluster.*{said}|{said}"
     ):
         sources.find(None, {"TF_CONFIG": text})
