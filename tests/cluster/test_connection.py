@@ -100,7 +100,7 @@ def test_a_process_that_is_a_task_itself():
 def test_connecting_and_closing(connecting, addresses):
     results = connecting
     assert results["kept"] == 3.0
-    assert "variables and tf.functions that were made before" in results["stderr"]
+    assert "variables and tf.functions created before" in results["stderr"]
     kind, message, seconds = results["missing"]
     assert kind == "ClusterError" and seconds < 20
     assert "1 of 2 hosts did not answer within 0.5 s." in message
@@ -163,7 +163,7 @@ def test_examples_of_docstrings(addresses):
 )
 def test_times_are_seconds(name, seconds):
     with pytest.raises(
-        replicator.ArgumentError, match=f"(?s)connect was given {name}=.*Fix: pass sec"
+        replicator.ArgumentError, match=f"(?s)connect was given {name}=.*Fix: pass a n"
     ):
         replicator.connect(["localhost:1"], **{name: seconds})
 

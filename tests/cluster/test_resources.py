@@ -97,7 +97,7 @@ REFUSED = {
         "ssh: {s: {}}",
         "exactly one node must be the chief, but none is.*Fix: write chief: true",
     ),
-    "alone, not the chief": ("nodes: [{address: a, chief: false}]", "and none is"),
+    "alone, not the chief": ("nodes: [{address: a, chief: false}]", "but none is"),
     "two chiefs": (
         "nodes: [{address: a, chief: true}, {address: b, chief: true}]",
         "exactly one node must be the chief, but a, b are",
@@ -124,11 +124,11 @@ REFUSED = {
     "env": (_TWO + "ssh: {s: {shared_envs: {A: yes}}}", "A in shared_envs is True"),
     "bandwidth": (
         "nodes: [{address: a, network_bandwidth: 0}]",
-        "is 0, which is no nu",
+        "is 0, which is not a nu",
     ),
     "huge": (
         "nodes: [{address: a, network_bandwidth: 1" + "0" * 400 + "}]",
-        "no number",
+        "not a number",
     ),
     "NaN": (
         "nodes: [{address: a, network_bandwidth: .nan}]",

@@ -89,7 +89,7 @@ REFUSED = {
     "set": ({"a:1"}, "hosts=.*Fix: pass a list"),
     "numbers": ([1], r"hosts=\[1\]"),
     "bytes": (b"a:1", "hosts=b'a:1'"),
-    "nothing": ([], "^the list that connect was given describes no .*names no host"),
+    "nothing": ([], "^the list that connect was given does not .*names no host"),
     "one host": ("host-a:41", r"no such file.*pass a list, \['host-a:41'\]"),
     "no yaml": ("none.yml", "none.yml does not describe a cluster: it cannot be read"),
     "failing": (_Failing(tf.train.ClusterSpec({})), "_Failing .*OSError: no such pod"),
@@ -132,11 +132,11 @@ CONFIGS = {
     ),
     "second worker": (
         '{"cluster": {"worker": ["w", "x"]}, "task": {"type": "worker", "index": 1}}',
-        "task 1 of 'worker', and the first worker connects.*Fix: run `python -m",
+        "task 1 of 'worker', but the first worker connects.*Fix: run `python -m",
     ),
     "worker beside a chief": (
         '{"cluster": {"worker": ["w"], "chief": ["c"]}, "task": {"type": "worker"}}',
-        "task 0 of 'worker', and the chief connects",
+        "task 0 of 'worker', but the chief connects",
     ),
     "evaluator": (
         '{"cluster": {"worker": ["w"]}, "task": {"type": "evaluator", "index": 0}}',

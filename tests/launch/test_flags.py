@@ -119,7 +119,7 @@ _BAD = [
     (["--mode=x", "train.py"], "argument --mode: invalid choice: 'x'"),
     (["--hosts=a", "--hostfile=hosts", "train.py"], "leave out one"),
     (["--hosts=a,a", "train.py"], "a is named twice"),
-    (["--hosts=a", "--nnodes=2", "train.py"], "--nnodes=2, and --hosts=a names 1"),
+    (["--hosts=a", "--nnodes=2", "train.py"], "--nnodes=2, but --hosts=a names 1"),
     (["--hostfile=no", "train.py"], "--hostfile: no: No such file or directory"),
     (["--hostfile=.", "train.py"], "--hostfile: .: Is a directory"),
     (["--env=1", "train.py"], "'1' is not of the form NAME or NAME=VALUE"),
