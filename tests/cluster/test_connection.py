@@ -77,7 +77,9 @@ def test_a_connection_without_ordering_is_refused(addresses):
     results = servers.run_client("unordered", addresses)
     for kind, message in (results["refused"], results["none"]):
         assert kind == "ClusterError"
-        assert message.startswith(f"{_ALL[0]} is on another host, and what is written")
+        assert message.startswith(
+            f"{_ALL[0]} is on another host, and writes to variables"
+        )
         assert "Fix: connect by replicator.connect" in message
     assert results["own"] == ["/job:localhost/replica:0/task:0/device:CPU:0"]
     assert results["connect"][0] == "ClusterError"
