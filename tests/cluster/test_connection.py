@@ -80,7 +80,7 @@ def test_a_connection_without_ordering_is_refused(addresses):
         assert message.startswith(
             f"{_ALL[0]} is on another host, and writes to variables"
         )
-        assert "Fix: connect by replicator.connect" in message
+        assert "Fix: connect with replicator.connect" in message
     assert results["own"] == ["/job:localhost/replica:0/task:0/device:CPU:0"]
     assert results["connect"][0] == "ClusterError"
     assert "by tf.config.experimental_connect_to_cluster" in results["connect"][1]
