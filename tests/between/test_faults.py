@@ -55,7 +55,7 @@ def _check(kind: int, moment: str, which: int, count: int = 2) -> None:
         assert text.startswith(f"1 of {count} hosts is lost: {_NAMES[which]}.\n")
         assert f"  {_NAMES[which]}: " in text
         assert "tests/between/faulty.py:" in text
-        assert "Fix: end all processes, and start them again" in text
+        assert "Fix: end all processes, and restart them" in text
         for _, text, names in later:  # another step, and cluster.check()
             assert _NAMES[which] in names, text
 
