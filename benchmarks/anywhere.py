@@ -30,7 +30,7 @@ from benchmarks.programs import PROGRAMS, Program
 
 _UPDATE = flags.DEFINE_string("update", None, "A Markdown file whose table to replace.")
 _SECONDS = flags.DEFINE_integer(
-    "seconds", 60, "After how long a cell is said to hang.", lower_bound=1
+    "seconds", 60, "Seconds after which a cell counts as hanging.", lower_bound=1
 )
 
 BEGIN, END = "<!-- anywhere: begin -->", "<!-- anywhere: end -->"

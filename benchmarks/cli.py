@@ -23,7 +23,7 @@ FOLDER = pathlib.Path(__file__).parent
 REPOSITORY = FOLDER.parent
 
 QUICK = flags.DEFINE_bool(
-    "quick", False, "Few steps of what is small: does everything run?"
+    "quick", False, "Run few steps of small cases, to see that everything works."
 )
 ONLY = flags.DEFINE_list("only", None, "What to measure; by default everything.")
 STEPS = flags.DEFINE_integer(
@@ -33,7 +33,7 @@ ROUNDS = flags.DEFINE_integer(
     "rounds", None, "How often contenders take turns; by default 20.", lower_bound=1
 )
 CELL = flags.DEFINE_string(
-    "cell", None, "Measure one cell of the table, in this process; for the program."
+    "cell", None, "Measure one cell of the table, in this process; for internal use."
 )
 RESULTS_DIR = flags.DEFINE_string(
     "results_dir",
@@ -67,7 +67,7 @@ def fail(message: str) -> NoReturn:
 def refuse_arguments(argv: Sequence[str]) -> None:
     """Fails if there are arguments other than flags."""
     if len(argv) > 1:
-        fail(f"unknown: {', '.join(argv[1:])}; give what you want as flags, see --help")
+        fail(f"unknown: {', '.join(argv[1:])}; pass what you want as flags, see --help")
 
 
 def choose(wanted: Iterable[str] | None, have: Iterable[str]) -> list[str]:
@@ -167,7 +167,7 @@ def run_apart(
             env={**os.environ, **(environment or {})},
         )
     except subprocess.TimeoutExpired:
-        fail(f"{' '.join(command[1:])} takes more than {timeout} s")
+        fail(f"{' '.join(command[1:])} took more than {timeout} s")
     if process.returncode or not process.stdout:
         sys.stderr.write(process.stderr)
         fail(f"{' '.join(command[1:])} failed with status {process.returncode}")

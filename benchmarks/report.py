@@ -67,7 +67,7 @@ PROGRAMS: Mapping[str, ModuleType] = {
 _HEAD = """# What was measured
 
 Written by `python -m benchmarks.report`; `make bench`, `make bench-peers` and `make
-bench-hosts` measure anew. Times are medians over rounds in which the contenders take
+bench-hosts` measure again. Times are medians over rounds in which the contenders take
 turns. They say something about one machine on one day; ratios say more than times.
 """
 

@@ -219,7 +219,7 @@ class Actors:
             if not again:
                 self._fail(problem)
                 return
-            self._warn(f"{problem}, and is started again")
+            self._warn(f"{problem}, and is restarted")
 
     def _live(self, number: int, life: int) -> str:
         """Serves one process until it ends; returns how it ended."""

@@ -40,12 +40,14 @@ JUDGED = 16  # episodes that evaluate the policy itself
 
 FLAGS = flags.FLAGS
 support.define_flags(
-    "runs/evolution", steps=60, seed="Of parameters, noise and episodes."
+    "runs/evolution", steps=60, seed="Seed of parameters, noise and episodes."
 )
-flags.DEFINE_string("environment", "CartPole-v1", "One of gymnasium's.")
-flags.DEFINE_integer("pairs", 32, "Of opposite policies in a generation.", 1, 10**6)
-support.define_count("judge_every", 5, "Generations between looks at the policy.")
-support.define_positive("noise", 0.1, "Standard deviation of what is added.")
+flags.DEFINE_string("environment", "CartPole-v1", "A gymnasium environment.")
+flags.DEFINE_integer(
+    "pairs", 32, "Pairs of opposite policies per generation.", 1, 10**6
+)
+support.define_count("judge_every", 5, "Generations between evaluations of the policy.")
+support.define_positive("noise", 0.1, "Standard deviation of the noise.")
 support.define_positive("learning_rate", 0.05, "Adam's learning rate.")
 
 

@@ -49,10 +49,14 @@ support.define_flags("runs/gan", steps=3000)  # and --devices, --seed, --resume
 support.define_count(
     "global_batch_size", 64, "Images per step, on all replicas together."
 )
-support.define_positive("generator_rate", 2e-4, "Its Adam's learning rate.")
-support.define_positive("discriminator_rate", 4e-4, "That of the other.")
-flags.DEFINE_integer("channels", 32, "Of the largest features.", 1, 256)
-flags.DEFINE_integer("noise", 64, "Numbers that an image is made of.", 1, 4096)
+support.define_positive(
+    "generator_rate", 2e-4, "The learning rate of the generator's Adam."
+)
+support.define_positive(
+    "discriminator_rate", 4e-4, "The learning rate of the discriminator's Adam."
+)
+flags.DEFINE_integer("channels", 32, "Channels of the largest feature maps.", 1, 256)
+flags.DEFINE_integer("noise", 64, "Length of the noise vector for an image.", 1, 4096)
 
 ROWS, COLUMNS = 8, 12  # of samples
 BETAS = 0.5, 0.999  # Adam's

@@ -36,7 +36,7 @@ support.define_count(
     "global_batch_size", 64, "Images per step, on all replicas together."
 )
 support.define_positive("learning_rate", 3e-3, "Adam's learning rate.")
-flags.DEFINE_float("offset", 1e4, "The mean of the pixels, in their deviations.")
+flags.DEFINE_float("offset", 1e4, "The mean of the pixels, in standard deviations.")
 flags.register_validator("offset", math.isfinite, "must be a finite number")
 
 EPSILON = 1e-3  # added to variances, Keras' default

@@ -46,7 +46,9 @@ RESTARTS = "REPLICATOR_RESTARTS"  # the number of the launcher's restarts
 FLAGS = flags.FLAGS
 support.define_flags("runs/hosts", devices=None, epochs=10)  # and --seed, --resume
 support.define_count("global_batch_size", 64, "Images per step, on all hosts together.")
-support.define_positive("learning_rate", 0.05, "Of SGD with momentum.")
+support.define_positive(
+    "learning_rate", 0.05, "The learning rate of SGD with momentum."
+)
 
 
 # --- Data and model -------------------------------------------------------------------
@@ -235,7 +237,7 @@ def main() -> str:
             )
         )
     except KeyboardInterrupt:
-        text = "Interrupted; go on from the last epoch with --resume."
+        text = "Interrupted; continue from the last epoch with --resume."
         raise support.Interrupted(signal.SIGINT, text) from None
     return f"Test accuracy {accuracy:.4f}. Results are in {output_dir}."
 

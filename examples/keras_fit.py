@@ -165,7 +165,7 @@ def main() -> str:
     try:
         accuracy = train(repl, output_dir)
     except KeyboardInterrupt:
-        text = "Interrupted; go on with --resume."
+        text = "Interrupted; continue with --resume."
         raise support.Interrupted(signal.SIGINT, text) from None
     return f"Validation accuracy {accuracy:.4f}. Results are in {output_dir}."
 

@@ -52,17 +52,23 @@ support.define_flags("runs/language_model", steps=2000)  # and --devices, --resu
 support.define_count(
     "global_batch_size", 32, "Windows of text per step, on all replicas."
 )
-support.define_positive("learning_rate", 3e-3, "AdamW's, at its highest.")
-flags.DEFINE_integer("context", 96, "Bytes of a window of text.", 2, 4096)
-flags.DEFINE_integer("width", 96, "Numbers that stand for a byte.", 4, 4096)
-flags.DEFINE_integer("depth", 3, "Blocks of attention and perceptron.", 1, 64)
+support.define_positive("learning_rate", 3e-3, "AdamW's peak learning rate.")
+flags.DEFINE_integer("context", 96, "Bytes in a window of text.", 2, 4096)
+flags.DEFINE_integer("width", 96, "Length of the vector for a byte.", 4, 4096)
+flags.DEFINE_integer("depth", 3, "Blocks, each of attention and an MLP.", 1, 64)
 flags.DEFINE_string("prompt", "class ", "What the sample begins with.")
-flags.DEFINE_integer("sample_bytes", 500, "The length of the sample.", 0, 100_000)
+flags.DEFINE_integer("sample_bytes", 500, "Bytes in the sample.", 0, 100_000)
 support.define_between(
-    "temperature", 0.7, "Below 1, likelier bytes are drawn.", 0.01, 10.0
+    "temperature",
+    0.7,
+    "Of sampling; the lower, the likelier the bytes drawn.",
+    0.01,
+    10.0,
 )
 flags.register_validator(
-    "width", lambda width: width % HEADS == 0, f"must be a multiple of {HEADS} heads"
+    "width",
+    lambda width: width % HEADS == 0,
+    f"must be a multiple of the {HEADS} heads",
 )
 flags.register_validator("prompt", bool, "must not be empty")
 

@@ -43,15 +43,19 @@ RECENT = 100  # episodes in the mean return
 
 FLAGS = flags.FLAGS
 support.define_flags(
-    "runs/learner", steps=3000, seed="Of the initial weights, actions and episodes."
+    "runs/learner",
+    steps=3000,
+    seed="Seed of the initial weights, actions and episodes.",
 )
-flags.DEFINE_string("environment", "CartPole-v1", "One of gymnasium's.")
-flags.DEFINE_integer("actors", 2, "How many processes play.", 1, 1000)
-support.define_count("restarts", 3, "How many of them may die.", 0)
+flags.DEFINE_string("environment", "CartPole-v1", "A gymnasium environment.")
+flags.DEFINE_integer("actors", 2, "Processes that play.", 1, 1000)
+support.define_count("restarts", 3, "How many dead actors to restart.", 0)
 support.define_count("batch_size", 16, "Trajectories per step, on all replicas.")
-flags.DEFINE_integer("unroll", 20, "Steps of a trajectory.", 1, 10_000)
-support.define_count("publish_every", 1, "Steps from weights to weights for actors.")
-support.define_between("discount", 0.99, "What a step later counts.", 0.0, 1.0)
+flags.DEFINE_integer("unroll", 20, "Steps in a trajectory.", 1, 10_000)
+support.define_count(
+    "publish_every", 1, "Steps between updates of the actors' weights."
+)
+support.define_between("discount", 0.99, "Discount factor per step.", 0.0, 1.0)
 support.define_positive("learning_rate", 2e-3, "Adam's learning rate.")
 
 
@@ -187,7 +191,7 @@ def sizes(environment: str) -> tuple[tuple[int, ...], int]:
     ):
         raise support.UsageError(
             f"--environment={environment} has observations {observations} and actions "
-            f"{actions}; wanted are numbers, and actions that are numbered"
+            f"{actions}; expected a Box of observations and Discrete actions"
         )
     return observations.shape, int(actions.n)
 

@@ -49,9 +49,14 @@ TEST_SHARE = 0.2  # of the images: 360
 
 FLAGS = flags.FLAGS
 support.define_flags("runs/pipeline", epochs=20)
-flags.DEFINE_enum("mode", "messages", ["messages", "devices"], "What stages are on.")
-support.define_count("micro_batches", 4, "Into which a batch is cut.")
-support.define_count("pipelines", 1, "How many there are, all alike.")
+flags.DEFINE_enum(
+    "mode",
+    "messages",
+    ["messages", "devices"],
+    "Whether stages are replicas, or devices of one.",
+)
+support.define_count("micro_batches", 4, "Micro-batches per batch of a pipeline.")
+support.define_count("pipelines", 1, "Number of identical pipelines.")
 support.define_count("global_batch_size", 64, "Images per step.")
 support.define_positive("learning_rate", 1e-3, "Adam's learning rate.")
 
@@ -332,8 +337,8 @@ def check_flags(examples: int) -> None:
     stages, rest = divmod(len(FLAGS.devices), FLAGS.pipelines)
     if rest or not 1 <= stages <= len(WIDTHS):
         raise support.UsageError(
-            f"--pipelines={FLAGS.pipelines} of {len(FLAGS.devices)} devices: each has "
-            f"the same number of them, from 1 to {len(WIDTHS)}"
+            f"--pipelines={FLAGS.pipelines} on {len(FLAGS.devices)} devices: each must "
+            f"have the same number of them, from 1 to {len(WIDTHS)}"
         )
     shares = FLAGS.pipelines * FLAGS.micro_batches
     if FLAGS.global_batch_size % shares:

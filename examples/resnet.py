@@ -42,7 +42,9 @@ support.define_flags("runs/resnet", epochs=10)  # and --devices, --seed, --resum
 support.define_count(
     "global_batch_size", 64, "Images per step, on all replicas together."
 )
-support.define_positive("learning_rate", 0.1, "SGD's, at first; it falls to zero.")
+support.define_positive(
+    "learning_rate", 0.1, "SGD's initial learning rate; it falls to zero."
+)
 flags.DEFINE_integer("width", 16, "Channels of the first blocks.", 1, 256)
 flags.DEFINE_integer("blocks", 2, "Residual blocks at each of three sizes.", 1, 16)
 

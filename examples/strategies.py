@@ -53,14 +53,14 @@ WORDS_BEFORE = 8  # the model's input
 UNITS = 128
 
 FLAGS = flags.FLAGS
-support.define_flags(seed="Of the initial weights and the order of examples.")
-flags.DEFINE_list("strategies", list(STRATEGIES), "Which of them to compare.")
+support.define_flags(seed="Seed of the initial weights and the order of examples.")
+flags.DEFINE_list("strategies", list(STRATEGIES), "Which strategies to compare.")
 flags.DEFINE_integer(
-    "steps", 200, "Of training, under each strategy.", 2, support.MOST_STEPS
+    "steps", 200, "Training steps under each strategy.", 2, support.MOST_STEPS
 )
 support.define_count("batch_size", 64, "Examples per step, on all replicas together.")
-flags.DEFINE_integer("vocabulary", 5000, "How many words are told apart.", 2, 100_000)
-flags.DEFINE_integer("columns", 64, "Numbers that a word is embedded in.", 1, 4096)
+flags.DEFINE_integer("vocabulary", 5000, "Number of distinct words.", 2, 100_000)
+flags.DEFINE_integer("columns", 64, "Length of a word's embedding.", 1, 4096)
 support.define_positive("learning_rate", 1e-3, "Adam's learning rate.")
 
 
@@ -249,7 +249,7 @@ def check_flags() -> None:
     unknown = [name for name in FLAGS.strategies if name not in STRATEGIES]
     if unknown or not FLAGS.strategies:
         raise support.UsageError(
-            f"--strategies={','.join(FLAGS.strategies)}: there are "
+            f"--strategies={','.join(FLAGS.strategies)}: expected some of "
             f"{', '.join(STRATEGIES)}"
         )
     if FLAGS.batch_size % max(1, len(FLAGS.devices)):

@@ -44,7 +44,7 @@ FLAGS = flags.FLAGS
 support.define_flags(
     devices=["CPU:0", "CPU:1", "CPU:2"],
     epochs=10,
-    seed="Of the weights and of the order of the images.",
+    seed="Seed of the weights and of the order of the images.",
 )
 support.define_count("batch_size", 16, "Images per step and rank.")
 support.define_positive("learning_rate", 0.05, "The learning rate of SGD.")

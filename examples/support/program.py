@@ -52,7 +52,7 @@ def define_flags(
     devices: Sequence[str] | None = ("CPU:0", "CPU:1"),
     epochs: int | None = None,
     steps: int | None = None,
-    seed: str = "Of the initial weights and the order of the examples.",
+    seed: str = "Seed of the initial weights and the order of the examples.",
     resume: bool = True,
 ) -> None:
     """Defines the flags that most examples have.
@@ -77,7 +77,9 @@ def define_flags(
         flags.DEFINE_string("output_dir", output_dir, "Where the results go.")
         flags.register_validator("output_dir", bool, "must name a folder")
     if output_dir is not None and resume:
-        help_ = "Go on from the checkpoint in --output_dir instead of over it."
+        help_ = (
+            "Continue from the checkpoint in --output_dir instead of overwriting it."
+        )
         flags.DEFINE_bool("resume", False, help_)
 
 
@@ -210,7 +212,7 @@ def _finish(main: Callable[[], str | None], argv: Sequence[str]) -> int:
     logging.set_verbosity(logging.WARNING)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a folder may have any name
         sys.stdout.reconfigure(errors="backslashreplace")
-    stopped = "stopped, go on with --resume: " if "resume" in FLAGS else ""
+    stopped = "stopped, continue with --resume: " if "resume" in FLAGS else ""
     try:
         last = main()
     except replicator.HostLostError as error:

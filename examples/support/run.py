@@ -118,7 +118,7 @@ class Run:
                 self.history, self._panels, path, self._steps_per_epoch
             )
         if signum is not None and completed < self._steps:
-            text = f"Interrupted at step {completed}; go on with --resume."
+            text = f"Interrupted at step {completed}; continue with --resume."
             raise Interrupted(signum, text)
 
     def train(
@@ -186,10 +186,12 @@ class Run:
             except UsageError:
                 raise
             except Exception as error:  # TensorFlow's, protobuf's, json's: many kinds
-                warn(f"cannot read {name}, which is left out: {error}")
+                warn(f"cannot read {name}, which is skipped: {error}")
                 names.remove(name)
         else:
-            raise UsageError(f"--resume: no checkpoint in {self.output_dir} is whole")
+            raise UsageError(
+                f"--resume: no checkpoint in {self.output_dir} is complete"
+            )
         self._check_length()
         self.checkpoints.begin(names)
 

@@ -28,7 +28,7 @@ def choose(file: str) -> ModuleType:
         except (ImportError, AttributeError) as error:
             logging.warning(
                 "This TensorFlow lacks what replicator/_tf/fast/%s.py needs (%s): "
-                "steps take longer, by replicator/_tf/plain/%s.py.",
+                "steps take longer, with replicator/_tf/plain/%s.py.",
                 file,
                 error,
                 file,

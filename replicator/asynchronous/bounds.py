@@ -30,8 +30,8 @@ def staleness(strategy: Builder | None) -> int | None:
         if type(builder) not in (PS, PSLoadBalancing) or not is_asynchronous:
             raise errors.StrategyError(
                 errors.compose(
-                    f"{type(builder).__name__} is given where programs train the same "
-                    "variables, each at its own speed.",
+                    f"{type(builder).__name__} cannot be used where programs train the "
+                    "same variables, each at its own speed.",
                     [f"at {errors.user_line()}"],
                     "in asynchronous mode, pass PS(sync=False), or PS(staleness=k).",
                 )

@@ -72,11 +72,11 @@ class Clock:
         if self.staleness is not None:
             raise errors.ContextError(
                 errors.compose(
-                    "a step is built into a tf.function or a tf.Graph, where nobody "
-                    f"would see to a staleness of {self.staleness}.",
+                    "a step is built into a tf.function or a tf.Graph, where a "
+                    f"staleness of {self.staleness} cannot be enforced.",
                     [f"at {errors.user_line()}"],
-                    "call repl.run outside of tf.functions; or let programs go on "
-                    "without waiting, PS(sync=False).",
+                    "call repl.run outside of tf.functions; or let programs "
+                    "continue without waiting, PS(sync=False).",
                 )
             )
 
@@ -118,9 +118,9 @@ class Clock:
             raise errors.HostLostError(
                 errors.compose(
                     f"this program, {name}, was silent for longer than the heartbeat, "
-                    "and the others have gone on without it.",
+                    "and the others have continued without it.",
                     [f"at {errors.user_line()}"],
-                    "start it again: it goes on with the variables as they are.",
+                    "restart it: it continues with the variables as they are.",
                 ),
                 (name,),
             )

@@ -88,7 +88,7 @@ class Member(threading.Thread):
                 self.board.write(STATES, LOST, n)
                 self.events.note("lost", program=n)
                 logging.error(
-                    "%s has been silent for %g s; the others go on without it.",
+                    "%s has been silent for %g s; the others continue without it.",
                     self.names[n],
                     self._heartbeat,
                 )
@@ -101,7 +101,7 @@ class Member(threading.Thread):
             try:
                 self.board.write(STATES, ENDED)
             except Exception:  # as above
-                logging.info("The end could not be told: the server is gone.")
+                logging.info("Could not report this program's end: the server is gone.")
         self.events.note("ended")
 
 

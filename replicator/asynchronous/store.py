@@ -75,7 +75,7 @@ class Store:
         self._wait_for(marker, facts)
         first_facts = marker.numpy().decode()
         if first_facts != facts:
-            raise self._mismatch(f"{self._names[0]} makes {first_facts}", facts)
+            raise self._mismatch(f"{self._names[0]} creates {first_facts}", facts)
         return shared
 
     def table(self, name: str, size: int) -> tf.Variable:
@@ -107,14 +107,14 @@ class Store:
 
         boards.wait(settled, self._limit)
         if not _tf.is_initialized(made):
-            raise self._mismatch(f"{self._names[0]} makes none", facts)
+            raise self._mismatch(f"{self._names[0]} creates none", facts)
 
     def _mismatch(self, first: str, facts: str) -> errors.MismatchError:
         own_name = self._names[self._board.own]
         return errors.MismatchError(
             errors.compose(
                 "the programs create different variables.",
-                [first, f"{own_name} makes {facts}, at {errors.user_line()}"],
-                "let all programs create the same variables in the same order.",
+                [first, f"{own_name} creates {facts}, at {errors.user_line()}"],
+                "create the same variables in all programs, in the same order.",
             )
         )

@@ -31,7 +31,7 @@ def split(address: str) -> tuple[str, int | None]:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError(f"{address!r} is no address: expected [host]:port")
+            raise ValueError(f"{address!r} is not an address: expected [host]:port")
         port = rest[1:] if rest else None
     elif text.count(":") > 1:
         host, port = text, None
@@ -41,7 +41,7 @@ def split(address: str) -> tuple[str, int | None]:
     if ":" in host or text.startswith("["):
         _check_ipv6(host, address)
     elif not _NAME.fullmatch(host):
-        raise ValueError(f"{address!r} is no address: expected host:port")
+        raise ValueError(f"{address!r} is not an address: expected host:port")
     return host, None if port is None else _port(port, address)
 
 
@@ -122,7 +122,7 @@ def free_port() -> int:
 def _port(text: str, address: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text[:9]) <= _MOST):
         raise ValueError(
-            f"{address!r} is no address: {text!r} is no port, 0 to {_MOST}"
+            f"{address!r} is not an address: {text!r} is not a port, 0 to {_MOST}"
         )
     return int(text)
 
@@ -131,4 +131,4 @@ def _check_ipv6(host: str, address: str) -> None:
     try:
         ipaddress.IPv6Address(host)
     except ValueError:
-        raise ValueError(f"{address!r} is no address: expected host:port") from None
+        raise ValueError(f"{address!r} is not an address: expected host:port") from None

@@ -75,9 +75,9 @@ def join(
     if not 0 <= task < len(described.hosts):
         raise errors.ClusterError(
             errors.compose(
-                f"connect was given task={task}, and {described.source} has "
+                f"connect was given task={task}, but {described.source} has "
                 f"{len(described.hosts)} hosts.",
-                fix="number the hosts from 0 on.",
+                fix="number the hosts from 0.",
             )
         )
     if _tf.has_started() or _tf.joined() is not None:
@@ -85,8 +85,7 @@ def join(
             errors.compose(
                 "TensorFlow was in use before replicator.connect.",
                 [f"at {errors.user_line()}"],
-                "connect first in between-graph mode: it cannot be done later, nor "
-                "twice.",
+                "in between-graph mode, connect first, and only once.",
             )
         )
     devices.split_cpu(described.hosts[task].cpus or 1)
@@ -100,8 +99,8 @@ def join(
                 f"host {task} ({addresses[task]}) could not join the others: "
                 f"{errors.told(error)}.",
                 [f"the hosts of {described.source}: {', '.join(addresses)}"],
-                "see that the same program runs on all of them, that the ports are "
-                "free, and that no firewall is between the hosts.",
+                "check that all of them run the same program, that the ports are "
+                "free, and that no firewall separates the hosts.",
             )
         ) from error
     facts = peers.facts()
@@ -148,20 +147,20 @@ def checked(
         if value not in allowed:
             raise errors.ArgumentError(
                 errors.compose(
-                    f"Replicator was given {name}={value!r}, which is for programs "
-                    "that one process builds.",
+                    f"Replicator was given {name}={value!r}, which is only for "
+                    "programs built by one process.",
                     fix=f"pass {name}={allowed[-1]!r} in between-graph mode.",
                 )
             )
     facts: dict[str, Any] = dataclasses.asdict(options)
     facts["calibration"] = repr(facts["calibration"])
     together.same(
-        "makes a Replicator",
+        "creates a Replicator",
         {
             "devices": [list(replica) for replica in names],
             **facts,
             "strategy": strategy,
         },
-        "make the Replicator with the same arguments on every host.",
+        "create the Replicator with the same arguments on every host.",
     )
     return dataclasses.replace(options, variables="mirrored")

@@ -173,7 +173,7 @@ def _check(objects: dict[str, Any], keep: Any) -> None:
         raise errors.ArgumentError(
             errors.compose(
                 f"checkpoint was given keep={errors.shown(keep)}.",
-                fix="pass how many checkpoints are kept, at least 1.",
+                fix="pass the number of checkpoints to keep, at least 1.",
             )
         )
     for name, value in objects.items():

@@ -29,8 +29,8 @@ _LONG = 0.5  # seconds that an activity takes before this process looks at other
 _QUICK = 0.05  # seconds for the store to answer
 _STEP, _TALK = "runs", "waits"
 _FIX = (
-    "let the program run the same steps on every host, in the same order; all "
-    "processes have to start again."
+    "run the same steps on every host, in the same order; all processes must be "
+    "restarted."
 )
 
 
@@ -130,12 +130,13 @@ class Doing(threading.Thread):
     def _give_up(self, now: _Now, name: str, other: _Now) -> None:
         self._clash = errors.MismatchError(
             errors.compose(
-                "the hosts do not do the same, and would wait for one another forever.",
+                "the hosts do different things, and would wait for one another "
+                "forever.",
                 [f"{self._names[self._own]}: {now.text}", f"{name}: {other.text}"],
                 _FIX,
             )
         )
-        _tf.abort_collectives("the hosts do not do the same")
+        _tf.abort_collectives("the hosts do different things")
 
 
 def _rivals(now: _Now) -> list[tuple[int, int]]:

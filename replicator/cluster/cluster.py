@@ -109,7 +109,7 @@ class Cluster:
             raise errors.DeviceError(
                 errors.compose(
                     f"{errors.shown(device)} is on none of {', '.join(self.hosts)}.",
-                    fix="name a device as cluster.devices does.",
+                    fix="name a device as in cluster.devices.",
                 )
             )
         return self._hosts[spec.task].name
@@ -131,8 +131,9 @@ class Cluster:
         if problems:
             raise errors.HostLostError(
                 errors.compose(
-                    f"{len(problems)} of {self.num_hosts} hosts are lost, with what "
-                    "is on them; a step that was running may have been cut short.",
+                    f"{len(problems)} of {self.num_hosts} hosts are lost, with "
+                    "everything on them; a step that was running may have been cut "
+                    "short.",
                     [
                         *health.told(self._hosts, problems),
                         f"at {errors.user_line()}",

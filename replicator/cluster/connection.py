@@ -98,7 +98,7 @@ def connect(
     if _tf.has_started() and _tf.connection() is None:
         logging.warning(
             "TensorFlow was in use before replicator.connect: variables and "
-            "tf.functions that were made before cannot be used any more. Connect first."
+            "tf.functions created before it can no longer be used. Connect first."
         )
     state.order()
     token = _connected(described, client or described.client)
@@ -132,7 +132,7 @@ def _positive(name: str, value: Any) -> float:
         raise errors.ArgumentError(
             errors.compose(
                 f"connect was given {name}={errors.shown(value)}.",
-                fix=f"pass seconds, a number above 0, {_LONGEST:g} at most.",
+                fix=f"pass a number of seconds above 0, at most {_LONGEST:g}.",
             )
         )
     return float(value)
@@ -146,7 +146,7 @@ def _check_client(client: Any) -> None:
         raise errors.ArgumentError(
             errors.compose(
                 f"connect was given client={errors.shown(client)}.",
-                fix='pass "host:0", by which the hosts reach this one.',
+                fix='pass "host:0", the address at which the hosts reach this one.',
             )
         ) from None
 
@@ -159,9 +159,9 @@ def _refuse_connected(silence: float) -> None:
     if token.job_name not in (CLIENT, TRAINER):
         raise errors.ClusterError(
             errors.compose(
-                "this process is connected already, by "
+                "this process is already connected, by "
                 "tf.config.experimental_connect_to_cluster.",
-                fix="connect by replicator.connect alone, in a new process.",
+                fix="connect only with replicator.connect, in a new process.",
             )
         )
     old_addresses = state.connected_hosts()
@@ -172,7 +172,7 @@ def _refuse_connected(silence: float) -> None:
     if not problems:
         raise errors.ClusterError(
             errors.compose(
-                f"this process is connected already, to {', '.join(old_addresses)}.",
+                f"this process is already connected to {', '.join(old_addresses)}.",
                 fix="use the Cluster that connect returned, or call its close() first.",
             )
         )
@@ -185,8 +185,8 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
 
     def progress(problems: Mapping[str, str], passed: float) -> None:
         logging.warning(
-            "replicator.connect waits for %d of %d hosts since %.0f s, for %.0f s at "
-            "most: %s",
+            "replicator.connect is waiting for %d of %d hosts (%.0f s so far, at most "
+            "%.0f s): %s",
             *(len(problems), count, passed, limit),
             "; ".join(health.told(described.hosts, problems)),
         )
@@ -202,7 +202,7 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
                     f"the hosts are those of {described.source}",
                     f"at {errors.user_line()}",
                 ],
-                f"{health.START}; see that no firewall is between the hosts.",
+                f"{health.START}; check that no firewall separates the hosts.",
             )
         )
 
@@ -233,8 +233,9 @@ def _connected(described: description.Description, client: str | None) -> Any:
                         f"the hosts of {described.source}: {', '.join(host_addresses)}",
                         f"at {errors.user_line()}",
                     ],
-                    "see that every host has the same version of TensorFlow, and that "
-                    f"{local} is this host's address as the others see it (`client=`).",
+                    "check that every host has the same version of TensorFlow, and "
+                    f"that {local} is this host's address as the others see it "
+                    "(`client=`).",
                 )
             ) from error
     raise AssertionError("unreachable")
@@ -251,7 +252,8 @@ def _own_address(client: str | None, described: description.Description) -> str:
         raise errors.ClusterError(
             errors.compose(
                 f"the address of this process is unknown: {errors.told(error)}.",
-                fix='pass client="host:0", by which the hosts reach this one.',
+                fix='pass client="host:0", the address at which the hosts reach '
+                "this one.",
             )
         ) from error
     old_connection = _tf.connection()
@@ -290,7 +292,7 @@ def _devices(described: description.Description) -> list[str]:
                 errors.compose(
                     f"{host.name} has {cpus} CPU devices; {described.source} says "
                     f"{host.cpus}.",
-                    fix="start its server by "
+                    fix="start its server with "
                     f"`python -m replicator.serve --cpus={host.cpus}`.",
                 )
             )

@@ -94,12 +94,12 @@ def from_json(text: str, where: str) -> Description:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise wrong(where, f"it is no JSON: {errors.told(error)}") from None
+        raise wrong(where, f"it is not JSON: {errors.told(error)}") from None
     if not isinstance(facts, Mapping) or facts.get("version") != _VERSION:
         raise wrong(where, f'it has no "version": {_VERSION}')
     hosts = facts.get("hosts")
     if not isinstance(hosts, list) or not all(isinstance(h, Mapping) for h in hosts):
-        raise wrong(where, '"hosts" is no list of objects')
+        raise wrong(where, '"hosts" is not a list of objects')
     described = Description(
         tuple(_host(facts, where) for facts in hosts),
         str(facts.get("source", where)),
@@ -146,7 +146,7 @@ def checked(described: Description) -> Description:
         if port == 0:
             raise wrong(
                 where,
-                f"port 0 of {host.name} is none at which a server listens",
+                f"{host.name} has port 0, at which no server can listen",
                 "give the port that `python -m replicator.serve` printed",
             )
         hosts.append(dataclasses.replace(host, address=addresses.join(name, port)))
@@ -166,15 +166,15 @@ def wrong(where: str, what: str, fix: str = "") -> errors.ClusterError:
         what: What is wrong with it, without a full stop.
         fix: How to correct it.
     """
-    problem = f"{where} describes no cluster: {what}."
-    fix = fix or "correct it there; docs/guides/hosts.md says what it may hold."
+    problem = f"{where} does not describe a cluster: {what}."
+    fix = fix or "correct it there; docs/guides/hosts.md says what it may contain."
     return errors.ClusterError(errors.compose(problem, fix=fix))
 
 
 def _split(address: Any, where: str) -> tuple[str, int | None]:
     try:
         if not isinstance(address, str):
-            raise ValueError(f"{errors.shown(address)} is no address")
+            raise ValueError(f"{errors.shown(address)} is not an address")
         return addresses.split(address)
     except ValueError as error:
         raise wrong(where, str(error), 'write "host:port"') from None
@@ -199,7 +199,7 @@ def _refuse_mixed(names: Sequence[str], described: Description) -> None:
         other = next(name for name in names if not addresses.is_loopback(name))
         raise wrong(
             described.source,
-            f"{local[0]} is a loopback address, which {other} would take for itself",
+            f"{local[0]} is a loopback address, which on {other} means {other} itself",
             f"give the address by which {other} reaches this host",
         )
 
@@ -221,10 +221,10 @@ def _programs(facts: Mapping[str, Any], where: str) -> tuple[Program, ...]:
     if not isinstance(programs, list) or not all(
         isinstance(p, Mapping) for p in programs
     ):
-        raise wrong(where, '"programs" is no list of objects')
+        raise wrong(where, '"programs" is not a list of objects')
     task = facts.get("task")
     if programs and (task is None or not 0 <= task < len(programs)):
-        raise wrong(where, f'there are {len(programs)} programs, and "task" is {task}')
+        raise wrong(where, f'there are {len(programs)} programs, but "task" is {task}')
     return tuple(
         Program(_text(p, "name", where) or f"worker {n}", _count(p, "cpus", where))
         for n, p in enumerate(programs)
@@ -234,14 +234,14 @@ def _programs(facts: Mapping[str, Any], where: str) -> tuple[Program, ...]:
 def _text(facts: Mapping[str, Any], key: str, where: str) -> str | None:
     value = facts.get(key)
     if value is not None and not isinstance(value, str):
-        raise wrong(where, f'"{key}" is {errors.shown(value)}, which is no text')
+        raise wrong(where, f'"{key}" is {errors.shown(value)}, which is not text')
     return value
 
 
 def _count(facts: Mapping[str, Any], key: str, where: str) -> int | None:
     value = facts.get(key)
     if value is not None and (type(value) is not int or value < 0):
-        raise wrong(where, f'"{key}" is {errors.shown(value)}, which is no count')
+        raise wrong(where, f'"{key}" is {errors.shown(value)}, which is not a count')
     return value
 
 
@@ -249,5 +249,5 @@ def _seconds(value: Any, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise wrong(where, f'"heartbeat" is {errors.shown(value)}, which is no time')
+        raise wrong(where, f'"heartbeat" is {errors.shown(value)}, which is not a time')
     return float(value)

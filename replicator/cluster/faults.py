@@ -27,9 +27,9 @@ _FIX = (
     "itself; variables on a lost host are gone, those on others may be half written."
 )
 _FIX_BETWEEN = (
-    "end all processes, and start them again from the last checkpoint, as `python -m "
-    "replicator.launch --max-restarts=3` does: TensorFlow cannot go on with those that "
-    "are left."
+    "end all processes, and restart them from the last checkpoint, as `python -m "
+    "replicator.launch --max-restarts=3` does: TensorFlow cannot continue with the "
+    "remaining ones."
 )
 
 

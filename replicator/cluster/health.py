@@ -13,7 +13,7 @@ from replicator.cluster import description, state, waiting, watch
 
 CHANNELS = 2  # per server; two carry a third more than one, and more gain nothing
 START = (
-    "start `python -m replicator.serve` on each host, or the whole program by "
+    "start `python -m replicator.serve` on each host, or the whole program with "
     "`python -m replicator.launch`"
 )
 
@@ -104,9 +104,9 @@ def leave(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> Non
     if silent:
         raise errors.ClusterError(
             errors.compose(
-                "the connection cannot be ended while a host is silent.",
+                "the connection cannot be closed while a host is silent.",
                 [*told(hosts, silent), f"at {errors.user_line()}"],
-                "end its process, by SIGKILL if it is stopped; then try again.",
+                "end its process, with SIGKILL if it is stopped; then try again.",
             )
         )
     connection = _tf.connection()

@@ -61,7 +61,8 @@ def describe_mpirun(
     if rank != "0":
         raise description.wrong(
             "mpirun",
-            f"this is process {rank} of its program, and one connects to all hosts",
+            f"this is process {rank} of its program, but only one connects to all "
+            "hosts",
             "start the program once beside the servers: `mpirun -np 1 python train.py "
             ": -np 2 python -m replicator.serve --port=8888 ...`",
         )
@@ -70,8 +71,8 @@ def describe_mpirun(
             return read(environment[variable], variable)
     raise description.wrong(
         "mpirun",
-        f"its variables do not name the hosts, unless by {MPIRUN_FILES[0]}",
-        "name mpirun's hostfile to us as well, REPLICATOR_HOSTFILE=path, or pass "
+        f"its variables do not name the hosts, except for {MPIRUN_FILES[0]}",
+        "name mpirun's hostfile in REPLICATOR_HOSTFILE=path, too, or pass "
         'hosts=["host:port", ...]',
     )
 
@@ -108,7 +109,7 @@ def text_of(path: str | os.PathLike[str], where: str) -> str:
         raise description.wrong(
             where,
             f"it cannot be read: {errors.one_line(error)}",
-            "name a file of text that can be read",
+            "name a readable text file",
         ) from None
 
 

@@ -60,13 +60,13 @@ def ask(host: str, port: int, limit: float, stay: float = 0.0) -> str | None:
             if stay:
                 _hold(peer, stay)
     except socket.gaierror as error:
-        return f"nobody knows its name ({error.strerror})"
+        return f"its name cannot be resolved ({error.strerror})"
     except TimeoutError:
         return f"no answer within {limit:g} s"
     except OSError as error:
         return (error.strerror or type(error).__name__).lower()
     if len(answer) < 4 or answer[3] != _SETTINGS:
-        return "something listens there, but no TensorFlow server"
+        return "something listens there, but not a TensorFlow server"
     return None
 
 

@@ -141,7 +141,7 @@ def _leave(own: int, heartbeat: float) -> None:
     if isinstance(error, errors.HostLostError):
         return  # they know already
     if error is not None:
-        fail(own, f"its program ended by {errors.told(error)}")
+        fail(own, f"its program ended with {errors.told(error)}")
         return
     with contextlib.suppress(tf.errors.OpError):
         _note(own, ENDED)

@@ -85,9 +85,9 @@ def devices(known: Facts, seconds: float) -> list[str]:
         if text is None:
             raise errors.ClusterError(
                 errors.compose(
-                    f"host {process} ({known.addresses[process]}) did not say within "
-                    f"{seconds:.0f} s which devices it has.",
-                    fix="see that the same program runs there, and calls "
+                    f"host {process} ({known.addresses[process]}) did not report its "
+                    f"devices within {seconds:.0f} s.",
+                    fix="check that the same program runs there, and calls "
                     "replicator.connect.",
                 )
             )
@@ -292,14 +292,13 @@ class Peers:
             if passed > _PATIENCE:
                 raise errors.MismatchError(
                     errors.compose(
-                        f"{self.name(process)} did not come to {activity} within "
+                        f"{self.name(process)} did not reach {activity} within "
                         f"{_PATIENCE:.0f} s.",
-                        fix="let the program do the same on every host, in the same "
-                        "order.",
+                        fix="do the same things on every host, in the same order.",
                     )
                 )
             logging.warning(
-                "%s waits for %s since %.0f s, to come to %s.",
+                "%s is waiting for %s (%.0f s so far) to reach %s.",
                 *(self.name(self.own), self.name(process), passed, activity),
             )
         return value
@@ -313,15 +312,15 @@ class Peers:
             else f"{self.name(k)}: {entry['what']} at {entry['line']}"
             for k, entry in enumerate(found)
         ]
-        problem = "the hosts do not do the same."
+        problem = "the hosts do different things."
         if failed:
-            problem = f"{self.name(failed[0])} failed where the others go on."
+            problem = f"{self.name(failed[0])} failed where the others continue."
         return errors.MismatchError(
             errors.compose(
                 problem,
                 sites,
-                "let the program make the same variables and build the same steps on "
-                "every host, in the same order.",
+                "create the same variables and build the same steps on every host, in "
+                "the same order.",
             )
         )
 
@@ -347,9 +346,9 @@ class Keys:
         if number >= (1 << 31) // self._SHARE:
             raise errors.ClusterError(
                 errors.compose(
-                    f"this program makes its {number + 1}th Replicator, and there are "
-                    "numbers for 256.",
-                    fix="make one Replicator, and run all steps by it.",
+                    f"this program creates its {number + 1}th Replicator, but at most "
+                    "256 can be numbered.",
+                    fix="create one Replicator, and run all steps with it.",
                 )
             )
         self._base = number * self._SHARE
@@ -368,9 +367,9 @@ class Keys:
         if self._next > self._SHARE:
             raise errors.ClusterError(
                 errors.compose(
-                    "the steps that were built communicate too often between hosts: "
-                    f"there are numbers for {self._SHARE} collectives.",
-                    fix="build steps once and call them again, by `repl.build`.",
+                    "the steps built so far communicate too often between hosts: "
+                    f"at most {self._SHARE} collectives can be numbered.",
+                    fix="build each step once, by `repl.build`, and call it again.",
                 )
             )
         return self._base + first

@@ -147,7 +147,9 @@ def _load(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise description.wrong(where, f"it is no YAML: {errors.told(error)}") from None
+        raise description.wrong(
+            where, f"it is not YAML: {errors.told(error)}"
+        ) from None
 
 
 def _parse(facts: Any, where: str) -> list[tuple[description.Host, tuple[str, ...]]]:
@@ -156,11 +158,11 @@ def _parse(facts: Any, where: str) -> list[tuple[description.Host, tuple[str, ..
     nodes = top.get("nodes")
     if not isinstance(nodes, list) or not nodes:
         raise description.wrong(
-            where, '"nodes" is no list of hosts', "write nodes: [{address: host-a}]"
+            where, '"nodes" is not a list of hosts', "write nodes: [{address: host-a}]"
         )
     groups = top.get("ssh") or {}
     if not isinstance(groups, Mapping):
-        raise description.wrong(where, '"ssh" is no mapping of names to settings')
+        raise description.wrong(where, '"ssh" is not a mapping of names to settings')
     ssh = {
         name: _ssh(group, f"{where}, ssh {name!r}") for name, group in groups.items()
     }
@@ -184,7 +186,7 @@ def _node(
     if not isinstance(address, str):
         raise description.wrong(
             at,
-            f'"address" is {_shown(address)}, which is no address',
+            f'"address" is {_shown(address)}, which is not an address',
             "write address: host-a, in quotes if it is a number",
         )
     chief = node.get("chief", single)
@@ -198,7 +200,7 @@ def _node(
         )
     cpus, gpus = _indices(node, "cpus", at), _indices(node, "gpus", at)
     if cpus == ():
-        raise description.wrong(at, '"cpus" lists none', "leave it out for [0]")
+        raise description.wrong(at, '"cpus" is empty', "leave it out for [0]")
     cpus = cpus or (0,)
     host = description.Host(
         name=address,
@@ -220,8 +222,8 @@ def _check(hosts: Sequence[description.Host], where: str) -> None:
         problem = f"{', '.join(chiefs)} are" if chiefs else "none is"
         raise description.wrong(
             where,
-            f"exactly one node is the chief, and {problem}",
-            "write chief: true at the host on which the program runs",
+            f"exactly one node must be the chief, but {problem}",
+            "write chief: true for the host on which the program runs",
         )
     for host in hosts:
         if not host.chief and host.ssh is None:
@@ -236,10 +238,10 @@ def _ssh(facts: Any, where: str) -> description.Ssh:
     group = _mapping(facts, _SSH, where, "it")
     port = group.get("port", 22)
     if type(port) is not int or not 0 < port < 65536:
-        raise description.wrong(where, f'"port" is {_shown(port)}, which is no port')
+        raise description.wrong(where, f'"port" is {_shown(port)}, which is not a port')
     shared = group.get("shared_envs") or {}
     if not isinstance(shared, Mapping):
-        raise description.wrong(where, '"shared_envs" is no mapping')
+        raise description.wrong(where, '"shared_envs" is not a mapping')
     return description.Ssh(
         username=_text(group, "username", where),
         port=port,
@@ -253,7 +255,7 @@ def _ssh(facts: Any, where: str) -> description.Ssh:
 
 def _variable(name: Any, value: Any, where: str) -> tuple[str, str]:
     if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-        raise description.wrong(where, f"{_shown(name)} is no name of a variable")
+        raise description.wrong(where, f"{_shown(name)} is not the name of a variable")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise description.wrong(
             where, f"{name} in shared_envs is {_shown(value)}", "put it in quotes"
@@ -272,7 +274,7 @@ def _indices(node: Mapping[str, Any], key: str, where: str) -> tuple[int, ...] |
     if not valid or len({*indices}) < len(indices):
         raise description.wrong(
             where,
-            f'"{key}" is no list of different indices below {_MOST_DEVICES}',
+            f'"{key}" is not a list of distinct indices below {_MOST_DEVICES}',
             f"write {key}: [0, 1]",
         )
     return tuple(indices)
@@ -283,7 +285,7 @@ def _bandwidth(value: Any, where: str) -> float:
     if not valid or not 0 < value <= _FASTEST:
         raise description.wrong(
             where,
-            f'"network_bandwidth" is {_shown(value)}, which is no number of Gbit/s',
+            f'"network_bandwidth" is {_shown(value)}, which is not a number of Gbit/s',
         )
     return float(value)
 
@@ -293,11 +295,11 @@ def _mapping(
 ) -> Mapping[str, Any]:
     """Returns `facts`, checked to be a mapping with only known keys."""
     if not isinstance(facts, Mapping):
-        raise description.wrong(where, f"{what} is no mapping of {', '.join(known)}")
+        raise description.wrong(where, f"{what} is not a mapping of {', '.join(known)}")
     for key in facts:
         if key not in known:
             raise description.wrong(
-                where, f"{_shown(key)} is unknown; there are {', '.join(known)}"
+                where, f"{_shown(key)} is unknown; expected {', '.join(known)}"
             )
     return facts
 
@@ -306,7 +308,7 @@ def _text(group: Mapping[str, Any], key: str, where: str) -> str | None:
     value = group.get(key)
     if value is not None and not isinstance(value, str):
         raise description.wrong(
-            where, f'"{key}" is {_shown(value)}, which is no text', "put it in quotes"
+            where, f'"{key}" is {_shown(value)}, which is not text', "put it in quotes"
         )
     return value
 

@@ -35,8 +35,8 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
         raise errors.ArgumentError(
             errors.compose(
                 f"session_arguments was given config={problem}.",
-                fix="pass a tf.compat.v1.ConfigProto without a cluster_def, which is "
-                "that of the connection.",
+                fix="pass a tf.compat.v1.ConfigProto without a cluster_def; the "
+                "connection sets it.",
             )
         )
     spec = tf.train.ClusterSpec(connection.cluster)

@@ -40,7 +40,8 @@ def describe(environment: Mapping[str, str]) -> description.Description | None:
     if task != "0" and environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         raise description.wrong(
             "Slurm",
-            f"this is task {task} of a step, and one process connects to all hosts",
+            f"this is task {task} of a step, but only one process connects to all "
+            "hosts",
             "start the program once, `srun --ntasks=1 python train.py`, beside one "
             "`python -m replicator.serve --port=8888` per host",
         )
@@ -80,7 +81,7 @@ def expand_hosts(text: str) -> list[str]:
         for alternatives in choices:
             count *= len(alternatives)
         if count + len(names) > _MOST_HOSTS:
-            raise ValueError(f"{text!r} stands for more than {_MOST_HOSTS} hosts")
+            raise ValueError(f"{text!r} expands to more than {_MOST_HOSTS} hosts")
         names += map("".join, itertools.product(*choices))
     return names
 
@@ -89,7 +90,7 @@ def _entries(text: str) -> list[str]:
     """Splits a list at its commas, but not at those in brackets."""
     entries = re.findall(r"(?:[^,\[\]\s]|\[[^\[\]\s]*\])+", text)
     if not entries or ",".join(entries) != text:
-        raise ValueError(f"{text!r} is no list of hosts")
+        raise ValueError(f"{text!r} is not a list of hosts")
     return entries
 
 
@@ -98,10 +99,12 @@ def _range_of(inside: str, text: str) -> Iterator[str]:
     for part in inside.split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise ValueError(f"{text!r} is no list of hosts: [{inside}] is no range")
+            raise ValueError(
+                f"{text!r} is not a list of hosts: [{inside}] is not a range"
+            )
         first, last = int(match[1]), int(match[2] or match[1])
         if last - first >= _MOST_HOSTS:
-            raise ValueError(f"{text!r} stands for more than {_MOST_HOSTS} hosts")
+            raise ValueError(f"{text!r} expands to more than {_MOST_HOSTS} hosts")
         for number in range(first, last + 1):
             yield str(number).zfill(len(match[1]))
 

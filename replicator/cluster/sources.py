@@ -65,7 +65,7 @@ def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
             ],
             'pass hosts=["host:port", ...], or the path of a YAML file, or (for '
             "Kubernetes, say) a resolver of tf.distribute.cluster_resolver; or start "
-            "the program by `python -m replicator.launch --hosts=...`.",
+            "the program with `python -m replicator.launch --hosts=...`.",
         )
     )
 
@@ -128,7 +128,7 @@ def _file(path: str | os.PathLike[str]) -> description.Description:
     if isinstance(path, str) and not os.path.exists(path):
         raise errors.ClusterError(
             errors.compose(
-                f"connect was given hosts={errors.shown(path)}, and there is no such "
+                f"connect was given hosts={errors.shown(path)}, but there is no such "
                 "file.",
                 fix=f"if it is a host, pass a list, [{errors.shown(path)}].",
             )
@@ -154,7 +154,7 @@ def _tf_config(text: str) -> description.Description:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise description.wrong(
-            TF_CONFIG, f"it is no JSON: {errors.told(error)}"
+            TF_CONFIG, f"it is not JSON: {errors.told(error)}"
         ) from None
     jobs = facts.get("cluster") if isinstance(facts, dict) else None
     if not isinstance(jobs, dict):
@@ -168,7 +168,7 @@ def _tf_config(text: str) -> description.Description:
     if kind is not None and not is_ours:
         raise description.wrong(
             TF_CONFIG,
-            f"this is task {errors.shown(index)} of {errors.shown(kind)}, and the "
+            f"this is task {errors.shown(index)} of {errors.shown(kind)}, but the "
             f"{'chief' if has_chief else 'first worker'} connects to all hosts",
             "run `python -m replicator.serve` here, and the program there",
         )
@@ -203,6 +203,6 @@ def _tasks(listed: Any, source: str) -> list[str]:
         return []
     if not isinstance(listed, list) or not all(isinstance(a, str) for a in listed):
         raise description.wrong(
-            source, f"{errors.shown(listed)} is no list of addresses"
+            source, f"{errors.shown(listed)} is not a list of addresses"
         )
     return listed

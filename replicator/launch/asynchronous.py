@@ -68,7 +68,7 @@ class Asynchronous(Attempt):
         self._running[process] = index
         machines.follow(process)
         machines.is_ready(process.name)
-        machines.note(f"{process.name}: the program is started")
+        machines.note(f"{process.name}: the program has started")
 
     async def _look_after(self, servers: Servers) -> Outcome:
         """Restarts failed programs until all or a server end, or a signal comes."""
@@ -109,7 +109,7 @@ class Asynchronous(Attempt):
         if self.restarts < self._job.max_restarts:
             self.restarts += 1
             count = f"{self.restarts} of {self._job.max_restarts}"
-            self._out.say(f"{text}; starting it again, {count}")
+            self._out.say(f"{text}; restarting it, {count}")
             try:
                 await process.all_ended()
                 if status == LOST:
@@ -122,7 +122,9 @@ class Asynchronous(Attempt):
                 text = f"{process.name}: not up again: {error or 'not in time'}"
         self._lost.append(process)
         remaining = len(self._running) + len(self._replacing) - 1
-        others = f"; {remaining} of {self._count} programs go on" if remaining else ""
+        others = (
+            f"; {remaining} of {self._count} programs continue" if remaining else ""
+        )
         self._out.say(text + others)
 
 

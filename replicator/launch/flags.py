@@ -62,7 +62,7 @@ def _number(kind: type, least: float, most: float) -> Any:
             value = None
         if value is None or not least <= value <= most:
             raise argparse.ArgumentTypeError(
-                f"{text[:50]!r} is no number from {least:g} to {most:g}"
+                f"{text[:50]!r} is not a number from {least:g} to {most:g}"
             )
         return value
 
@@ -74,83 +74,91 @@ _SECONDS = _number(float, 0.1, 86400)
 _SWITCH = {"action": "store_true"}
 # The arguments of argparse's `add_argument`, by flag.
 _FLAGS: dict[str, dict[str, Any]] = {
-    "hosts": {"metavar": "A,B:2", "help": "Hosts, each with a number of replicas."},
+    "hosts": {
+        "metavar": "A,B:2",
+        "help": "Hosts, each optionally with its number of replicas.",
+    },
     "hostfile": {"metavar": "FILE", "help": "A file with a host on each line."},
     "nnodes": {
         "type": _COUNT,
         "metavar": "N",
-        "help": "How many hosts this one plays, or how many of those named are used.",
+        "help": "How many hosts to make of this one, or how many named ones to use.",
     },
     "nproc-per-node": {
         "type": _COUNT,
         "metavar": "N",
-        "help": "Replicas on CPUs of each host that has no number of its own; 1.",
+        "help": "CPU replicas on each host without a number of its own; default 1.",
     },
     "mode": {
         "choices": (IN_GRAPH, BETWEEN, ASYNC),
         "default": IN_GRAPH,
         "help": "in-graph: the program runs once, here, and the hosts run servers; "
-        "between: every host runs the program, and no server; async: every host runs "
-        "the program at its own speed, and the first run servers with variables.",
+        "between: every host runs the program, without servers; async: every host "
+        "runs the program at its own speed, and the first ones serve the variables.",
     },
     "servers": {
         "type": _COUNT,
         "default": 1,
         "metavar": "N",
-        "help": "With --mode=async: how many hosts hold variables; 1.",
+        "help": "With --mode=async: how many hosts hold variables; default 1.",
     },
-    "python": {"metavar": "PATH", "help": "Python on other hosts; that of this host."},
+    "python": {"metavar": "PATH", "help": "Python on other hosts; default this one's."},
     "env": {
         "action": "append",
         "metavar": "NAME[=VALUE]",
         "default": [],
-        "help": "A variable for the hosts, with its value here unless given; repeat.",
+        "help": "A variable for the hosts, by default with its value here; repeatable.",
     },
     "sync": {**_SWITCH, "help": "Copy the working directory to the other hosts first."},
     "max-restarts": {
         "type": _number(int, 0, 10**6),
         "default": 0,
         "metavar": "N",
-        "help": "How often all starts anew after a failure; 0.",
+        "help": "How many times to restart after a failure; default 0.",
     },
     "min-nodes": {
         "type": _COUNT,
         "metavar": "N",
-        "help": "With how many hosts a program of replicator.resilient goes on; all.",
+        "help": "The fewest hosts with which a program of replicator.resilient "
+        "continues; default all.",
     },
     "start-timeout": {
         "type": _SECONDS,
         "default": 120.0,
         "metavar": "SECONDS",
-        "help": "How long it may take until all hosts are ready; 120.",
+        "help": "How long to wait until all hosts are ready; default 120.",
     },
     "grace": {
         "type": _SECONDS,
         "default": 10.0,
         "metavar": "SECONDS",
-        "help": "From SIGTERM to SIGKILL, when all is ended; 10.",
+        "help": "Time from SIGTERM to SIGKILL when a job is ended; default 10.",
     },
     "heartbeat": {
         "type": _SECONDS,
         "default": 10.0,
         "metavar": "SECONDS",
-        "help": "After so long a silence a host is taken for lost; 10.",
+        "help": "How long a host may be silent before it counts as lost; default 10.",
     },
     "output-dir": {
         "metavar": "DIR",
-        "help": "Where each host's output is written to a file of its own, too.",
+        "help": "Also write each host's output to a file of its own in DIR.",
     },
-    "ssh-port": {"type": _number(int, 1, 65535), "metavar": "PORT", "help": "22."},
+    "ssh-port": {
+        "type": _number(int, 1, 65535),
+        "metavar": "PORT",
+        "help": "Default 22.",
+    },
     "identity": {"metavar": "FILE", "help": "The private key for SSH."},
     "tunnel": {
         **_SWITCH,
-        "help": "All traffic goes through SSH, and nothing else reaches the servers.",
+        "help": "Send all traffic through SSH; nothing else reaches the servers.",
     },
     "insecure": {
         **_SWITCH,
         "help": "Let servers listen where others may reach them.",
     },
-    "verbose": {**_SWITCH, "help": "Say what is done."},
+    "verbose": {**_SWITCH, "help": "Report each action."},
 }
 _WITHOUT_VALUE = {
     f"--{name}" for name, said in _FLAGS.items() if said.get("action") == "store_true"
@@ -213,18 +221,18 @@ def parse(
         raise LaunchError("--tunnel is not for --mode=async; use --insecure")
     if values["servers"] > (len(job_hosts) if values["mode"] == ASYNC else 1):
         raise LaunchError(
-            f"--servers={values['servers']}, and there are {len(job_hosts)} hosts"
+            f"--servers={values['servers']}, but there are {len(job_hosts)} hosts"
             if values["mode"] == ASYNC
             else "--servers is for --mode=async"
         )
     if min_nodes is not None and values["mode"] != IN_GRAPH:
         raise LaunchError(
-            "--min-nodes is for --mode=in-graph: programs of --mode=between go on with "
-            "none less, those of --mode=async with any number"
+            "--min-nodes is for --mode=in-graph: programs of --mode=between need all "
+            "hosts, those of --mode=async continue with any number"
         )
     if min_nodes is not None and min_nodes > len(job_hosts):
         raise LaunchError(
-            f"--min-nodes={min_nodes}, and there are {len(job_hosts)} hosts"
+            f"--min-nodes={min_nodes}, but there are {len(job_hosts)} hosts"
         )
     variables = dict(_variable(text, environment) for text in values.pop("env"))
     return Job(tuple(job_hosts), source, tuple(program), env=variables, **values)
@@ -274,7 +282,7 @@ def _hosts(given: dict[str, Any], own: Collection[str]) -> tuple[Sequence[Host],
         return hosts.local_hosts(count or 1, slots), source
     if count is not None and count > len(job_hosts):
         raise LaunchError(
-            f"--nnodes={count}, and {source} names {len(job_hosts)} hosts"
+            f"--nnodes={count}, but {source} names {len(job_hosts)} hosts"
         )
     return job_hosts[:count], source
 
@@ -284,7 +292,7 @@ def _refuse_ssh_flags(given: Mapping[str, Any]) -> None:
     for name in ("ssh_port", "identity", "sync", "python"):
         if given[name]:
             flag = name.replace("_", "-")
-            raise LaunchError(f"--{flag} is about other hosts, and none is named")
+            raise LaunchError(f"--{flag} is for other hosts, but none is named")
 
 
 def _variable(text: str, environment: Mapping[str, str]) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def count(text: str) -> int:
         ValueError: The text is no such number.
     """
     if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_SLOTS:
-        raise ValueError(f"{text!r} is no number of replicas from 1 to {MOST_SLOTS}")
+        raise ValueError(f"{text!r} is not a number of replicas from 1 to {MOST_SLOTS}")
     return int(text)
 
 

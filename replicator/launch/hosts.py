@@ -117,7 +117,7 @@ def _host(text: str, slots: int, own: Collection[str], where: str) -> Host:
         matches = bool(_NAME.fullmatch(name))
     if not matches or (at and not re.fullmatch(r"[^\s@:,-][^\s@:,]*", user)):
         raise LaunchError(
-            f"{where}: {text[:100]!r} is no host; expected NAME, NAME:SLOTS or "
+            f"{where}: {text[:100]!r} is not a host; expected NAME, NAME:SLOTS or "
             "USER@NAME:SLOTS"
         )
     if colon:
@@ -138,12 +138,12 @@ def _distinct(found: Sequence[Host], where: str) -> list[Host]:
         if host.name in names:
             raise LaunchError(
                 f"{where}: {host.name} is named twice; "
-                f"{host.name}:2 has two replicas on it"
+                f"{host.name}:2 puts two replicas on it"
             )
         names.add(host.name)
     if sum(host.local for host in found) > 1:
         local_names = " and ".join(host.name for host in found if host.local)
         raise LaunchError(
-            f"{where}: {local_names} are both this host; --nnodes has several"
+            f"{where}: {local_names} are both this host; --nnodes=N makes several of it"
         )
     return list(found)

@@ -114,7 +114,7 @@ class InGraph(Attempt):
         if self.restarts < self._job.max_restarts:
             self.restarts += 1
             count = f"{self.restarts} of {self._job.max_restarts}"
-            self._out.say(f"{text}; starting it again, {count}")
+            self._out.say(f"{text}; restarting it, {count}")
             servers.processes.remove(process)
             self._starting[asyncio.create_task(servers.restart(process))] = process
         elif self._spare(servers):
@@ -131,7 +131,7 @@ class InGraph(Attempt):
     def _leave_out(self, servers: Servers, process: Process) -> None:
         servers.leave_out(process)
         hosts = f"{servers.count} of {len(self._job.hosts)} hosts"
-        self._out.say(f"going on with {hosts}, without {process.name}")
+        self._out.say(f"continuing with {hosts}, without {process.name}")
 
     def _outcome(self, servers: Servers) -> Outcome:
         """Returns the first failure; the death of a server makes the program fail."""

@@ -225,8 +225,8 @@ def refuse_exposed(job: Job, remotes: Sequence[Remote]) -> None:
     for remote in remotes:
         if not (job.tunnel or (remote.address and remote.own_address)):
             raise LaunchError(
-                f"{remote.host.name} is reached by way of another host, which only "
-                "--tunnel can do"
+                f"{remote.host.name} is reached through another host, which only "
+                "--tunnel supports"
             )
         if not (job.tunnel or job.insecure or is_loopback(remote.address)):
             raise LaunchError(

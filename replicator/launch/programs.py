@@ -80,7 +80,9 @@ class Programs:
             facts = json.loads(stdout.splitlines()[-1])
         except (ValueError, IndexError) as error:
             reason = ssh.last_line(stderr) or processes.ending(status)
-            raise LaunchError(f"{name}: no port is found: {reason}", _FAILED) from error
+            raise LaunchError(
+                f"{name}: no free port was found: {reason}", _FAILED
+            ) from error
         if facts["missing"]:
             raise LaunchError(
                 f"{name}: there is no {script} in {facts['folder']}; --sync copies the "
@@ -105,7 +107,7 @@ class Programs:
         machines.follow(process, on_error=look)
         machines.is_ready(process.name)
         machines.note(
-            f"{process.name}: the program is started; it listens at {address}"
+            f"{process.name}: the program has started; it listens at {address}"
         )
 
     def _note_end(self, process: Process) -> None:

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
         enter_network()
     except OSError as error:
         _fail(
-            "--tunnel: this system lets no process have a network of its own "
+            "--tunnel: this system does not let a process have its own network "
             f"({error.strerror})"
         )
     path, port = spec["accept"]

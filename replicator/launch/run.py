@@ -44,9 +44,9 @@ async def launch(job: Job) -> int:
             restarts = attempt.restarts
             port_failures = port_failures + 1 if outcome.port else 0
             if 0 < port_failures < _PORTS:
-                out.say("a port was taken: starting anew with others")
+                out.say("a port was taken: restarting all on other ports")
                 continue
             if outcome.final or restarts >= job.max_restarts:
                 return outcome.status
             restarts += 1
-            out.say(f"starting anew, {restarts} of {job.max_restarts}")
+            out.say(f"restarting all, {restarts} of {job.max_restarts}")

@@ -132,7 +132,7 @@ class Servers:
             await machines.finish(process)
             status = process.status.result()
             reason = ssh.last_line(machines.last.get(host.name, b"")) or ending(status)
-            text = f"{host.name}: its server has ended before it was up: {reason}"
+            text = f"{host.name}: its server ended before it was up: {reason}"
             raise LaunchError(text, exit_status(status) or 1)
         machines.is_ready(host.name)
         machines.note(f"{host.name}: its server is up at {up.result().address}")

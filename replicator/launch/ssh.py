@@ -184,7 +184,7 @@ async def connect(host: Host, job: Job, python: str) -> Remote:
     except asyncssh.HostKeyNotVerifiable as error:
         raise LaunchError(
             f"{host.name}: its host key is unknown or not the one in "
-            "~/.ssh/known_hosts; log in once by ssh to see and keep it",
+            "~/.ssh/known_hosts; log in once with ssh to check and save it",
             _FAILED,
         ) from error
     except asyncssh.PermissionDenied as error:

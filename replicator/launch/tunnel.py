@@ -152,7 +152,7 @@ async def _folder(remote: Remote) -> str:
     status, stdout, _ = await remote.run(command)
     folder = stdout.decode(errors="replace").strip()
     if status != 0 or not folder:
-        text = f"{remote.host.name}: --tunnel: no folder can be made there"
+        text = f"{remote.host.name}: --tunnel: cannot create a folder there"
         raise LaunchError(text, _FAILED)
     return folder
 
@@ -162,7 +162,9 @@ def _refused(remote: Remote) -> Any:
     try:
         yield
     except Exception as error:  # asyncssh raises several kinds
-        text = f"{remote.host.name}: --tunnel: SSH forwards no sockets there: {error}"
+        text = (
+            f"{remote.host.name}: --tunnel: SSH does not forward sockets there: {error}"
+        )
         raise LaunchError(text, _FAILED) from error
 
 

@@ -84,5 +84,7 @@ def test_who_was_taken_for_lost_does_not_go_on() -> None:
     table = Table(2)
     clock = _clocks(table, 2)[1]
     table.numbers[STATES, 1] = LOST
-    with pytest.raises(errors.HostLostError, match="host-1, was silent(.|\n)*again"):
+    with pytest.raises(
+        errors.HostLostError, match="host-1, was silent(.|\n)*restart it"
+    ):
         clock.begin(1)

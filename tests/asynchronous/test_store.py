@@ -53,7 +53,7 @@ def test_variables_go_where_the_fewest_bytes_are(pair: list[Store]) -> None:
     [
         (tf.zeros([2]), tf.zeros([3]), r"float32\(2,\)(.|\n)*float32\(3,\)"),
         (tf.zeros([2]), tf.zeros([2], tf.float64), "float32(.|\n)*float64"),
-        (None, tf.zeros([2]), "host-0 makes none"),
+        (None, tf.zeros([2]), "host-0 creates none"),
     ],
 )
 def test_others_are_refused(
@@ -69,7 +69,7 @@ def test_a_first_program_that_is_lost_is_not_waited_for(pair: list[Store]) -> No
     board = Board(1, 2, "CPU:0")
     board.write(STATES, LOST, 0)
     store = Store(board, ["host-0", "host-1"], DEVICES, 1000.0)
-    with pytest.raises(replicator.MismatchError, match="host-0 makes none"):
+    with pytest.raises(replicator.MismatchError, match="host-0 creates none"):
         store.share(tf.Variable(1.0))
 
 

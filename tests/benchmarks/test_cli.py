@@ -47,7 +47,7 @@ def test_apart_returns_what_the_last_line_says(tmp_path, monkeypatch):
     ("program", "said"),
     [
         ("raise ValueError('why')", "error: -m told failed with status 1"),
-        ("import time; time.sleep(60)", "error: -m told takes more than 1 s"),
+        ("import time; time.sleep(60)", "error: -m told took more than 1 s"),
     ],
 )
 def test_apart_tells_what_went_wrong(tmp_path, monkeypatch, capfd, program, said):

@@ -55,7 +55,7 @@ def _check(kind: int, moment: str, which: int, count: int = 2) -> None:
         assert text.startswith(f"1 of {count} hosts is lost: {_NAMES[which]}.\n")
         assert f"  {_NAMES[which]}: " in text
         assert "tests/between/faulty.py:" in text
-        assert "Fix: end all processes, and start them again" in text
+        assert "Fix: end all processes, and restart them" in text
         for _, text, names in later:  # another step, and cluster.check()
             assert _NAMES[which] in names, text
 
@@ -93,7 +93,7 @@ def test_a_program_that_ends_by_an_error_frees_the_others() -> None:
     assert "Traceback" not in outputs[0][1]
     ((_, text, names),) = json.loads(outputs[0][0].splitlines()[-1])
     assert names == ["host-1"]
-    assert "  host-1: its program ended by ValueError: no more memory\n" in text
+    assert "  host-1: its program ended with ValueError: no more memory\n" in text
     assert "tests/between/faulty.py:" in text
 
 

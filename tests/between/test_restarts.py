@@ -112,7 +112,7 @@ def _check_named(lives: Sequence[Life], stderr: Said, name: str, kind: str) -> N
         for _, names in life.named:
             assert names == [name]
     assert max(by_programs, default=0.0) < _LIMITS[kind]
-    anew = [f"starting anew, {k + 1} of {len(faults)}\n" for k in range(len(faults))]
+    anew = [f"restarting all, {k + 1} of {len(faults)}\n" for k in range(len(faults))]
     assert all(len(stderr.times(one)) == 1 for one in anew)
 
 
@@ -181,7 +181,7 @@ def test_cut_links(
                 stdout.at(" fault ", k)
                 cuts.append(time.monotonic())
                 pair.set_link("down", far=True)
-                stderr.at("starting anew", k)
+                stderr.at("restarting all", k)
                 pair.set_link("up", far=True)
             launched.finish(place, launcher, (stdout, stderr), count)
     lives = launched.lives(stdout)

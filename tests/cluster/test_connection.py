@@ -77,8 +77,10 @@ def test_a_connection_without_ordering_is_refused(addresses):
     results = servers.run_client("unordered", addresses)
     for kind, message in (results["refused"], results["none"]):
         assert kind == "ClusterError"
-        assert message.startswith(f"{_ALL[0]} is on another host, and what is written")
-        assert "Fix: connect by replicator.connect" in message
+        assert message.startswith(
+            f"{_ALL[0]} is on another host, and writes to variables"
+        )
+        assert "Fix: connect with replicator.connect" in message
     assert results["own"] == ["/job:localhost/replica:0/task:0/device:CPU:0"]
     assert results["connect"][0] == "ClusterError"
     assert "by tf.config.experimental_connect_to_cluster" in results["connect"][1]
@@ -100,7 +102,7 @@ def test_a_process_that_is_a_task_itself():
 def test_connecting_and_closing(connecting, addresses):
     results = connecting
     assert results["kept"] == 3.0
-    assert "variables and tf.functions that were made before" in results["stderr"]
+    assert "variables and tf.functions created before" in results["stderr"]
     kind, message, seconds = results["missing"]
     assert kind == "ClusterError" and seconds < 20
     assert "1 of 2 hosts did not answer within 0.5 s." in message
@@ -108,7 +110,7 @@ def test_connecting_and_closing(connecting, addresses):
     assert "the hosts are those of the list that connect was given\n" in message
     assert "Fix: start `python -m replicator.serve` on each host" in message
     assert results["variable made before"] == "InvalidArgumentError"
-    assert "connected already, to " + ", ".join(addresses) in results["twice"][1]
+    assert "already connected to " + ", ".join(addresses) in results["twice"][1]
     assert results["check"] == ["nothing", ""]
     assert "connect was called in a graph" in results["in a graph"][1]
     assert "connect was called inside a step" in results["in a step"][1]
@@ -163,7 +165,7 @@ def test_examples_of_docstrings(addresses):
 )
 def test_times_are_seconds(name, seconds):
     with pytest.raises(
-        replicator.ArgumentError, match=f"(?s)connect was given {name}=.*Fix: pass sec"
+        replicator.ArgumentError, match=f"(?s)connect was given {name}=.*Fix: pass a n"
     ):
         replicator.connect(["localhost:1"], **{name: seconds})
 

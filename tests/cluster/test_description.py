@@ -49,26 +49,29 @@ def test_json_and_back(hosts, source, heartbeat):
 
 
 REFUSED = {
-    "no JSON": ("{", "it is no JSON"),
-    "deep": ("[" * 100_000, "it is no JSON"),
+    "no JSON": ("{", "it is not JSON"),
+    "deep": ("[" * 100_000, "it is not JSON"),
     "another": ("[]", 'it has no "version": 1'),
     "newer": (_text(version=2), 'it has no "version": 1'),
     "no hosts": (_text(hosts=[]), "it names no host"),
-    "no list": (_text(hosts={}), '"hosts" is no list'),
-    "no objects": (_text(hosts=["a"]), '"hosts" is no list of objects'),
+    "no list": (_text(hosts={}), '"hosts" is not a list'),
+    "no objects": (_text(hosts=["a"]), '"hosts" is not a list of objects'),
     "no address": (_text(hosts=[{}]), 'a host has no "address"'),
-    "wrong address": (_text(hosts=[{"address": "a b"}]), "'a b' is no address"),
-    "port 0": (_text(hosts=[{"address": "a:0"}]), "port 0 of a.*serve"),
-    "name": (_text(hosts=[{**_HOST, "name": 3}]), '"name" is 3, which is no text'),
-    "cpus": (_text(hosts=[{**_HOST, "cpus": -1}]), '"cpus" is -1, which is no count'),
+    "wrong address": (_text(hosts=[{"address": "a b"}]), "'a b' is not an address"),
+    "port 0": (_text(hosts=[{"address": "a:0"}]), "a:0 has port 0.*serve"),
+    "name": (_text(hosts=[{**_HOST, "name": 3}]), '"name" is 3, which is not text'),
+    "cpus": (
+        _text(hosts=[{**_HOST, "cpus": -1}]),
+        '"cpus" is -1, which is not a count',
+    ),
     "gpus": (_text(hosts=[{**_HOST, "gpus": True}]), '"gpus" is True'),
-    "client": (_text(client="x y"), "'x y' is no address"),
+    "client": (_text(client="x y"), "'x y' is not an address"),
     "heartbeat": (_text(heartbeat=0), '"heartbeat" is 0'),
     "NaN": (_text(heartbeat=float("nan")), '"heartbeat" is nan'),
     "twice": (_text(hosts=[_HOST, _HOST]), "host-a:41 is listed 2 times.*--cpus=2"),
     "mixed": (
         _text(hosts=[_HOST, {"address": "127.0.0.1:4"}]),
-        "127.0.0.1 is a loopback address, which host-a would take for.*Fix: give",
+        "127.0.0.1 is a loopback address, which on host-a means.*Fix: give",
     ),
 }
 
@@ -76,7 +79,7 @@ REFUSED = {
 @pytest.mark.parametrize(("text", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_describes_no_cluster_is_refused(text, said):
     with pytest.raises(
-        ClusterError, match=f"(?s)X describes no cluster: .*{said}"
+        ClusterError, match=f"(?s)X does not describe a cluster: .*{said}"
     ) as e:
         description.from_json(text, "X")
     assert isinstance(e.value, RuntimeError)

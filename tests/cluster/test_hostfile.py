@@ -32,10 +32,10 @@ REFUSED = {
     "no text": (b"\xff\xfe\x00", "cannot be read"),
     "huge": (b"a" * (1 << 21), "longer than"),
     "option": ("a cores=2", "line 1 of .*unknown word 'cores=2'; expected slots=NUMB"),
-    "count": ("a\nb slots=x", "line 2 of .*slots=x: 'x' is no number of replicas"),
-    "no count": ("b slots=0", "'0' is no number of replicas from 1"),
+    "count": ("a\nb slots=x", "line 2 of .*slots=x: 'x' is not a number of replicas"),
+    "no count": ("b slots=0", "'0' is not a number of replicas from 1"),
     "slots as a port": ("a:2", "'a:2' names port 2.*Fix: .*slots=2"),
-    "no address": ("a/b", "'a/b' is no address"),
+    "no address": ("a/b", "'a/b' is not an address"),
     "twice": ("a\na", "a:8888 is listed 2 times"),
 }
 
@@ -43,7 +43,7 @@ REFUSED = {
 @pytest.mark.parametrize(("content", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_lists_no_hosts_is_refused(file, content, said):
     with pytest.raises(
-        ClusterError, match=f"(?s)describes no cluster: .*{said}|{said}"
+        ClusterError, match=f"(?s)does not describe a cluster: .*{said}|{said}"
     ):
         hostfile.read(file(content), "hosts=")
 

@@ -90,7 +90,7 @@ def test_a_process_that_fails_is_named_by_those_that_wait() -> None:
 
     actual = _together(lambda p: p.exchange("builds f", 1), fails)
     assert isinstance(actual[0], replicator.MismatchError)
-    assert "host 1 (b:2) failed where the others go on" in str(actual[0])
+    assert "host 1 (b:2) failed where the others continue" in str(actual[0])
     assert "InputError: no such file\n" in str(actual[0])
 
 

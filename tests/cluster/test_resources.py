@@ -71,68 +71,68 @@ def test_a_single_node_is_the_chief(spec):
 
 _TWO = "nodes: [{address: a, chief: true}, {address: b, ssh_config: s}]\n"
 REFUSED = {
-    "empty": ("", "the file is no mapping of nodes, ssh"),
-    "list": ("[1]", "the file is no mapping"),
-    "no YAML": ("nodes: [", "it is no YAML"),
-    "deep": ("[" * 5000, "it is no YAML"),
-    "tag": ("!!python/object:os.system {}", "it is no YAML"),
+    "empty": ("", "the file is not a mapping of nodes, ssh"),
+    "list": ("[1]", "the file is not a mapping"),
+    "no YAML": ("nodes: [", "it is not YAML"),
+    "deep": ("[" * 5000, "it is not YAML"),
+    "tag": ("!!python/object:os.system {}", "it is not YAML"),
     "twice": ("nodes: []\nnodes: []", "'nodes' is given twice"),
     "unknown": (
         "nodes: [{address: a}]\nhosts: 3",
-        "'hosts' is unknown; there are nodes",
+        "'hosts' is unknown; expected nodes",
     ),
-    "no nodes": ("nodes: []", '"nodes" is no list of hosts'),
-    "typo": ("nodes: [{adress: a}]", "node 0 .*'adress' is unknown; there are address"),
+    "no nodes": ("nodes: []", '"nodes" is not a list of hosts'),
+    "typo": ("nodes: [{adress: a}]", "node 0 .*'adress' is unknown; expected address"),
     "no address": ("nodes: [{cpus: [0]}]", '"address" is None'),
     "number": ("nodes: [{address: 10}]", '"address" is 10.*in quotes'),
-    "bad address": ("nodes: [{address: a/b}]", "'a/b' is no address"),
-    "cpus": ("nodes: [{address: a, cpus: 2}]", r'"cpus" is no list.*\[0, 1\]'),
-    "no cpus": ("nodes: [{address: a, cpus: []}]", '"cpus" lists none'),
-    "same gpu": ("nodes: [{address: a, gpus: [1, 1]}]", '"gpus" is no list of diff'),
-    "bool": ("nodes: [{address: a, gpus: [true]}]", '"gpus" is no list'),
+    "bad address": ("nodes: [{address: a/b}]", "'a/b' is not an address"),
+    "cpus": ("nodes: [{address: a, cpus: 2}]", r'"cpus" is not a list.*\[0, 1\]'),
+    "no cpus": ("nodes: [{address: a, cpus: []}]", '"cpus" is empty'),
+    "same gpu": ("nodes: [{address: a, gpus: [1, 1]}]", '"gpus" is not a list of dist'),
+    "bool": ("nodes: [{address: a, gpus: [true]}]", '"gpus" is not a list'),
     "far": ("nodes: [{address: a, gpus: [99999]}]", "indices below 1024"),
     "chief": ("nodes: [{address: a, chief: 1}]", '"chief" is 1, not true or false'),
     "no chief": (
         "nodes: [{address: a, ssh_config: s}, {address: b, ssh_config: s}]\n"
         "ssh: {s: {}}",
-        "exactly one node is the chief, and none is.*Fix: write chief: true",
+        "exactly one node must be the chief, but none is.*Fix: write chief: true",
     ),
-    "alone, not the chief": ("nodes: [{address: a, chief: false}]", "and none is"),
+    "alone, not the chief": ("nodes: [{address: a, chief: false}]", "but none is"),
     "two chiefs": (
         "nodes: [{address: a, chief: true}, {address: b, chief: true}]",
-        "exactly one node is the chief, and a, b are",
+        "exactly one node must be the chief, but a, b are",
     ),
     "loopback": (
         "nodes: [{address: localhost, chief: true}, {address: b, ssh_config: s}]\n"
         "ssh: {s: {}}",
-        "localhost is a loopback address, which b would take for itself",
+        "localhost is a loopback address, which on b means b itself",
     ),
     "no ssh": (
         "nodes: [{address: a, chief: true}, {address: b}]",
         "b is not the chief and has no ssh group",
     ),
     "other ssh": (_TWO + "ssh: {t: {}}", "\"ssh_config\" is 's'; under.*there are: t"),
-    "ssh list": (_TWO + "ssh: [s]", '"ssh" is no mapping'),
+    "ssh list": (_TWO + "ssh: [s]", '"ssh" is not a mapping'),
     "ssh field": (_TWO + "ssh: {s: {user: me}}", "ssh 's' .*'user' is unknown"),
-    "ssh port": (_TWO + "ssh: {s: {port: 0}}", '"port" is 0, which is no port'),
+    "ssh port": (_TWO + "ssh: {s: {port: 0}}", '"port" is 0, which is not a port'),
     "user": (_TWO + "ssh: {s: {username: 3}}", '"username" is 3.*in quotes'),
-    "envs": (_TWO + "ssh: {s: {shared_envs: [A]}}", '"shared_envs" is no mapping'),
+    "envs": (_TWO + "ssh: {s: {shared_envs: [A]}}", '"shared_envs" is not a mapping'),
     "env name": (
         _TWO + "ssh: {s: {shared_envs: {A-B: x}}}",
-        "'A-B' is no name of a var",
+        "'A-B' is not the name of a var",
     ),
     "env": (_TWO + "ssh: {s: {shared_envs: {A: yes}}}", "A in shared_envs is True"),
     "bandwidth": (
         "nodes: [{address: a, network_bandwidth: 0}]",
-        "is 0, which is no nu",
+        "is 0, which is not a nu",
     ),
     "huge": (
         "nodes: [{address: a, network_bandwidth: 1" + "0" * 400 + "}]",
-        "no number",
+        "not a number",
     ),
     "NaN": (
         "nodes: [{address: a, network_bandwidth: .nan}]",
-        "nan, which is no number",
+        "nan, which is not a number",
     ),
     "twice listed": (
         "nodes: [{address: a, chief: true}, {address: a, ssh_config: s}]\nssh: {s: {}}",
@@ -143,7 +143,9 @@ REFUSED = {
 
 @pytest.mark.parametrize(("text", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_is_refused(spec, text, said):
-    with pytest.raises(ClusterError, match=r"cluster\.yml.* describes no cluster") as e:
+    with pytest.raises(
+        ClusterError, match=r"cluster\.yml.* does not describe a cluster"
+    ) as e:
         spec(text)
     line = " ".join(str(e.value).split())
     assert re.search(said, line), line
@@ -157,7 +159,7 @@ def test_only_paths_are_taken(path):
 
 def test_a_missing_file_is_named():
     with pytest.raises(
-        ClusterError, match="none.yml describes .*there is no such file"
+        ClusterError, match="none.yml does not describe .*there is no such file"
     ):
         ResourceSpec("/none.yml")
 
@@ -210,7 +212,7 @@ def _read(text):
         try:
             return ResourceSpec(path)
         except ClusterError as error:
-            assert "describes no cluster: " in str(error)
+            assert "does not describe a cluster: " in str(error)
             return None
 
 

@@ -40,7 +40,7 @@ def test_numbers_of_a_range_are_all_there(numbers, width):
     + ["n[1-999999999]", "n[0-9999]m[0-9999]", "n[" + "9" * 99 + "]", "n[[1]]"],
 )
 def test_what_is_no_list_is_refused(text):
-    with pytest.raises(ValueError, match="no list of hosts|more than 10000 hosts"):
+    with pytest.raises(ValueError, match="not a list of hosts|more than 10000 hosts"):
         slurm.expand_hosts(text)
 
 
@@ -80,5 +80,5 @@ def test_only_the_first_task_connects():
 
 
 def test_what_slurm_cannot_mean_is_named():
-    with pytest.raises(ClusterError, match=r"SLURM_JOB_NODELIST describes.*'n\[1-'"):
+    with pytest.raises(ClusterError, match=r"SLURM_JOB_NODELIST does not.*'n\[1-'"):
         slurm.describe({"SLURM_JOB_NODELIST": "n[1-"})

@@ -89,9 +89,9 @@ REFUSED = {
     "set": ({"a:1"}, "hosts=.*Fix: pass a list"),
     "numbers": ([1], r"hosts=\[1\]"),
     "bytes": (b"a:1", "hosts=b'a:1'"),
-    "nothing": ([], "^the list that connect was given describes no .*names no host"),
+    "nothing": ([], "^the list that connect was given does not .*names no host"),
     "one host": ("host-a:41", r"no such file.*pass a list, \['host-a:41'\]"),
-    "no yaml": ("none.yml", "none.yml describes no cluster: it cannot be read"),
+    "no yaml": ("none.yml", "none.yml does not describe a cluster: it cannot be read"),
     "failing": (_Failing(tf.train.ClusterSpec({})), "_Failing .*OSError: no such pod"),
     "other jobs": (
         tf.train.ClusterSpec({"ps": ["p:1"]}),
@@ -120,23 +120,23 @@ def test_without_a_chief_the_first_worker_connects(task):
 
 
 CONFIGS = {
-    "no JSON": ("{", "TF_CONFIG .*it is no JSON"),
+    "no JSON": ("{", "TF_CONFIG .*it is not JSON"),
     "no object": ("[]", 'it has no "cluster"'),
     "no cluster": ("{}", 'it has no "cluster"'),
-    "no list": ('{"cluster": {"worker": "a:1"}}', "'a:1' is no list of addresses"),
-    "no text": ('{"cluster": {"worker": [1]}}', "is no list of addresses"),
-    "no address": ('{"cluster": {"worker": ["/"]}}', "'/' is no address"),
+    "no list": ('{"cluster": {"worker": "a:1"}}', "'a:1' is not a list of addresses"),
+    "no text": ('{"cluster": {"worker": [1]}}', "is not a list of addresses"),
+    "no address": ('{"cluster": {"worker": ["/"]}}', "'/' is not an address"),
     "two chiefs": (
         '{"cluster": {"worker": ["w"], "chief": ["c"], "master": ["m"]}}',
         "it has 2 chiefs",
     ),
     "second worker": (
         '{"cluster": {"worker": ["w", "x"]}, "task": {"type": "worker", "index": 1}}',
-        "task 1 of 'worker', and the first worker connects.*Fix: run `python -m",
+        "task 1 of 'worker', but the first worker connects.*Fix: run `python -m",
     ),
     "worker beside a chief": (
         '{"cluster": {"worker": ["w"], "chief": ["c"]}, "task": {"type": "worker"}}',
-        "task 0 of 'worker', and the chief connects",
+        "task 0 of 'worker', but the chief connects",
     ),
     "evaluator": (
         '{"cluster": {"worker": ["w"]}, "task": {"type": "evaluator", "index": 0}}',
@@ -148,6 +148,6 @@ CONFIGS = {
 @pytest.mark.parametrize(("text", "said"), CONFIGS.values(), ids=CONFIGS)
 def test_a_wrong_tf_config_is_refused(text, said):
     with pytest.raises(
-        ClusterError, match=f"(?s)TF_CONFIG describes no cluster.*{said}|{said}"
+        ClusterError, match=f"(?s)TF_CONFIG does not describe a cluster.*{said}|{said}"
     ):
         sources.find(None, {"TF_CONFIG": text})

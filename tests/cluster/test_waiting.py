@@ -42,7 +42,7 @@ def test_a_server_of_grpc_answers():
 def test_another_server_is_none(answer):
     with _listener(answer) as address:
         assert waiting.ask(address, 5.0) == (
-            "something listens there, but no TensorFlow server"
+            "something listens there, but not a TensorFlow server"
         )
 
 
@@ -57,7 +57,7 @@ def test_nobody():
     assert waiting.ask(f"127.0.0.1:{addresses.free_port()}", 5.0) == (
         "connection refused"
     )
-    assert "nobody knows its name" in waiting.ask("no-such-host.invalid:1", 5.0)
+    assert "its name cannot be resolved" in waiting.ask("no-such-host.invalid:1", 5.0)
 
 
 def test_all_are_asked_at_once():

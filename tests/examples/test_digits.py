@@ -182,7 +182,7 @@ def test_a_full_disk_ends_with_one_line_and_leaves_what_was_saved(finished, tmp_
     lines = re.split(r"[\r\n]", result.stderr)
     errors = [line for line in lines if "error" in line]
     (line,) = [line for line in errors if not _TENSORFLOWS_OWN.match(line)]
-    assert line.startswith("digits.py: error: stopped, go on with --resume: ")
+    assert line.startswith("digits.py: error: stopped, continue with --resume: ")
     assert "File too large" in line
     assert "Traceback" not in result.stderr
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
@@ -236,7 +236,7 @@ def interrupt_after_an_epoch(*flags, signum=signal.SIGINT):
                 break
         printed = process.stdout.read()
     assert process.returncode == 128 + signum
-    assert "go on with --resume" in printed
+    assert "continue with --resume" in printed
 
 
 @pytest.mark.slow

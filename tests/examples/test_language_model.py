@@ -159,7 +159,7 @@ def test_a_run_that_is_resumed_reaches_the_same_losses_and_sample(
         ("--global_batch_size=63", "63 examples cannot be divided evenly among 2"),
         ("--global_batch_size=9999998", "windows of text"),
         ("--context=1", "--context=1: 1 is not an integer in the range"),
-        ("--width=6", "--width=6: must be a multiple of 4 heads"),
+        ("--width=6", "--width=6: must be a multiple of the 4 heads"),
         ("--prompt=", "must not be empty"),
         ("--temperature=0", "--temperature=0: 0.0 is not a number in the range"),
         ("--learning_rate=inf", "must be a positive number"),

@@ -175,7 +175,7 @@ def test_an_actor_that_dies_is_named_and_started_again_or_ends_the_run() -> None
         while players.processes()[0] == first:
             next(trajectories)
         expected = f"actor 0 (process {first}) was killed by SIGKILL"
-        assert warnings == [f"{expected}, and is started again"]
+        assert warnings == [f"{expected}, and is restarted"]
         second = players.processes()[0]
         os.kill(second, signal.SIGTERM)
         for _ in trajectories:
@@ -231,7 +231,7 @@ def test_a_run_leaves_what_it_says_and_goes_on(tmp_path: pathlib.Path) -> None:
     ("given", "said"),
     [
         ("--environment=CartPole-v9", "--environment=CartPole-v9: "),
-        ("--environment=Pendulum-v1", "wanted are numbers, and actions that are"),
+        ("--environment=Pendulum-v1", "expected a Box of observations"),
         ("--batch_size=15", "15 examples cannot be divided evenly among 2"),
         ("--discount=1.5", "--discount=1.5: 1.5 is not"),
         ("--actors=0", "--actors=0: 0 is not"),
@@ -310,9 +310,11 @@ def test_actors_that_die_again_and_again_end_the_run_with_one_line(
     assert process.returncode == 1
     messages = [line for line in printed.split("\n") if line.startswith("learner.py: ")]
     assert len(messages) == 2
-    assert f"(process {killed[0]}) was killed by SIGKILL, and is started" in messages[0]
+    assert (
+        f"(process {killed[0]}) was killed by SIGKILL, and is restarted" in messages[0]
+    )
     assert messages[1].startswith(
-        "learner.py: error: stopped, go on with --resume: actor "
+        "learner.py: error: stopped, continue with --resume: actor "
     )
     assert messages[1].endswith(f"(process {killed[1]}) was killed by SIGKILL")
     assert "Traceback" not in printed

@@ -143,8 +143,8 @@ def test_every_test_image_counts_once_and_a_run_may_go_on_with_other_stages(
     [
         ("--global_batch_size=62", "=62 cannot be cut into 4 micro-batches of one"),
         ("--micro_batches=0", "--micro_batches=0: 0 is not an integer in the range"),
-        ("--pipelines=2 --devices=CPU:0,CPU:1,CPU:2", "--pipelines=2 of 3 devices"),
-        ("--devices=CPU:0,CPU:1,CPU:2,CPU:3,CPU:4", "devices: each has the same"),
+        ("--pipelines=2 --devices=CPU:0,CPU:1,CPU:2", "--pipelines=2 on 3 devices"),
+        ("--devices=CPU:0,CPU:1,CPU:2,CPU:3,CPU:4", "devices: each must have the same"),
         ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
         ("--global_batch_size=4000", "more than the 1437 training examples"),
         ("--mode=both", "should be one of <messages|devices>"),

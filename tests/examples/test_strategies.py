@@ -72,8 +72,11 @@ def test_five_strategies_reach_one_loss_and_hold_what_they_say():
         (["--learning_rate=nan"], "must be a positive number"),
         (["--devices=CPU:0,CPU:0"], "CPU:0"),
         (["--devices=TPU:7", "--batch_size=1"], "TPU:7"),
-        (["--strategies=ps,none"], "--strategies=ps,none: there are mirrored, ps"),
-        (["--strategies="], "there are mirrored"),
+        (
+            ["--strategies=ps,none"],
+            "--strategies=ps,none: expected some of mirrored, ps",
+        ),
+        (["--strategies="], "expected some of mirrored"),
         (["--batch_size=63"], "does not divide evenly by 2 replicas"),
         (["more"], "unexpected argument 'more'"),
     ],

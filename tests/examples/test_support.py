@@ -72,7 +72,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(
 ) -> None:
     run, number = make_run(tmp_path)
     steps = []
-    with pytest.raises(support.Interrupted, match="Interrupted at step 30; go on"):
+    with pytest.raises(support.Interrupted, match="Interrupted at step 30; continue"):
         for step in run.steps():
             steps.append(step)
             number.assign_add(1.0 / step)
@@ -204,7 +204,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_resumed(
     folder = shutil.copytree(finished, tmp_path / "copy")
     for path in (folder / "checkpoints").glob("ckpt-*.data*"):
         truncate(path)
-    with pytest.raises(support.UsageError, match="no checkpoint in .*copy is whole"):
+    with pytest.raises(support.UsageError, match="no checkpoint in .*copy is complete"):
         make_run(folder, resume=True)
     assert len(capsys.readouterr().err.splitlines()) == 2
 

@@ -81,7 +81,7 @@ def test_others_go_on_when_one_fails_and_its_status_is_the_launchers(
     ]
     assert message == (
         "replicator.launch: localhost-1: the program has ended: status 7; "
-        "2 of 3 programs go on"
+        "2 of 3 programs continue"
     )
 
 
@@ -97,7 +97,7 @@ def test_the_one_that_failed_is_started_again_alone(place: Place) -> None:
     assert _of(result.stdout, "done") == [
         f"[localhost-{k}] done {int(k == 1)}" for k in range(3)
     ]
-    assert "status 7; starting it again, 1 of 2" in result.stderr
+    assert "status 7; restarting it, 1 of 2" in result.stderr
 
 
 _LEFT = (
@@ -166,9 +166,9 @@ def test_ctrl_c_leaves_nothing_behind(place: Place) -> None:
     ("given", "said"),
     [
         (["--mode=async", "--tunnel"], "--tunnel is not for --mode=async"),
-        (["--mode=async", "--nnodes=2", "--servers=3"], "--servers=3, and there are 2"),
+        (["--mode=async", "--nnodes=2", "--servers=3"], "--servers=3, but there are 2"),
         (["--mode=between", "--servers=2"], "--servers is for --mode=async"),
-        (["--mode=async", "--min-nodes=1"], "those of --mode=async with any number"),
+        (["--mode=async", "--min-nodes=1"], "those of --mode=async continue with any"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(given: list[str], said: str) -> None:

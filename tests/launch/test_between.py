@@ -242,7 +242,7 @@ def test_failures_start_all_anew_on_other_ports(place: Place) -> None:
     lines = [line for line in _of(result.stdout, "attempt") if "localhost-0" in line]
     assert [line.split()[2] for line in lines] == ["0", "1", "2"]
     assert len({line.split()[3] for line in lines}) == 3
-    assert "starting anew, 2 of 2" in result.stderr
+    assert "restarting all, 2 of 2" in result.stderr
     result = place.launch(*_FLAGS, "--max-restarts=1", "train.py")
     assert result.returncode == 4
 
@@ -337,7 +337,7 @@ def test_other_ports_are_tried_where_one_is_taken(place: Place, count: int) -> N
     attempts = _attempts(place)
     assert [restarts for restarts, _ in attempts] == ["0", "0", "0"]
     assert len({address for _, address in attempts}) == 3
-    assert result.stderr.count("a port was taken: starting anew with others") == 2
+    assert result.stderr.count("a port was taken: restarting all on other ports") == 2
 
 
 @pytest.mark.slow
@@ -372,7 +372,7 @@ def test_programs_here_and_there(place: Place, remote: sshd.Server) -> None:
         "[127.0.0.2] heard 1",
         "[localhost] heard 0",
     ]
-    message = "127.0.0.2: the program is started; it listens at 127.0.0.2:"
+    message = "127.0.0.2: the program has started; it listens at 127.0.0.2:"
     assert message in result.stderr
 
 

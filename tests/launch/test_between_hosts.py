@@ -159,7 +159,7 @@ def test_a_training_goes_on_after_the_link_was_cut(
         cut = time.monotonic()
         pair.set_link("down", far=True)
         named = streams[1].at(f"1 of 2 hosts is lost: {there}.")
-        lost_at = streams[1].at(f"{there}: {_LOST}; starting it again, 1 of 1")
+        lost_at = streams[1].at(f"{there}: {_LOST}; restarting it, 1 of 1")
         pair.set_link("up", far=True)
         assert started.wait(600) == 0, streams[1].text
         epochs = re.findall(r"epoch +(\d+)/", streams[0].text)

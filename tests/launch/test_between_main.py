@@ -117,7 +117,7 @@ def test_a_program_that_is_killed_in_a_step(place: Place, killed: int) -> None:
     assert started.returncode == 0, stderr
     message = f"localhost-{killed}: the program has ended: killed by SIGKILL"
     assert message in stderr
-    assert "starting anew, 1 of 1" in stderr
+    assert "restarting all, 1 of 1" in stderr
     sums = [line for line in stdout.splitlines() if "sum" in line]
     assert sorted(sums) == [f"[localhost-{k}] sum 1111.0" for k in (0, 1)]
     place.expect_nothing_left()
@@ -176,7 +176,7 @@ def test_other_ports_where_one_is_taken(place: Place, task: int) -> None:
     place.program(program)
     result = place.launch(*_FLAGS, "train.py", PYTHONPATH=_ROOT)
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("a port was taken: starting anew with others") == 1
+    assert result.stderr.count("a port was taken: restarting all on other ports") == 1
     sums = [line for line in result.stdout.splitlines() if "sum" in line]
     assert sorted(sums) == [f"[localhost-{k}] sum 1111.0" for k in (0, 1)]
 

@@ -68,10 +68,10 @@ def test_a_server_starts_again_where_it_was(place: Place) -> None:
             assert _line(started, "again") == "again True\n"
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 0, stderr
-    message = "its server has ended: killed by SIGKILL; starting it again, 2 of 2"
+    message = "its server has ended: killed by SIGKILL; restarting it, 2 of 2"
     assert message in stderr
     assert stderr.count("its server is up again") == 2
-    assert "starting anew" not in stderr  # the program kept running
+    assert "restarting all" not in stderr  # the program kept running
     place.expect_nothing_left()
 
 
@@ -94,7 +94,7 @@ def test_fewer_hosts_go_on(place: Place) -> None:
         assert _line(started, "fewer").endswith("True\n")
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 0, stderr
-    assert "going on with 1 of 2 hosts, without localhost-" in stderr
+    assert "continuing with 1 of 2 hosts, without localhost-" in stderr
     place.expect_nothing_left()
 
 
@@ -120,6 +120,6 @@ def test_a_server_that_does_not_start_again(place: Place) -> None:
         _kill_server(place)
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 1
-    assert "its server has ended before it was up: replicator.serve: no good" in stderr
+    assert "its server ended before it was up: replicator.serve: no good" in stderr
     assert "Traceback" not in stderr
     place.expect_nothing_left()

@@ -261,7 +261,7 @@ def test_failures_start_all_anew(place: Place) -> None:
     assert result.returncode == 0
     lines = [line for line in result.stdout.splitlines() if line.startswith("attempt")]
     assert lines == ["attempt 0", "attempt 1", "attempt 2"]
-    assert "starting anew, 2 of 2" in result.stderr
+    assert "restarting all, 2 of 2" in result.stderr
     result = place.launch("--max-restarts=1", "train.py")
     assert result.returncode == 4
 
@@ -285,7 +285,7 @@ def test_servers_that_die_start_anew(place: Place) -> None:
         (
             "fail",
             60,
-            "its server has ended before it was up: replicator.serve: no good",
+            "its server ended before it was up: replicator.serve: no good",
         ),
         ("mute", 0.5, "localhost-0: not up after 0.5 seconds; --start-timeout allows"),
     ],

@@ -218,7 +218,7 @@ def test_the_users_configuration_is_read(
     result = place.launch(*flags, "train.py")
     if jump:
         assert result.returncode == 2
-        assert "target is reached by way of another host, which only --tunnel" in (
+        assert "target is reached through another host, which only --tunnel" in (
             _only(result.stderr)
         )
         result = place.launch(*flags, "--tunnel", "train.py")

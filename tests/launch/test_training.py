@@ -102,7 +102,7 @@ def test_a_program_that_is_killed_starts_anew(
     result = _launch(place, "kill", moment, "saved", flags=("--max-restarts=1",))
     assert result.returncode == 0, result.stderr
     assert "the program has ended: killed by SIGKILL" in result.stderr
-    assert "starting anew, 1 of 1" in result.stderr
+    assert "restarting all, 1 of 1" in result.stderr
     losses = _losses(result.stdout)
     assert set(losses) == set(plain)
     assert len(losses) - len(plain) <= faulty.EVERY  # since the last checkpoint

@@ -170,7 +170,7 @@ def test_a_system_without_namespaces_is_one_line(place: Place) -> None:
     )
     assert result.returncode == 1
     assert result.stderr.startswith(
-        "replicator.launch: --tunnel: this system lets no process have a network of its"
+        "replicator.launch: --tunnel: this system does not let a process have its own"
     )
     assert result.stderr.count("\n") == 1
 

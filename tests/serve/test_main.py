@@ -126,7 +126,7 @@ REFUSED = {
     ("--bananas",): "Unknown command line flag 'bananas'",
     ("extra",): "unknown argument 'extra'",
     ("--host=a:4",): "--host=a:4 has a port: give it as --port=4",
-    ("--host=a b",): "--host: 'a b' is no address",
+    ("--host=a b",): "--host: 'a b' is not an address",
     ("--host=0.0.0.0", "--insecure"): "--host=0.0.0.0 is not an address to connect to",
     ("--host=10.0.0.1",): "--host=10.0.0.1 is not a loopback address, and TensorFlow's "
     "servers ask for no password and listen on all interfaces: whoever reaches the "
