@@ -2,9 +2,9 @@
 """Checks the built site with a headless Chromium: `python -m docs.check_browser`.
 
 Loads every page at the width of a desktop and of a phone. Problems are: an error in the
-console, a request to another host, a failed request, a picture that does not load, a
-body that scrolls sideways. The search has to find `reduce_scatter`. Prints the
-problems; the exit status is 1 if there are any, and 2 without a Chromium.
+console, a request to another host, a failed request, a picture that does not load or
+shows nothing, a body that scrolls sideways. The search has to find `reduce_scatter`.
+Prints the problems; the exit status is 1 if there are any, and 2 without a Chromium.
 """
 
 from __future__ import annotations
@@ -40,13 +40,22 @@ _HEIGHT = 844
 _PATIENCE = 30.0  # seconds per page
 _START = 120.0  # seconds for the browser
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# An inline picture is marked by its role. It may take up space and draw nothing, or
+# draw something and take up no space.
 _LOOK = """
-(() => ({
-  width: document.documentElement.scrollWidth,
-  text: document.body.innerText.length,
-  broken: [...document.images].filter(i => !(i.complete && i.naturalWidth))
-    .map(i => i.currentSrc || i.src),
-}))()
+(() => {
+  const large = box => box.width > 1 && box.height > 1;
+  const drawn = [...document.querySelectorAll('svg[role=img]')];
+  const shown = svg => large(svg.getBoundingClientRect()) && large(svg.getBBox());
+  return {
+    width: document.documentElement.scrollWidth,
+    text: document.body.innerText.length,
+    broken: [...document.images].filter(i => !(i.complete && i.naturalWidth))
+      .map(i => i.currentSrc || i.src),
+    blank: drawn.filter(svg => !shown(svg)).map(svg =>
+      `${drawn.indexOf(svg) + 1} of ${drawn.length} (${svg.ariaLabel || 'no label'})`),
+  };
+})()
 """
 _FOUND = "[...document.querySelectorAll('ul.search li a')].map(a => a.textContent)"
 _READY = "document.readyState === 'complete' && document.fonts.status === 'loaded'"
@@ -168,6 +177,7 @@ async def _seen(tab: Tab, root: str, width: int) -> list[str]:
     """Returns the problems of the page that is open."""
     facts = await tab.ask(_LOOK)
     wrong = [f"the picture {source} does not load" for source in facts["broken"]]
+    wrong += [f"the inline picture {which} shows nothing" for which in facts["blank"]]
     if facts["width"] > width:
         wrong.append(f"is {facts['width']} pixels wide, and there are {width}")
     if not facts["text"]:

@@ -14,6 +14,9 @@ pytestmark = pytest.mark.slow  # starts a browser
 
 _PAGE = "<!doctype html><meta name=viewport content='width=device-width'><p>Words. "
 _PICTURE = "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'></svg>"
+_DRAWN = (
+    "<svg role=img width=9 height=9><title>t</title><rect width=9 height=9 /></svg>"
+)
 _ICON = "<link rel=icon href=picture.svg>"
 
 
@@ -32,7 +35,8 @@ def _problems(folder: pathlib.Path, body: str, search: str = "") -> list[str]:
 
 
 def test_a_sound_page_has_no_problem(tmp_path: pathlib.Path) -> None:
-    assert _problems(tmp_path, "<img src=picture.svg>") == []
+    symbol = "<svg width=0 height=0></svg>"  # of the theme, not marked as a picture
+    assert _problems(tmp_path, f"<img src=picture.svg>{_DRAWN}{symbol}") == []
     assert check_browser.problems(tmp_path, None, "", tmp_path) == []
     assert (tmp_path / "page-phone.png").read_bytes().startswith(b"\x89PNG")
 
@@ -44,6 +48,18 @@ def test_a_sound_page_has_no_problem(tmp_path: pathlib.Path) -> None:
         ("<script>throw new Error('no idea')</script>", "a script fails: Error: no"),
         ("<script>console.error('oh no')</script>", "error in the console: oh no"),
         ("<img src='http://127.0.0.2:9/x.png'>", "asks another host for http://127"),
+        (
+            f"{_DRAWN}<svg role=img aria-label='a, b' width=9 height=9></svg>",
+            "the inline picture 2 of 2 (a, b) shows nothing",
+        ),
+        (
+            _DRAWN.replace("<svg", "<svg hidden style='display: none'"),
+            "1 of 1 (no label)",
+        ),
+        (
+            _DRAWN.replace("img width=9", "img width=0"),
+            "1 of 1 (no label) shows nothing",
+        ),
     ],
 )
 def test_a_fault_is_told_at_both_widths(

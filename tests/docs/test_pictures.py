@@ -68,3 +68,10 @@ def test_a_picture_has_an_arrow_for_each_source(
     html = pictures.picture(repl, lambda x: step_fn(repl, x), size=2).data
     assert html.count("<path") == 2 * arrows  # a line, and its head
     assert told in html
+
+
+def test_a_map_shows_who_worked_on_which_item() -> None:
+    actual = _cells(
+        lambda repl, x: tf.stack(repl.map_gather(lambda k: x[k], [0, 1])),
+    )
+    assert actual == [((A1,), (B2,))] * 3
