@@ -137,7 +137,9 @@ def show(seen: Sequence[After], name: str) -> None:
         name: The pass, which is not the first.
     """
     k = [one.name for one in seen].index(name)
-    display(draw(seen[k - 1]), draw(seen[k], seen[k - 1]))
+    if any(op.live for op in seen[k - 1].ops):  # else there is nothing to draw yet
+        display(draw(seen[k - 1]))
+    display(draw(seen[k], seen[k - 1]))
 
 
 def draw(after: After, before: After | None = None) -> SVG:
