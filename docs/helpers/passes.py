@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import tensorflow as tf
-from IPython.display import SVG
+from IPython.display import SVG, display
 
 from replicator import _tf
 from replicator.graph.ir import placeholder
@@ -127,6 +127,19 @@ def _device(op: tf.Operation) -> str:
 
 
 # --- As a picture ---------------------------------------------------------------------
+
+
+def show(seen: Sequence[After], name: str) -> None:
+    """Displays the graph before and after a pass.
+
+    Args:
+        seen: The graph after each pass of a build.
+        name: The pass, which is not the first.
+    """
+    k = [one.name for one in seen].index(name)
+    if any(op.live for op in seen[k - 1].ops):  # else there is nothing to draw yet
+        display(draw(seen[k - 1]))
+    display(draw(seen[k], seen[k - 1]))
 
 
 def draw(after: After, before: After | None = None) -> SVG:
