@@ -27,6 +27,7 @@ from replicator.cluster import watch
 
 _LONG = 0.5  # seconds that an activity takes before this process looks at others
 _QUICK = 0.05  # seconds for the store to answer
+_GRACE = 2.0  # seconds for the others to find the clash, too
 _STEP, _TALK = "runs", "waits"
 _FIX = (
     "run the same steps on every host, in the same order; all processes must be "
@@ -88,11 +89,18 @@ class Doing(threading.Thread):
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """Marks a block in which this process waits for an exchange."""
+        """Marks a block in which this process waits for an exchange.
+
+        Raises:
+            MismatchError: The block failed since the processes can never meet.
+        """
         place = (self._told, self._steps)
         self._now = _Now(_TALK, 0, text, time.monotonic(), place)
         try:
             yield
+        except tf.errors.OpError:
+            self.check()  # the store ends with the first process
+            raise
         finally:
             self._now = None
 
@@ -136,7 +144,20 @@ class Doing(threading.Thread):
                 _FIX,
             )
         )
+        with contextlib.suppress(tf.errors.OpError):
+            self._wait_for_others()
         _tf.abort_collectives("the hosts do different things")
+
+    def _wait_for_others(self) -> None:
+        """Waits until the others have found the clash, too.
+
+        Otherwise, those that look a moment later would report this process as lost: it
+        ends with the error, and the first process takes the store with it.
+        """
+        _tf.store_put(_found_key(self._own), "")
+        deadline = time.monotonic() + _GRACE
+        for process in range(len(self._names)):
+            _tf.store_get(_found_key(process), deadline - time.monotonic())
 
 
 def _rivals(now: _Now) -> list[tuple[int, int]]:
@@ -155,6 +176,10 @@ def _clash(now: _Now, other: _Now) -> bool:
 
 def _key(place: tuple[int, int], process: int) -> str:
     return f"replicator/doing/{place[0]}/{place[1]}/{process}"
+
+
+def _found_key(process: int) -> str:
+    return f"replicator/clash/{process}"
 
 
 def doing(own: int, names: list[str]) -> Doing:

@@ -281,8 +281,8 @@ class Peers:
     def _wait(self, key: str, process: int, entry: dict[str, Any]) -> str:
         start = last_warning = time.monotonic()
         while (value := _tf.store_get(key, _POLL)) is None:
-            faults.check()
             self.doing.check()
+            faults.check()
             now = time.monotonic()
             passed = now - start
             if now - last_warning < _PROGRESS:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 import tensorflow as tf
@@ -44,13 +45,71 @@ def test_a_process_that_is_ahead_is_waited_for() -> None:
                 assert not _never_meet(ahead, behind), (behind, ahead)
 
 
+class _Store:
+    """The store of the first process, and the ends of the collectives."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.values: dict[str, str] = {}
+        self.ended: list[str] = []
+        self._change = threading.Condition()
+        monkeypatch.setattr(_tf, "store_put", self._put)
+        monkeypatch.setattr(_tf, "store_delete", self.values.__delitem__)
+        monkeypatch.setattr(_tf, "store_get", self.get)
+        monkeypatch.setattr(_tf, "abort_collectives", self.ended.append)
+
+    def _put(self, key: str, value: str) -> None:
+        with self._change:
+            self.values[key] = value
+            self._change.notify_all()
+
+    def get(self, key: str, seconds: float) -> str | None:
+        with self._change:
+            self._change.wait_for(lambda: key in self.values, seconds)
+            return self.values.get(key)
+
+
+def test_who_finds_a_clash_waits_until_the_others_have_found_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its end would look like the loss of a host to those that look later."""
+    monkeypatch.setattr(clashes, "_GRACE", 60.0)
+    store = _Store(monkeypatch)
+    one, other = (clashes.Doing(k, ["host 0", "host 1"]) for k in (0, 1))
+    with one.running(7, "runs f"), other.running(8, "runs g"):
+        assert one._now is not None and other._now is not None
+        other._look(other._now)
+        finder = threading.Thread(target=one._look, args=(one._now,), daemon=True)
+        finder.start()
+        store.get(clashes._found_key(0), 60.0)
+        assert not store.ended
+        other._look(other._now)
+        finder.join(60.0)
+    assert len(store.ended) == 2
+    for doing in (one, other):
+        with pytest.raises(replicator.MismatchError):
+            doing.check()
+
+
+def test_a_clash_explains_the_end_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clashes, "_GRACE", 0.0)
+    _Store(monkeypatch)
+    one, other = (clashes.Doing(k, ["host 0", "host 1"]) for k in (0, 1))
+    end = tf.errors.UnavailableError(None, None, "connection reset")
+    with pytest.raises(tf.errors.UnavailableError), other.waiting("builds g"):
+        raise end
+    with one.running(7, "runs f"):
+        assert one._now is not None
+        one._look(one._now)
+        other.next_number()
+        with pytest.raises(replicator.MismatchError), other.waiting("builds g"):
+            assert other._now is not None
+            other._look(other._now)
+            raise end
+
+
 def test_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    store: dict[str, str] = {}
-    ended: list[str] = []
-    monkeypatch.setattr(_tf, "store_put", store.__setitem__)
-    monkeypatch.setattr(_tf, "store_delete", store.__delitem__)
-    monkeypatch.setattr(_tf, "store_get", lambda key, _: store.get(key))
-    monkeypatch.setattr(_tf, "abort_collectives", ended.append)
+    monkeypatch.setattr(clashes, "_GRACE", 0.0)
+    store = _Store(monkeypatch)
     names = ["host 0 (a:1)", "host 1 (b:2)"]
     one, other = (clashes.Doing(k, names) for k in (0, 1))
     for doing in (one, other):
@@ -63,7 +122,7 @@ def test_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
             one.check()  # nobody has sent anything else yet
             other._look(other._now)
             one._look(one._now)
-    assert ended and len(store) == 2
+    assert store.ended
     for doing, first, second in ((one, 0, 1), (other, 1, 0)):
         with pytest.raises(replicator.MismatchError) as caught:
             doing.check()
