@@ -32,6 +32,11 @@ def show(plan: Rows, file: TextIO | None = None) -> None:
     console.print(_totals(plan))
     if len(plan.hosts) > 1:
         console.print(_between(plan))
+    if plan.pulled != 0:
+        console.print(
+            f"Not in the rows: {size(plan.pulled)} per step, for reads of variables on "
+            "other replicas' devices."
+        )
     for note in plan.notes:
         console.print(note)
 

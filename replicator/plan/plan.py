@@ -34,6 +34,9 @@ class Plan(Rows):
         devices: `devices[r]` is where replica r runs.
         notes: Costly requirements of the step and their lines: variables that could not
             be sharded.
+        pulled: The number of bytes that replicas read in a step of variables on the
+            devices of others, outside control flow, which no row counts; None if a size
+            is unknown.
     """
 
     def print(self, file: TextIO | None = None) -> None:
@@ -105,6 +108,7 @@ class Plan(Rows):
             {
                 "devices": self.devices,
                 "notes": self.notes,
+                "pulled": self.pulled,
                 "rows": rows,
                 "totals": totals,
             },
@@ -132,6 +136,7 @@ def make_plan(
     devices: Sequence[str],
     algorithms: Mapping[str, str],
     notes: Sequence[str] = (),
+    pulled: int | None = 0,
 ) -> Plan:
     """Returns the plan of a step.
 
@@ -141,6 +146,7 @@ def make_plan(
         algorithms: The algorithm of each primitive, for communications that do not
             record one.
         notes: Remarks about the step.
+        pulled: The bytes that replicas read of variables on the devices of others.
     """
     return Plan(
         tuple(
@@ -149,6 +155,7 @@ def make_plan(
         ),
         tuple(devices),
         tuple(notes),
+        pulled,
     )
 
 

@@ -129,11 +129,15 @@ class Rows(Sequence[Row]):
         devices: `devices[r]` is where replica r runs.
         notes: Costly requirements of the step and their lines: variables that could not
             be sharded.
+        pulled: The number of bytes that replicas read in a step of variables on the
+            devices of others, outside control flow, which no row counts; None if a size
+            is unknown.
     """
 
     rows: tuple[Row, ...]
     devices: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    pulled: int | None = 0
 
     @overload
     def __getitem__(self, index: int) -> Row: ...

@@ -50,6 +50,7 @@ def lower(draft: Draft) -> None:
         storage.mirror(draft.build, needs)
     draft.replicas = rewritten.replicas
     draft.communications = rewritten.communications
+    draft.pruned = rewritten.pruned
     draft.sharing = draft.build.aliases.resolve()
     draft.flow = switching.Flow(draft.ops())
 

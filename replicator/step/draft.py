@@ -78,12 +78,15 @@ class Built:
             level of the graph.
         variables: The variables it uses, including those of other Replicators.
         writes: Whether it writes variables that have an owner.
+        pulled: The bytes that replicas read of variables on the devices of others; None
+            if a size is unknown.
     """
 
     returned: list[Any]
     communications: tuple[record.Communication, ...]
     variables: tuple[ReplicatedVariable, ...]
     writes: bool = False
+    pulled: int | None = 0
 
 
 @dataclasses.dataclass
@@ -118,6 +121,7 @@ class Draft:
         handles: Which variable has which owner.
         elsewhere: The calls of all replicas, if other processes build some.
         communications: The replicas' communication.
+        pruned: Ops that will not run, as the owner's write is made in their place.
         sharing: The handles of variables that several replicas use.
         done: In a plain tf.Graph, an op that runs when all effects have happened.
         writes: Whether variables that have an owner are written.
@@ -146,6 +150,7 @@ class Draft:
     handles: owners.Handles | None = None
     elsewhere: Elsewhere | None = None
     communications: tuple[record.Communication, ...] = ()
+    pruned: Set[tf.Operation] = frozenset()
     sharing: Any = ()
     done: tf.Operation | None = None
     writes: bool = False

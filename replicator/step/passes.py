@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from replicator.graph.passes import pulls
 from replicator.inputs import checks as input_checks
 from replicator.stages.writing import Build
 from replicator.step import stages
@@ -65,4 +66,8 @@ def run(draft: Draft) -> Built:
                 _STAGES[apply](recording, draft)
     used = {id(variable): variable for variable in draft.build.aliases.noted().values()}
     variables = tuple(used.values())
-    return Built(draft.returned, draft.communications, variables, draft.writes)
+    build = draft.build
+    pulled = pulls.nbytes(
+        variables, build.graph, build.world, draft.leaves(), draft.pruned
+    )
+    return Built(draft.returned, draft.communications, variables, draft.writes, pulled)

@@ -310,6 +310,7 @@ class Step:
             self._settings.world.everywhere,
             table.DEFAULT_ALGORITHMS,
             storage.notes(built.variables),
+            built.pulled,
         )
         self._state.plan = plan
         self._state.writes = built.writes

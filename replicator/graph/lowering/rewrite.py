@@ -19,12 +19,31 @@ from replicator.cluster.peers import Peers
 from replicator.costs import cost, hosts
 from replicator.graph.ir import switching
 from replicator.graph.ir.placeholder import Call, Placeholder
-from replicator.graph.lowering import crossing, fence, merge, schedule
+from replicator.graph.lowering import crossing, fence, merge, schedule, unread
 from replicator.graph.lowering.matched import Lowering, Matched, Notes
 from replicator.graph.lowering.record import Communication, Place, links, wires
 from replicator.graph.matching import control_flow, deadlock, elsewhere, match
 from replicator.graph.passes import owners, precision
 from replicator.world import World
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lowered:
+    """One lowered communication, before it is recorded.
+
+    Attributes:
+        communication: The communication.
+        sent: `sent[n]` is what participant n sends, or what is sent in its place.
+        results: What the lowering returned.
+        readers: `readers[n][k]` are the ops that read participant n's k-th result.
+        place: Where in the control flow it is.
+    """
+
+    communication: Matched
+    sent: Sequence[Sequence[tf.Tensor]]
+    results: Sequence[Sequence[tf.Tensor]]
+    readers: Sequence[Sequence[Sequence[tf.Operation]]]
+    place: Place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +59,8 @@ class Target:
         initializers: Ops that initialise variables and so are not part of the step.
         precise: Whether TensorFlow must be kept from treating replicas differently.
         flow: Which ops are in TensorFlow 1 control flow.
-        communications: The communications lowered so far.
+        lowered: The communications lowered so far.
+        pruned: The ops that only removed writes would have used, and these writes.
         ways: The channels to replicas built by other processes; None if there are none.
     """
 
@@ -52,7 +72,8 @@ class Target:
     initializers: Set[tf.Operation]
     precise: bool = False
     flow: switching.Flow = switching.NONE
-    communications: list[Communication] = dataclasses.field(default_factory=list)
+    lowered: list[_Lowered] = dataclasses.field(default_factory=list)
+    pruned: set[tf.Operation] = dataclasses.field(default_factory=set)
     ways: crossing.Ways | None = None
 
 
@@ -65,10 +86,12 @@ class Rewritten:
             replace.
         communications: The lowered communications, calls before gradients on each
             level.
+        pruned: Ops that will not run, since only removed writes would have used them.
     """
 
     replicas: list[list[tf.Operation]]
     communications: tuple[Communication, ...]
+    pruned: Set[tf.Operation] = frozenset()
 
 
 def check(
@@ -147,7 +170,8 @@ def rewrite(
         ways=ways,
     )
     rewritten = _rewrite_level(replicas, world.local, target, Place())
-    return Rewritten(rewritten, tuple(target.communications))
+    communications = tuple(_recorded(lowered, target) for lowered in target.lowered)
+    return Rewritten(rewritten, communications, target.pruned)
 
 
 def _all_calls(
@@ -202,6 +226,7 @@ def _rewrite_level(
     others = owners.keep_owners_writes(
         replicas, replica_ids, target.handles, target.initializers
     )
+    target.pruned.update(unread.ops(others))
     return _with(others, replicas)
 
 
@@ -234,7 +259,8 @@ def _lower(
         sent = [list(tensors) for tensors in communication.operands]
         for n, tensor in notes.moved:
             sent[n].append(tensor)
-        target.communications.append(_kept(communication, sent, results, target, place))
+        readers = [[result.consumers() for result in p.results] for p in matched]
+        target.lowered.append(_Lowered(communication, sent, results, readers, place))
     if target.precise and call.facts.same_for_all:
         with tf.name_scope("keep_precision"), tf.control_dependencies(None):
             results = precision.keep(results)
@@ -287,41 +313,41 @@ def _way(call: Call, target: Target) -> crossing.Crossing | None:
     return None if target.ways is None else target.ways.of(call)
 
 
-def _kept(
-    communication: Matched,
-    given: Sequence[Sequence[tf.Tensor]],
-    results: Sequence[Sequence[tf.Tensor]],
-    target: Target,
-    place: Place,
-) -> Communication:
-    """Returns the record of a communication that was lowered.
-
-    Args:
-        communication: The communication.
-        given: `given[n]` is what participant n sends, or what is sent in its place.
-        results: What the lowering returned.
-        target: What it was lowered with.
-        place: Where in the control flow it is.
-    """
+def _recorded(lowered: _Lowered, target: Target) -> Communication:
+    """Returns the record of a communication, once all writes are known."""
+    communication = lowered.communication
+    algorithms = tuple(dict.fromkeys(communication.notes.algorithms))
     if target.ways is not None:
         calls = tuple(target.ways.elsewhere.partners(communication.calls[0]))
-        algorithms = tuple(dict.fromkeys(communication.notes.algorithms))
-        return Communication(calls, (), place, algorithms)
-    transfers = communication.group, given, results, target.world.devices
+        return Communication(calls, (), lowered.place, algorithms)
+    results = _read_results(lowered, target.pruned)
+    transfers = communication.group, lowered.sent, results, target.world.devices
     record = Communication(
-        communication.calls,
-        links(*transfers),
-        place,
-        tuple(dict.fromkeys(communication.notes.algorithms)),
+        communication.calls, links(*transfers), lowered.place, algorithms
     )
     if not hosts.are_several(target.world.devices):
         return record
     calibration = target.policy.calibration
+    devices = communication.devices
     return dataclasses.replace(
         record,
         wires=wires(*transfers, calibration),
-        seconds=schedule.seconds(given, results, communication.devices, calibration),
+        seconds=schedule.seconds(lowered.sent, results, devices, calibration),
     )
+
+
+def _read_results(
+    lowered: _Lowered, pruned: Set[tf.Operation]
+) -> list[list[tf.Tensor]]:
+    """Returns each participant's results, less those that only pruned ops read."""
+    return [
+        [
+            tensor
+            for k, tensor in enumerate(tensors)
+            if k >= len(readers) or not readers[k] or not pruned >= set(readers[k])
+        ]
+        for tensors, readers in zip(lowered.results, lowered.readers, strict=True)
+    ]
 
 
 def _rewire(
