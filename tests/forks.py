@@ -18,6 +18,7 @@ import contextlib
 import multiprocessing
 import os
 import pathlib
+import re
 import runpy
 import signal
 import subprocess
@@ -30,6 +31,11 @@ from typing import Any, NoReturn
 
 ROOT = pathlib.Path(__file__).parents[1]
 LIMIT = 300  # seconds; machines may be busy
+# In absl's form, or in the one that TensorFlow's oldest supported release still has.
+_LOG = re.compile(
+    r"[IWE]\d{4} \d|\d{4}-\d\d-\d\d \S+: [IWE] |WARNING: All log messages before absl"
+    r"|To enable the following instructions: "
+)
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Tests of imports alone start interpreters of their own.
@@ -64,6 +70,15 @@ def start(
 ) -> Started:
     """Starts a program; the arguments are those of `run`."""
     return Started([*map(str, command)], dict(env or os.environ), str(cwd))
+
+
+def own_lines(stderr: str) -> list[str]:
+    """Returns the lines that a program wrote, without those of TensorFlow's log.
+
+    How much TensorFlow logs as it starts, that there are no CUDA drivers for example,
+    depends on its version and on the machine.
+    """
+    return [line for line in stderr.splitlines() if not _LOG.match(line)]
 
 
 class Started:

@@ -28,7 +28,7 @@ def status(main: Callable[[Sequence[str]], int], *arguments: str) -> Any:
 
 def module_of(text: str, folder: pathlib.Path, monkeypatch: Any) -> str:
     """Makes a module in a folder and changes into that; returns the module's name."""
-    name = f"made_{next(_numbers)}"
+    name = f"m_{next(_numbers):03}"  # as wide in each table, whatever ran before
     (folder / f"{name}.py").write_text(text)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))

@@ -82,7 +82,7 @@ def run(
             step_fn = make_step(repl)
         fetches = repl.run(step_fn)
         setup = tf.compat.v1.global_variables_initializer()
-        text = str(graph.as_graph_def())
+        text = text_format.MessageToString(graph.as_graph_def())
     host_of = {}
     for r, (name, host) in enumerate(zip(names(layout), layout, strict=True)):
         local = f"/job:localhost/replica:0/task:0/device:CPU:{r}"

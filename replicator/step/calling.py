@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -35,13 +34,16 @@ def call_step_fn(draft: Draft) -> None:
             copies.bring_handles(draft.settings.factory, build)
         start = _tf.operation_count(build.graph)
         draft.seeds.append(_tf.seeds_counted(build.graph))
-        with contextlib.suppress(context.Waiting):
+        # From Python 3.12 on, contextlib.suppress would copy step_fn's ExceptionGroups.
+        try:
             arguments, shard = _arguments(draft, n)
             outputs, scope = tracing.build_replica(
                 draft.step_fn, arguments, build, replica_id, large, shard
             )
             draft.returned.append(outputs)
             draft.scopes.append(scope)
+        except context.Waiting:
+            pass
         storage.meet_needs(build)
         draft.ranges.append((start, _tf.operation_count(build.graph)))
 

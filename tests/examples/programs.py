@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -28,8 +27,6 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     "PYTHONUNBUFFERED": "1",  # lines are read as they are printed
 }
-# TensorFlow's output at import, e.g. that there are no CUDA drivers.
-TENSORFLOWS_OWN = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +156,7 @@ def as_in_a_terminal() -> None:
 def assert_refused(ended: Ended, name: str, said: str, status: int = 2) -> None:
     """Asserts that a program ended with one line that contains a text."""
     assert ended.status == status
-    lines = ended.stderr.splitlines()
-    (line,) = [line for line in lines if not TENSORFLOWS_OWN.match(line)]
+    (line,) = forks.own_lines(ended.stderr)
     assert line.startswith(f"{name}.py: error: ")
     assert said in line
     assert "Traceback" not in ended.stderr + ended.stdout

@@ -4,7 +4,6 @@
 import json
 import os
 import pathlib
-import re
 import shlex
 import shutil
 import signal
@@ -24,8 +23,6 @@ _ENVIRONMENT = {
     "PYTHONPATH": str(_ROOT),
     "PYTHONUNBUFFERED": "1",  # lines are read as they are printed
 }
-# TensorFlow's output at import, e.g. that there are no CUDA drivers.
-_TENSORFLOWS_OWN = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 
 
 def run(*flags):
@@ -179,9 +176,8 @@ def test_a_full_disk_ends_with_one_line_and_leaves_what_was_saved(finished, tmp_
         timeout=300,
     )
     assert result.returncode == 1
-    lines = re.split(r"[\r\n]", result.stderr)
-    errors = [line for line in lines if "error" in line]
-    (line,) = [line for line in errors if not _TENSORFLOWS_OWN.match(line)]
+    lines = forks.own_lines(result.stderr)
+    (line,) = [line for line in lines if "error" in line]
     assert line.startswith("digits.py: error: stopped, continue with --resume: ")
     assert "File too large" in line
     assert "Traceback" not in result.stderr
@@ -190,8 +186,7 @@ def test_a_full_disk_ends_with_one_line_and_leaves_what_was_saved(finished, tmp_
 
 def assert_refused(result, said):
     assert result.returncode == 2
-    lines = result.stderr.splitlines()
-    (line,) = [line for line in lines if not _TENSORFLOWS_OWN.match(line)]
+    (line,) = forks.own_lines(result.stderr)
     assert line.startswith("digits.py: error: ")
     assert said in line
 

@@ -18,8 +18,6 @@ _ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")},
     "PYTHONPATH": str(_ROOT),
 }
-# TensorFlow's output at import, e.g. that there are no CUDA drivers.
-_TENSORFLOWS_OWN = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 _FOUR = "--devices=CPU:0,CPU:1,CPU:2,CPU:3"
 
 
@@ -137,7 +135,6 @@ def assert_ends(
 ) -> None:
     """Asserts that the example ended with this status and one line with a text."""
     assert result.returncode == status, result.stderr
-    lines = result.stderr.splitlines()
-    (line,) = [line for line in lines if not _TENSORFLOWS_OWN.match(line)]
+    (line,) = forks.own_lines(result.stderr)
     assert line.startswith("torch_style.py: error: ")
     assert said in line
