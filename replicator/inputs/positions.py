@@ -36,13 +36,7 @@ class Positions(tf.Module):
         self._count = 0
         self._peers = peers
 
-    def add(self, feed: feeds.Feed, user: Any) -> None:
-        """Adds the iterators of a step's feed.
-
-        Args:
-            feed: The feed.
-            user: The object the feed serves; its iterators are forgotten with it.
-        """
+    def _add(self, feed: feeds.Feed, user: Any) -> None:
         if not feed.iterators:
             return
         name = f"input_{self._count}"
@@ -52,6 +46,17 @@ class Positions(tf.Module):
 
     def _forget(self, name: str) -> None:
         delattr(self, name)
+
+
+def add(inputs: Positions, feed: feeds.Feed, user: Any) -> None:
+    """Adds the iterators of a step's feed to the positions that checkpoints hold.
+
+    Args:
+        inputs: The positions.
+        feed: The feed.
+        user: The object the feed serves; its iterators are forgotten with it.
+    """
+    inputs._add(feed, user)
 
 
 class Position(tf.train.experimental.PythonState):
