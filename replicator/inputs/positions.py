@@ -26,9 +26,26 @@ class Positions(tf.Module):
     them, so a program that repeats its calls finds its own again. An iterator created
     after the checkpoint was restored starts at its saved position.
 
+    Example:
+        >>> def resumed(path=None):  # a program that is started again
+        ...     repl = replicator.Replicator(["CPU:0", "CPU:1"])
+        ...     step = repl.build(lambda x: x, tf.data.Dataset.range(8))
+        ...     checkpoint = tf.train.Checkpoint(inputs=repl.inputs)
+        ...     if path is not None:
+        ...         _ = checkpoint.restore(path)
+        ...     return [int(x) for x in step()], checkpoint.save("position")
+        >>> elements, path = resumed()
+        >>> elements, resumed(path)[0]
+        ([0, 1], [2, 3])
+
     Args:
         peers: The processes that feed the other replicas, if any: each has its own
             iterators, and a checkpoint holds those of all.
+
+    Raises:
+        InputError: When a checkpoint is saved: a dataset has state that cannot be
+            saved. When it is restored: it is of a different number of pipelines or
+            hosts.
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
