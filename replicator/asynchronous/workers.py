@@ -36,9 +36,6 @@ class AsynchronousCluster(Cluster):
         ...     v = tf.Variable(1.0)  # one variable, which both programs train
         >>> float(v)
         1.0
-
-    Attributes:
-        host_id: The number of this program, 0 <= host_id < num_hosts.
     """
 
     def __init__(
