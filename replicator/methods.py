@@ -7,10 +7,11 @@ calls it. Only the method knows on which Replicator it was called.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import tensorflow as tf
 
@@ -34,12 +35,18 @@ from replicator.primitives import (
 from replicator.step import objects
 from replicator.variables import compiled
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
-def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def primitive(
+    function: Callable[_Arguments, _Result],
+) -> Callable[Concatenate[Any, _Arguments], _Result]:
     """Returns a primitive as a method of Replicator."""
 
     @functools.wraps(function)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         return function(*args, **kwargs)
 
     signature = inspect.signature(function)
@@ -50,7 +57,7 @@ def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
     return in_own_steps(call)
 
 
-def in_own_steps(method: Callable[..., Any]) -> Callable[..., Any]:
+def in_own_steps(method: _Method) -> _Method:
     """Makes a method of Replicator refuse calls in a step of another Replicator."""
 
     @functools.wraps(method)
@@ -61,7 +68,7 @@ def in_own_steps(method: Callable[..., Any]) -> Callable[..., Any]:
             raise _elsewhere(self, method.__name__, replica)
         return method(self, *args, **kwargs)
 
-    return _tf.not_converted(call)
+    return cast(_Method, _tf.not_converted(call))
 
 
 def _elsewhere(
@@ -132,7 +139,7 @@ class InStep:
         return context.require("weight").weight
 
     @in_own_steps
-    def logical_device(self, index: int) -> Any:
+    def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Inside a step: a tf.device context for one of this replica's own devices.
 
         A tape computes gradients where its `gradient` is called, wherever the forward
@@ -165,7 +172,8 @@ class InStep:
                 f"{len(names)} devices",
                 f"0 <= index < {len(names)}.",
             )
-        return tf.device(names[index])
+        scope: contextlib.AbstractContextManager[Any] = tf.device(names[index])
+        return scope
 
     all_reduce = primitive(compressed.all_reduce)
     broadcast = primitive(broadcast.broadcast)

@@ -8,7 +8,7 @@ import doctest
 import inspect
 import json
 import pathlib
-import types
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +17,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.plan import Plan
-from replicator.step.steps import Step
+from docs._ext import names as names_of_reference
 from tests import helpers
 
 _PACKAGE = pathlib.Path(replicator.__file__).parent
@@ -56,7 +55,10 @@ def _examples() -> Iterator[doctest.DocTest]:
 EXAMPLES = tuple(_examples())
 
 
-_CONNECTED = ("cluster.connection.", "cluster.cluster.", "cluster.resilient.")
+_CONNECTED = (
+    *("cluster.connection.", "cluster.cluster.", "cluster.resilient."),
+    *("plan.rows.Row.between", "plan.rows.Row.within", "graph.lowering.record.Wire"),
+)
 
 
 def needs_servers(example: doctest.DocTest) -> bool:
@@ -64,7 +66,16 @@ def needs_servers(example: doctest.DocTest) -> bool:
     return example.name.startswith(_CONNECTED)
 
 
-_HERE = [example for example in EXAMPLES if not needs_servers(example)]
+def needs_programs(example: doctest.DocTest) -> bool:
+    """Whether tests/asynchronous/test_training.py runs it, in two processes."""
+    return example.name.startswith("asynchronous.")
+
+
+_HERE = [
+    example
+    for example in EXAMPLES
+    if not needs_servers(example) and not needs_programs(example)
+]
 
 
 @pytest.fixture
@@ -98,45 +109,45 @@ def test_example(example: doctest.DocTest, names: dict[str, Any]) -> None:
         raise failure.exc_info[1] from None
 
 
-_CLASSES = [
-    *(getattr(replicator, name) for name in replicator.__all__),
-    *(Plan, Step),
-]
-
-
 def _public() -> Iterator[tuple[str, Any]]:
-    """Yields the public names, and their members with a docstring of ours."""
-    for cls in _CLASSES:
-        if not isinstance(cls, type):
-            yield cls.__name__, cls
+    """Yields what the reference documents: the public names and their members."""
+    for full, value in names_of_reference.public().items():
+        if names_of_reference.is_error(value):  # what raises an error demonstrates it
             continue
-        if issubclass(cls, Exception):  # what raises an error demonstrates it
-            continue
-        yield cls.__name__, cls
-        if issubclass(cls, tf.Variable):  # its methods are those of tf.Variable
-            continue
-        for name in dir(cls):
-            member = inspect.getattr_static(cls, name)
-            if name.startswith("_") or not _is_ours(member):
-                continue
-            yield f"{cls.__name__}.{name}", getattr(cls, name)
+        name = names_of_reference.short(full)
+        yield name, value
+        if isinstance(value, type):
+            for member, own in names_of_reference.own_members(value).items():
+                yield f"{name}.{member}", own
 
 
-def _is_ours(member: Any) -> bool:
-    """Whether a member of a class is a method or property that we wrote."""
-    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-    if not isinstance(function, types.FunctionType):
-        return False
-    return inspect.unwrap(function).__module__.startswith("replicator.")
+_PUBLIC = [pytest.param(value, id=name) for name, value in _public()]
 
 
-@pytest.mark.parametrize(
-    "documented", [pytest.param(value, id=name) for name, value in _public()]
-)
+@pytest.mark.parametrize("documented", _PUBLIC)
 def test_public_docstring_has_an_example_that_runs(documented: Any) -> None:
     docstring = inspect.getdoc(documented) or ""
     assert "Example:\n    >>> " in docstring, "say by an example what it does"
     assert docstring in {inspect.cleandoc(example.docstring) for example in EXAMPLES}
+
+
+@pytest.mark.parametrize("documented", _PUBLIC)
+def test_public_docstring_says_what_each_argument_is(documented: Any) -> None:
+    given = isinstance(documented, type) or not callable(documented)
+    own = () if given else inspect.signature(inspect.unwrap(documented)).parameters
+    docstring = inspect.getdoc(documented) or ""
+    for argument in {*own} - {"self"}:
+        assert re.search(rf"^    \*{{0,2}}{argument}:", docstring, re.MULTILINE), (
+            argument
+        )
+
+
+def test_the_members_of_all_public_names_are_checked() -> None:
+    actual = {param.id for param in _PUBLIC}
+    assert actual >= {"Replicator.run", "Step.__call__", "compressors.Link.sum"}
+    assert actual >= {"ReplicatedVariable.owner", "Calibration.seconds", "plan.Value"}
+    assert not actual & {"ReplicatedVariable.assign", "ReplicatedVariable.key"}
+    assert not actual & {"strategy.PS.nodes", "HostLostError"}
 
 
 def test_examples_are_found_once() -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 import types
 from collections.abc import Iterator
 from typing import Any
+
+import tensorflow as tf
 
 import replicator
 import replicator.compressors
@@ -26,18 +29,26 @@ _RETURNED = {
     "replicator.asynchronous.workers.AsynchronousCluster": "AsynchronousCluster",
     "replicator.autodist.session.DistributedSession": "DistributedSession",
     "replicator.autodist.function.DistributedFunction": "DistributedFunction",
-    "replicator.strategy.predictions.Assumed": "strategy.Assumed",
     "replicator.costs.rates.Calibration": "Calibration",
-    "replicator.graph.lowering.record.Wire": "plan.Wire",
-    "replicator.graph.lowering.record.Link": "plan.Link",
-    "replicator.graph.ir.placeholder.Value": "plan.Value",
+    "replicator.costs.rates.Rates": "Rates",
+}
+# Members of these classes that only modules of ours use: they are on no page.
+_INTERNAL: dict[type, tuple[str, ...]] = {
+    replicator.ReplicatedVariable: (
+        *("key", "lock", "outside", "placement", "policy", "read_on_host"),
+        *("refresh_copy", "restore", "settle_if_undecided"),
+        *("handle", "scatter_nd_max", "scatter_nd_min"),  # as of resource variables
+    ),
+    replicator.ResourceSpec: ("description",),
+    replicator.plan.Value: ("of",),
 }
 # Users receive objects of these and make none: their pages show no arguments.
 GIVEN = (
     *("Group", "Partition", "ReplicatedVariable", "Step", "Positions", "Cluster"),
     *("AsynchronousCluster", "DistributedSession", "DistributedFunction"),
     *("plan.Plan", "plan.Row", "plan.Total", "plan.Totals", "plan.Wire", "plan.Link"),
-    *("plan.Value", "compressors.Link", "strategy.Trial"),
+    *("plan.Value", "compressors.Link", "compressors.Residual", "strategy.Trial"),
+    "Rates",
 )
 
 
@@ -130,7 +141,7 @@ SECTIONS = (
             f"compressors.{name}"
             for name in (
                 *("BF16", "FP16", "Int8", "TopK", "PowerSGD", "ErrorFeedback", "Kept"),
-                *("Compressor", "Link", "Sums", "parse", "text"),
+                *("Compressor", "Link", "Residual", "Sums", "parse", "text"),
             )
         ),
     ),
@@ -138,11 +149,10 @@ SECTIONS = (
         "plans",
         "Plans and costs",
         "What a step communicates, to look at before it runs, and what that costs. The "
-        "classes are of the "
-        "module ``replicator.plan``.",
+        "names that begin with ``plan`` are of the module ``replicator.plan``.",
         (
             *("plan.Plan", "plan.Row", "plan.Total", "plan.Totals", "plan.Link"),
-            *("plan.Wire", "plan.Value", "Calibration"),
+            *("plan.Wire", "plan.Value", "Calibration", "Rates"),
         ),
     ),
 )
@@ -165,6 +175,79 @@ def public() -> dict[str, Any]:
 def methods() -> tuple[str, ...]:
     """Returns the public methods and properties of Replicator."""
     return tuple(n for n in dir(replicator.Replicator) if not n.startswith("_"))
+
+
+def members(cls: type) -> dict[str, Any]:
+    """Returns the methods and properties of a public class that are for users.
+
+    Those that tf.Variable has as well are documented by TensorFlow.
+    """
+    hidden = {*_INTERNAL.get(cls, ())}
+    if issubclass(cls, tf.Variable):
+        hidden.update(dir(tf.Variable))
+    return {
+        name: getattr(cls, name)
+        for name in dir(cls)
+        if (name == "__call__" or not name.startswith("_"))
+        and name not in hidden
+        and _is_ours(inspect.getattr_static(cls, name))
+    }
+
+
+def _is_ours(member: Any) -> bool:
+    """Whether a member of a class is a method or property that we wrote."""
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    if not isinstance(function, types.FunctionType):
+        return False
+    return inspect.unwrap(function).__module__.startswith("replicator.")
+
+
+def own_members(cls: type) -> dict[str, Any]:
+    """Returns those members that no other public class passes on to this one.
+
+    A builder's `nodes`, say, does what `Builder.nodes` says and shows by an example.
+    """
+    known = {value for value in public().values() if isinstance(value, type)}
+    inherited = {
+        name for base in cls.__mro__[1:] if base in known for name in members(base)
+    }
+    return {n: value for n, value in members(cls).items() if n not in inherited}
+
+
+def attributes(cls: type) -> tuple[str, ...]:
+    """Returns the attributes that the docstring of a class lists."""
+    _, _, listed = (inspect.getdoc(cls) or "").partition("\nAttributes:\n")
+    section, _, _ = listed.partition("\n\n")
+    return tuple(re.findall(r"^    (\w+):", section, re.MULTILINE))
+
+
+def undocumented() -> list[str]:
+    """Returns what is public and has no docstring, or is in no list of attributes."""
+    return [
+        f"{name} is public and has no docstring"
+        for full, value in public().items()
+        for name in _undocumented(short(full), value)
+    ]
+
+
+def _undocumented(name: str, value: Any) -> Iterator[str]:
+    if not _has_docstring(value):
+        yield name
+    if not isinstance(value, type):
+        return
+    for member, own in members(value).items():
+        if not inspect.getdoc(own):
+            yield f"{name}.{member}"
+    if dataclasses.is_dataclass(value):
+        fields = {field.name for field in dataclasses.fields(value)}
+        for field in sorted(fields.difference(attributes(value))):
+            yield f"{name}.{field}"
+
+
+def _has_docstring(value: Any) -> bool:
+    """Whether a class or function has a docstring that somebody wrote."""
+    text = value.__doc__ or ""
+    return bool(text) and not text.startswith(f"{value.__name__}(")  # a dataclass's own
 
 
 def short(full: str) -> str:

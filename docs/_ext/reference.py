@@ -27,9 +27,6 @@ _SET_UP = (
     '``import replicator`` and ``repl = replicator.Replicator(["CPU:0", "CPU:1"])``.'
 )
 
-# Classes with internal methods; those meant for users have examples.
-_WITHIN = ("ReplicatedVariable", "Positions", "Step")
-
 
 def pages() -> dict[str, str]:
     """Returns the text of every generated page, by file name."""
@@ -91,28 +88,12 @@ def _page(name: str, full: str) -> str:
     if not isinstance(value, type):
         return _text([*lines, f".. autofunction:: {full}"])
     lines += [f".. autoclass:: {full}"]
-    members = [member for member in dir(value) if _has_entry(value, member)]
+    members = names.members(value)
     if members:
         lines += [f"   :members: {', '.join(members)}"]
+    if "__call__" in members:
+        lines += ["   :special-members: __call__"]
     return _text(lines)
-
-
-def _has_entry(cls: type, name: str) -> bool:
-    """Whether a member of a class is one of our methods or properties, for users."""
-    member = inspect.getattr_static(cls, name)
-    if name.startswith("_") or not _is_ours(member):
-        return False
-    docstring = inspect.getdoc(getattr(cls, name)) or ""
-    if cls.__name__ in _WITHIN:
-        return "Example:" in docstring
-    return bool(docstring)
-
-
-def _is_ours(member: Any) -> bool:
-    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-    if not isinstance(function, types.FunctionType):
-        return False
-    return inspect.unwrap(function).__module__.startswith("replicator.")
 
 
 def _programs(read: Iterable[programs.Program]) -> str:
@@ -184,7 +165,8 @@ def _write(app: Sphinx) -> None:
         path = folder / name
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-    for problem in names.missing((reference / "errors.md").read_text()):
+    missing = names.missing((reference / "errors.md").read_text())
+    for problem in [*missing, *names.undocumented()]:
         _LOG.warning(problem, type="reference")
 
 
@@ -242,6 +224,17 @@ def _fences(
     lines[:] = converted
 
 
+def _hide_arguments(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Leaves out the arguments of classes that users never instantiate."""
+    full = names.aliases().get(name, name)
+    if what == "class" and names.short(full) in names.GIVEN and "Args:" in lines:
+        start = lines.index("Args:")
+        end = lines.index("", start) + 1
+        del lines[start:end]
+
+
 def _resolve(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Node
 ) -> nodes.Node | None:
@@ -267,6 +260,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("env-get-outdated", _outdated)
     app.connect("autodoc-process-signature", _sign)
     app.connect("autodoc-process-docstring", _fences, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", _hide_arguments, priority=400)
     app.connect("missing-reference", _resolve)
     app.connect("doctree-resolved", _dash)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

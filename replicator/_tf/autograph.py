@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx, converter
@@ -46,7 +46,10 @@ class LeftAsItIs:
     ag_pass_through = True
 
 
-def not_converted(function: Callable[..., Any]) -> Callable[..., Any]:
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def not_converted(function: _Function) -> _Function:
     """Wraps a function of ours so that converted code calls it unconverted.
 
     Like tf.autograph.experimental.do_not_convert. In addition, exceptions that the
@@ -63,7 +66,8 @@ def not_converted(function: Callable[..., Any]) -> Callable[..., Any]:
                 error.ag_pass_through = True  # type: ignore[attr-defined]
             raise
 
-    return tf.autograph.experimental.do_not_convert(call)
+    wrapped: _Function = tf.autograph.experimental.do_not_convert(call)
+    return wrapped
 
 
 def _in_function() -> bool:

@@ -22,8 +22,20 @@ from replicator.cluster.cluster import Cluster
 class AsynchronousCluster(Cluster):
     """The servers that hold this program's variables, and the programs that share them.
 
-    Attributes:
-        host_id: The number of this program.
+    `replicator.connect` returns it in each program that `python -m replicator.launch
+    --mode=async` starts. Its hosts are those of the programs, and `devices` are this
+    program's own.
+
+    Example:
+        >>> cluster = replicator.connect()  # in each of two programs
+        >>> cluster.num_hosts, len(cluster.devices)
+        (2, 1)
+        >>> builder = replicator.strategy.PS(staleness=2)
+        >>> repl = replicator.Replicator(cluster.devices, strategy=builder)
+        >>> with repl.context():
+        ...     v = tf.Variable(1.0)  # one variable, which both programs train
+        >>> float(v)
+        1.0
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import tensorflow as tf
 
@@ -180,9 +180,19 @@ class AutoDist:
         chooser = self._repl._settings.chooser
         return choosing.in_force(variables, self._repl._resources, chooser)
 
+    @overload
+    def function(
+        self, function: Callable[..., Any], *, loss: str | None = None
+    ) -> DistributedFunction: ...
+
+    @overload
+    def function(
+        self, function: None = None, *, loss: str | None = None
+    ) -> Callable[[Callable[..., Any]], DistributedFunction]: ...
+
     def function(
         self, function: Callable[..., Any] | None = None, *, loss: str | None = None
-    ) -> Any:
+    ) -> DistributedFunction | Callable[[Callable[..., Any]], DistributedFunction]:
         """Returns a function that runs on all replicas, each with a part of the batch.
 
         Array and tensor arguments are split along their first axis; scalars go to every

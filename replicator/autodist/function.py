@@ -32,6 +32,16 @@ from replicator.variables import synchronized
 class DistributedFunction:
     """A function that `AutoDist.function` runs on all replicas.
 
+    Example:
+        >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+        >>> @autodist.function
+        ... def squares(x):
+        ...     '''Returns the squares, and their mean.'''
+        ...     return x**2, tf.reduce_mean(x**2)
+        >>> rows, mean = squares(np.float32([1, 2, 4]))
+        >>> print(rows.numpy(), float(mean), squares.__name__)
+        [ 1.  4. 16.] 7.0 squares
+
     Args:
         function: The user's function.
         repl: The Replicator that runs it.
@@ -48,13 +58,26 @@ class DistributedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on all replicas, each with a part of the examples.
 
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> scaled = autodist.function(lambda x, factor: factor * x)
+            >>> print(scaled(np.float32([1, 2, 3]), factor=2.0).numpy())
+            [2. 4. 6.]
+
         Args:
-            *args: Arguments of the function. Arrays and tensors that are no scalars
-                are split; all others are passed to each replica as they are.
+            *args: Arguments of the function. Arrays and tensors of shape [examples,
+                ...] are split along their first axis; scalars and all others are passed
+                to each replica as they are.
             **kwargs: Keyword arguments, likewise.
 
+        Returns:
+            What the function returns for the whole batch: results with a row for each
+            example are of shape [examples, ...], in the order of the batch.
+
         Raises:
-            ArgumentError: Arrays differ in their first dimension or are empty.
+            ArgumentError: Arrays differ in their first dimension or are empty; or an
+                argument is neither an array nor hashable.
+            UnsupportedError: A result of the replicas cannot be combined.
         """
         leaves = self._leaves(args, kwargs)
         array_indices = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]

@@ -20,7 +20,21 @@ from replicator.strategy.description import Strategy
 class DistributedSession(tf.compat.v1.Session):
     """A session of the user's graph that runs the graph of all replicas.
 
-    Fetches and feeds are tensors and ops of the user's graph, or their names.
+    `AutoDist.create_distributed_session` returns it. Fetches and feeds are tensors and
+    ops of the user's graph, or their names.
+
+    Example:
+        >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+        >>> with tf.Graph().as_default(), autodist.scope():
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None])
+        ...     w = tf.Variable(1.0)
+        ...     loss = tf.reduce_mean(w * x)
+        ...     train = tf.compat.v1.train.GradientDescentOptimizer(0.5).minimize(loss)
+        ...     session = autodist.create_distributed_session()
+        >>> with session:
+        ...     value, _ = session.run([loss, train], {x: [1.0, 2.0, 6.0]})
+        ...     print(value, session.run(w))
+        3.0 -0.5
 
     Args:
         program: Takes the previous Program, returns that of the user's current graph.
@@ -54,11 +68,32 @@ class DistributedSession(tf.compat.v1.Session):
     ) -> Any:
         """Runs the fetches on all replicas; returns their values for all examples.
 
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
+            ...     fetches = {"rows": tf.reduce_sum(x, 1), "mean": tf.reduce_mean(x)}
+            ...     session = autodist.create_distributed_session()
+            >>> values = session.run(fetches, {"x:0": [[1, 2], [3, 4], [5, 6]]})
+            >>> print(values["rows"], values["mean"])  # of all three examples
+            [ 3.  7. 11.] 3.5
+
         Args:
             fetches: A nest of tensors, operations, variables and their names.
-            feed_dict: Values of the whole batch, which are split.
+            feed_dict: Values of the whole batch by tensors or their names; arrays of
+                shape [examples, ...], which are split along their first axis, and
+                scalars.
             options: As for any session.
             run_metadata: As for any session; covers all replicas.
+
+        Returns:
+            The nest, with NumPy arrays at the leaves; None for operations. What has a
+            row for each example is of shape [examples, ...], in the order of the batch.
+
+        Raises:
+            ArgumentError: Something is fetched or fed that has no meaning for all
+                replicas, or arrays differ in their first dimension.
+            RuntimeError: The session was closed.
         """
         lookup = self._look()
         places = self._replicas.places
@@ -124,12 +159,36 @@ class DistributedSession(tf.compat.v1.Session):
         return values
 
     def close(self) -> None:
-        """Closes the session."""
+        """Closes the session.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     w = tf.Variable(1.0)
+            ...     session = autodist.create_distributed_session()
+            >>> session.close()
+            >>> session.run(w)
+            Traceback (most recent call last):
+            ...
+            RuntimeError: Attempted to use a closed Session.
+        """
         self._all.close()
         super().close()
 
     def list_devices(self) -> Any:
-        """Returns the devices of all replicas."""
+        """Returns the devices that the session can use, those of all replicas included.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     session = autodist.create_distributed_session()
+            >>> devices = session.list_devices()
+            >>> devices[1].name
+            '/job:localhost/replica:0/task:0/device:CPU:1'
+
+        Returns:
+            A list with a `name`, a `device_type` and a `memory_limit_bytes` for each.
+        """
         return self._all.list_devices()
 
     def make_callable(
@@ -138,7 +197,27 @@ class DistributedSession(tf.compat.v1.Session):
         feed_list: Sequence[Any] | None = None,
         accept_options: bool = False,
     ) -> Callable[..., Any]:
-        """Returns a function that runs `fetches`, fed with its arguments."""
+        """Returns a function that runs `fetches`, fed with its arguments.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     x = tf.compat.v1.placeholder(tf.float32, [None])
+            ...     mean = tf.reduce_mean(x)
+            ...     session = autodist.create_distributed_session()
+            >>> run = session.make_callable(mean, [x])
+            >>> print(run([1.0, 2.0, 6.0]))
+            3.0
+
+        Args:
+            fetches: As for `run`.
+            feed_list: The tensors, or their names, that the arguments are values of.
+            accept_options: Whether the function takes `options` and `run_metadata`, as
+                `run` does.
+
+        Raises:
+            ValueError: The function is called with another number of values.
+        """
         keys = list(feed_list or ())
 
         def call(*values: Any, **options: Any) -> Any:
@@ -148,11 +227,49 @@ class DistributedSession(tf.compat.v1.Session):
         return call
 
     def partial_run_setup(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuses to run a step in parts."""
+        """Refuses to run a step in parts.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     mean = tf.reduce_mean(tf.ones([4]))
+            ...     session = autodist.create_distributed_session()
+            ...     try:
+            ...         session.partial_run_setup([mean])
+            ...     except replicator.UnsupportedError:
+            ...         print(session.run(mean))
+            1.0
+
+        Args:
+            *args: Are ignored.
+            **kwargs: Are ignored.
+
+        Raises:
+            UnsupportedError: Always.
+        """
         raise _no_parts("partial_run_setup")
 
     def partial_run(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuses to run a step in parts."""
+        """Refuses to run a step in parts.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     mean = tf.reduce_mean(tf.ones([4]))
+            ...     session = autodist.create_distributed_session()
+            ...     try:
+            ...         session.partial_run("handle", mean)
+            ...     except replicator.UnsupportedError:
+            ...         print(session.run(mean))
+            1.0
+
+        Args:
+            *args: Are ignored.
+            **kwargs: Are ignored.
+
+        Raises:
+            UnsupportedError: Always.
+        """
         raise _no_parts("partial_run")
 
 

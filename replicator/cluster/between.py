@@ -23,11 +23,7 @@ from replicator.options import Options
 
 
 class JoinedCluster(Cluster):
-    """The hosts that run this program together; returned by `replicator.connect`.
-
-    Attributes:
-        host_id: The number of this host.
-    """
+    """The hosts that run this program together; returned by `replicator.connect`."""
 
     def __init__(
         self,

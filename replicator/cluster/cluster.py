@@ -7,7 +7,7 @@ import contextlib
 import os
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -27,9 +27,13 @@ class Cluster:
         2 hosts, 4 replicas
 
     Attributes:
+        host_id: The number of this program among those that train together, one per
+            host: 0 <= host_id < num_hosts. If one program runs on all hosts, it is 0.
         source: Where the hosts are described, e.g. "REPLICATOR_CLUSTER".
         heartbeat: How many seconds a host may be silent before it counts as lost.
     """
+
+    host_id = 0
 
     def __init__(
         self,
@@ -251,7 +255,7 @@ class Cluster:
                 )
             )
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

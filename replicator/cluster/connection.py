@@ -33,7 +33,7 @@ _LONGEST = 1e6  # seconds; more is a mistake, and too long for sockets
 _ATTEMPTS = 3  # at finding a port for this process that stays free
 
 
-@tf.autograph.experimental.do_not_convert
+@_tf.not_converted
 def connect(
     hosts: Any = None,
     *,

@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import logging
 
@@ -19,16 +19,18 @@ from replicator.cluster.cluster import Cluster
 # Seconds per attempt; short, because the launcher may drop a host between attempts.
 _AT_ONCE = 2.0
 
+_Result = TypeVar("_Result")
+
 
 def resilient(
-    train: Callable[[Cluster], Any],
+    train: Callable[[Cluster], _Result],
     hosts: Any = None,
     *,
     max_restarts: int = 10,
     timeout: float = 60.0,
     heartbeat: float | None = None,
     client: str | None = None,
-) -> Any:
+) -> _Result:
     """Connects to a cluster and calls `train`, again after each loss of a host.
 
     State on a lost host is gone, so `train` must create everything from scratch: the
@@ -74,7 +76,7 @@ def resilient(
         )
     if hosts is None:
         sources.announce_resilience(os.environ)
-    options = {"heartbeat": heartbeat, "client": client}
+    options: dict[str, Any] = {"heartbeat": heartbeat, "client": client}
     cluster = connection.connect(hosts, timeout=timeout, **options)
     restarts = 0
     while True:

@@ -7,6 +7,7 @@ from replicator.compressors.error_feedback import ErrorFeedback
 from replicator.compressors.int8 import Int8
 from replicator.compressors.kept import Kept
 from replicator.compressors.link import Link
+from replicator.compressors.memory import Residual
 from replicator.compressors.powersgd import PowerSGD
 from replicator.compressors.specs import parse, text
 from replicator.compressors.topk import TopK
@@ -20,6 +21,7 @@ __all__ = [
     "Kept",
     "Link",
     "PowerSGD",
+    "Residual",
     "Sums",
     "TopK",
     "parse",

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.compressors import reducing, specs
-from replicator.compressors.kept import Kept
+from replicator.compressors.kept import Kept, place_of
 from replicator.compressors.memory import Place
 from replicator.primitives import algorithms, base, groups, reductions
 from replicator.primitives import all_reduce as exact
@@ -101,7 +101,7 @@ def all_reduce(
     if weight is not None:
         weight = exact.as_weight("all_reduce", weight)
     if kept is not None:
-        place = kept.place()
+        place = place_of(kept)
     else:
         place = Place(tf.Module(name="all_reduce"), "all_reduce")
     call = reducing.Call(*(op, members, weight, place, algorithm), differentiable=True)

@@ -23,12 +23,25 @@ from replicator.compressors.link import Link
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """The result of a compressed sum.
+    """The result of a compressed sum: what `Compressor.reduce` returns.
+
+    Example:
+        >>> from replicator import compressors
+        >>> class Rounded(compressors.Compressor):
+        ...     def reduce(self, tensors, link):
+        ...         sent = [tf.round(tensor) for tensor in tensors]
+        ...         return compressors.Sums(totals=link.sum(sent), sent=sent)
+        >>> def step_fn():
+        ...     return repl.all_reduce(tf.constant([0.8, 2.1]), compressor=Rounded())
+        >>> repl.run(step_fn)[0].numpy()
+        array([2., 4.], dtype=float32)
 
     Attributes:
-        totals: The sums as the replicas receive them; the same on all.
-        sent: This replica's contribution; all contributions add up to `totals`.
-            Error feedback keeps the difference from what it was asked to send.
+        totals: The sums as the replicas receive them, the same on all; `totals[k]` has
+            the shape and dtype of the k-th tensor.
+        sent: This replica's contributions, of the same shapes and dtypes; those of all
+            replicas add up to `totals`. Error feedback keeps the difference from what
+            it was asked to send.
     """
 
     totals: Sequence[tf.Tensor]
@@ -67,11 +80,22 @@ class Compressor:
     def compress(self, tensor: tf.Tensor) -> Any:
         """Returns the payload to send for a tensor.
 
+        Example:
+            >>> class Tenths(replicator.compressors.Compressor):
+            ...     def compress(self, tensor):
+            ...         return tf.cast(tf.round(10 * tensor), tf.int8)
+            >>> Tenths().compress(tf.constant([0.33, -2.0])).numpy()
+            array([  3, -20], dtype=int8)
+
         Args:
-            tensor: A floating tensor of this replica.
+            tensor: A floating tensor of this replica, of any shape and at least 32
+                bits.
 
         Returns:
             A nest of tensors, of the same dtypes and shapes on all replicas.
+
+        Raises:
+            ArgumentError: The class defines neither this nor `reduce`.
         """
         raise self._lacks("compress")
 
@@ -81,9 +105,27 @@ class Compressor:
         The ops' results must depend on nothing but the payload, so that all replicas
         restore the same tensor.
 
+        Example:
+            >>> class Tenths(replicator.compressors.Compressor):
+            ...     def compress(self, tensor):
+            ...         return tf.cast(tf.round(10 * tensor), tf.int8)
+            ...     def decompress(self, payload, shape):
+            ...         return tf.cast(payload, tf.float32) / 10
+            >>> def step_fn():
+            ...     x = tf.constant([0.33, -2.0])
+            ...     return repl.all_reduce(x, compressor=Tenths())
+            >>> repl.run(step_fn)[0].numpy()
+            array([ 0.6, -4. ], dtype=float32)
+
         Args:
             payload: What `compress` returned on that replica.
-            shape: The tensor's shape, a vector of integers.
+            shape: The tensor's shape: int32 of shape [rank].
+
+        Returns:
+            A tensor of that shape; it is cast to the dtype of the compressed one.
+
+        Raises:
+            ArgumentError: The class defines neither this nor `reduce`.
         """
         raise self._lacks("decompress")
 
@@ -99,9 +141,34 @@ class Compressor:
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
         """Sums tensors over the replicas.
 
+        By default, gathers the payloads of all replicas.
+
+        Example:
+            >>> from replicator import compressors
+            >>> class FirstRow(compressors.Compressor):
+            ...     def reduce(self, tensors, link):
+            ...         rows = [tensor[:1] for tensor in tensors]
+            ...         totals, sent = zip(*map(self._padded, link.sum(rows), rows))
+            ...         return compressors.Sums(totals, sent)
+            ...     def _padded(self, *tensors):
+            ...         return [tf.pad(tensor, [[0, 1], [0, 0]]) for tensor in tensors]
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.ones([2, 3]), compressor=FirstRow())
+            >>> print(repl.run(step_fn)[0].numpy())
+            [[2. 2. 2.]
+             [0. 0. 0.]]
+
         Args:
-            tensors: At least one dense floating tensor, of at least 32 bits.
+            tensors: At least one dense floating tensor of any shape, of at least 32
+                bits. For a mean, they are scaled to this replica's share.
             link: Communicates and holds state for the compressor.
+
+        Returns:
+            The sums, and this replica's contributions to them.
+
+        Raises:
+            ArgumentError: The class defines neither this nor the other two methods, or
+                what these return does not fit.
         """
         payloads = [self.compress(tensor) for tensor in tensors]
         gathered = link.gather(payloads)

@@ -74,7 +74,9 @@ class ErrorFeedback(Compressor):
         if link.size == 1:
             sums = Sums(targets, targets)
         else:
-            made = self.compressor.reduce(targets, link.feeding_back())
+            made = self.compressor.reduce(
+                targets, dataclasses.replace(link, keeps_rest=True)
+            )
             sums = checked(self.compressor, targets, made)
         errors = [
             target - sent for target, sent in zip(targets, sums.sent, strict=True)

@@ -56,8 +56,7 @@ class Kept(tf.Module):
         self._memory = Memory()
         self._places: dict[Any, Place] = {}
 
-    def place(self) -> Place:
-        """Returns where the current call keeps its state, in one replica's step."""
+    def _place(self) -> Place:
         replica = context.require("all_reduce")
         number = replica.count(("kept", id(self)))
         graph = replica.build.graph
@@ -66,3 +65,8 @@ class Kept(tf.Module):
             group = self._memory.group(f"call {number}")
             self._places[key] = Place(group, "all_reduce", replica.creating_for_all)
         return self._places[key]
+
+
+def place_of(kept: Kept) -> Place:
+    """Returns where the current call keeps its state, in one replica's step."""
+    return kept._place()

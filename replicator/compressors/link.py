@@ -24,17 +24,30 @@ from replicator.primitives import all_gather, all_reduce, all_to_all, base, root
 class Link:
     """Communicates and holds state for a compressor, on the replica being built.
 
+    `Compressor.reduce` receives one with the tensors that it sums.
+
+    Example:
+        >>> from replicator import compressors
+        >>> class Rounded(compressors.Compressor):
+        ...     def reduce(self, tensors, link):
+        ...         sent = [tf.round(tensor) for tensor in tensors]
+        ...         return compressors.Sums(link.sum(sent), sent)
+        >>> def step_fn():
+        ...     return repl.all_reduce(tf.constant([0.8, 2.1]), compressor=Rounded())
+        >>> repl.run(step_fn)[0].numpy()
+        array([2., 4.], dtype=float32)
+
     Attributes:
-        members: The participating replicas, in order.
+        members: The ids of the participating replicas, in order.
         policies: The variable of each tensor, and the replica that needs it.
         names: One name per tensor, unique within the call.
         place: Where variables are kept.
         algorithm: How sums are computed, one of ALGORITHM_NAMES; None: the cheapest.
         keeps_rest: Whether the part that is not sent is kept. The received totals must
             then equal the sum of what the replicas report as sent, rounding included.
-        scale: The loss scale by which the tensors are multiplied, or None.
-        is_spoilt: Whether any replica's tensors are not finite: the step will make no
-            update, or none of use.
+        scale: The loss scale by which the tensors are multiplied, a scalar; or None.
+        is_spoilt: Whether any replica's tensors are not finite, a bool or a scalar:
+            the step will make no update, or none of use.
     """
 
     members: tuple[int, ...]
@@ -48,20 +61,52 @@ class Link:
 
     @property
     def size(self) -> int:
-        """The number of participating replicas."""
+        """The number of participating replicas.
+
+        Example:
+            >>> from replicator import compressors
+            >>> class Clipped(compressors.Compressor):
+            ...     def reduce(self, tensors, link):
+            ...         bound = 127 // link.size  # so that the sums fit into 8 bits
+            ...         sent = [tf.clip_by_value(x, -bound, bound) for x in tensors]
+            ...         totals = link.sum([tf.cast(x, tf.int8) for x in sent])
+            ...         return compressors.Sums(
+            ...             [tf.cast(x, tf.float32) for x in totals], sent)
+            >>> def step_fn():
+            ...     x = tf.constant([2.0, 300.0])
+            ...     return repl.all_reduce(x, compressor=Clipped())
+            >>> repl.run(step_fn)[0].numpy()
+            array([  4., 126.], dtype=float32)
+        """
         return len(self.members)
 
     def of(self, places: Sequence[int]) -> Link:
-        """Returns the link for some of the tensors."""
+        """Returns the link for some of the tensors.
+
+        Example:
+            >>> from replicator import compressors
+            >>> class SmallExactly(compressors.Compressor):
+            ...     def reduce(self, tensors, link):
+            ...         (large, small), half = tensors, compressors.BF16()
+            ...         sums = half.reduce([large], link.of([0]))
+            ...         (total,) = link.of([1]).sum([small])
+            ...         return compressors.Sums(
+            ...             [*sums.totals, total], [*sums.sent, small])
+            >>> def step_fn():
+            ...     return repl.all_reduce(
+            ...         [tf.ones([8]), tf.constant(0.5)], compressor=SmallExactly())
+            >>> [float(tf.reduce_sum(x[0])) for x in repl.run(step_fn)]
+            [16.0, 1.0]
+
+        Args:
+            places: The indices of the tensors; index k of the new link is `places[k]`
+                of this one.
+        """
         return dataclasses.replace(
             self,
             policies=tuple(self.policies[k] for k in places),
             names=tuple(self.names[k] for k in places),
         )
-
-    def feeding_back(self) -> Link:
-        """Returns the link for a compressor under error feedback."""
-        return dataclasses.replace(self, keeps_rest=True)
 
     # --- Communication ----------------------------------------------------------------
 
@@ -72,10 +117,29 @@ class Link:
 
         16-bit floats are summed in float32, and the sum is rounded.
 
+        Example:
+            >>> from replicator import compressors
+            >>> class Means(compressors.Compressor):
+            ...     def reduce(self, tensors, link):
+            ...         means = [tf.reduce_mean(x) for x in tensors]
+            ...         shapes = [x.shape for x in tensors]
+            ...         totals = map(tf.fill, shapes, link.sum(means))
+            ...         sent = map(tf.fill, shapes, means)
+            ...         return compressors.Sums([*totals], [*sent])
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.constant([1.0, 5.0]), compressor=Means())
+            >>> repl.run(step_fn)[0].numpy()
+            array([6., 6.], dtype=float32)
+
         Args:
-            tensors: Any number of them; each may be a smaller stand-in for its tensor.
-            of: The index of the tensor that each stands for, in order by default; None
+            tensors: Any number of them, of the same shapes and dtypes on all replicas;
+                each may represent its tensor by a smaller one.
+            of: The index of the tensor that each represents, in order by default; None
                 for what all replicas need.
+
+        Returns:
+            The sums, of the shapes and dtypes of `tensors`; those that only one replica
+            needs are computed for that replica alone.
         """
         return all_reduce.reduce_dense(
             list(tensors),
@@ -88,8 +152,26 @@ class Link:
     def gather(self, payloads: Sequence[Any]) -> list[Any]:
         """Returns the replicas' payloads of each tensor, stacked in replica order.
 
+        Example:
+            >>> from replicator import compressors
+            >>> class Median(compressors.Compressor):
+            ...     def reduce(self, tensors, link):
+            ...         gathered = link.gather(tensors)  # x: [replicas, *shape]
+            ...         middle = [tf.sort(x, axis=0)[link.size // 2] for x in gathered]
+            ...         return compressors.Sums(middle, tensors)
+            >>> def step_fn():
+            ...     x = tf.constant([1.0, 2.0]) * repl.replica_id
+            ...     return repl.all_reduce(x, compressor=Median())
+            >>> repl.run(step_fn)[0].numpy()
+            array([1., 2.], dtype=float32)
+
         Args:
-            payloads: A nest of tensors for each tensor of the call.
+            payloads: A nest of tensors for each tensor of the call; of the same shapes
+                and dtypes on all replicas.
+
+        Returns:
+            The same nests; a tensor of shape [...] becomes one of shape [replicas,
+            ...].
         """
         leaves = [tf.nest.flatten(payload) for payload in payloads]
         policies = [self._policy(k) for k, nest in enumerate(leaves) for _ in nest]
@@ -105,11 +187,27 @@ class Link:
     def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sends the n-th row of each tensor to the n-th replica.
 
+        Example:
+            >>> from replicator import compressors
+            >>> class InParts(compressors.Compressor):  # each replica sums one part
+            ...     def reduce(self, tensors, link):
+            ...         rows = [tf.reshape(x, [link.size, -1]) for x in tensors]
+            ...         parts = [tf.reduce_sum(x, 0) for x in link.exchange(rows)]
+            ...         shapes = [x.shape for x in tensors]
+            ...         totals = map(tf.reshape, link.collect(parts), shapes)
+            ...         return compressors.Sums([*totals], tensors)
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.range(4.0), compressor=InParts())
+            >>> repl.run(step_fn)[0].numpy()
+            array([0., 2., 4., 6.], dtype=float32)
+
         Args:
-            tensors: Tensors with as many rows as there are replicas.
+            tensors: Tensors of shape [replicas, ...], of the same shapes and dtypes on
+                all replicas.
 
         Returns:
-            The rows that the replicas sent to this one, in replica order.
+            The rows that the replicas sent to this one, in replica order: tensors of
+            the same shapes and dtypes.
         """
         return all_to_all.exchange(list(tensors), 0, 0, None, group=self.members)
 
@@ -119,8 +217,23 @@ class Link:
         Each replica broadcasts its tensors once. Replicas built as copies cannot be the
         roots of different broadcasts, so theirs are gathered.
 
+        Example:
+            >>> from replicator import compressors
+            >>> class Largest(compressors.Compressor):  # on any replica
+            ...     def reduce(self, tensors, link):
+            ...         largest = [tf.reduce_max(x, 0) for x in link.collect(tensors)]
+            ...         return compressors.Sums(largest, tensors)
+            >>> def step_fn():
+            ...     x = tf.constant([1.0, 2.0]) * (1 - repl.replica_id)
+            ...     return repl.all_reduce(x, compressor=Largest())
+            >>> repl.run(step_fn)[1].numpy()
+            array([1., 2.], dtype=float32)
+
         Args:
             tensors: Of the same dtypes and shapes on all replicas.
+
+        Returns:
+            Tensors of shape [replicas, ...] for tensors of shape [...].
         """
         build = context.require("a compressor").build
         if not build.all_traced:
@@ -152,30 +265,100 @@ class Link:
     def residual(self, k: int, like: tf.Tensor) -> Residual:
         """Returns this replica's residual of the k-th tensor.
 
+        Example:
+            >>> from replicator import compressors
+            >>> class Whole(compressors.Compressor):  # the fractions are sent later
+            ...     def reduce(self, tensors, link):
+            ...         (tensor,) = tensors
+            ...         residual = link.residual(0, tensor)
+            ...         target = tensor + residual.read()
+            ...         sent = tf.floor(target)
+            ...         residual.write(target - sent)
+            ...         return compressors.Sums(link.sum([sent]), [sent])
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.constant(0.5), compressor=Whole())
+            >>> [float(repl.run(step_fn)[0]) for _ in range(3)]
+            [0.0, 2.0, 0.0]
+
         Args:
             k: The index of the tensor.
             like: A tensor of its dtype and shape.
+
+        Raises:
+            ArgumentError: The shape is not static.
         """
         return self.place.residual(f"residual_{self.names[k]}", like)
 
     def factor(self, k: int, initial: Callable[[], tf.Tensor]) -> tf.Variable:
         """Returns a variable for the k-th tensor, of which each replica has a copy.
 
+        Example:
+            >>> from replicator import compressors
+            >>> class Quantized(compressors.Compressor):
+            ...     def reduce(self, tensors, link):
+            ...         (tensor,) = tensors
+            ...         unit = link.factor(0, lambda: tf.constant(1.0))
+            ...         now = unit.read_value()
+            ...         sent = [now * tf.round(tensor / now)]
+            ...         link.write(unit, now / 2)  # finer in the next step
+            ...         return compressors.Sums(link.sum(sent), sent)
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.constant(0.7), compressor=Quantized())
+            >>> [float(repl.run(step_fn)[0]) for _ in range(3)]
+            [2.0, 1.0, 1.5]
+
         Args:
             k: The index of the tensor.
-            initial: Returns the initial value, the same in every run.
+            initial: Returns the initial value, of any shape and dtype; the same in
+                every run.
         """
         return self.place.factor(f"factor_{self.names[k]}", initial)
 
     def count(self) -> tf.Tensor:
-        """Returns how many times this was called in earlier steps."""
+        """Returns how many times this was called in earlier steps, a scalar int64.
+
+        Call it once per `reduce`.
+
+        Example:
+            >>> from replicator import compressors
+            >>> class EveryOther(compressors.Compressor):
+            ...     def reduce(self, tensors, link):
+            ...         factor = tf.cast(link.count() % 2, tf.float32)
+            ...         sent = [factor * x for x in tensors]
+            ...         return compressors.Sums(link.sum(sent), sent)
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.constant(1.0), compressor=EveryOther())
+            >>> [float(repl.run(step_fn)[0]) for _ in range(4)]
+            [0.0, 2.0, 0.0, 2.0]
+        """
         counter = self.place.counter(f"calls_{self.names[0]}")
         before = counter.read_value()
         self.write(counter, before + 1)
         return before
 
     def write(self, variable: tf.Variable, value: tf.Tensor) -> None:
-        """Assigns a value that is equal on all replicas."""
+        """Assigns a value that is equal on all replicas.
+
+        Example:
+            >>> from replicator import compressors
+            >>> class Peak(compressors.Compressor):  # clips at the sums seen before
+            ...     def reduce(self, tensors, link):
+            ...         (tensor,) = tensors
+            ...         peak = link.factor(0, lambda: tf.constant(1.0))
+            ...         sent = [tf.minimum(tensor, peak.read_value())]
+            ...         (total,) = link.sum(sent)
+            ...         link.write(peak, tf.reduce_max(total))
+            ...         return compressors.Sums([total], sent)
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.constant([9.0]), compressor=Peak())
+            >>> [float(repl.run(step_fn)[0][0]) for _ in range(3)]
+            [2.0, 4.0, 8.0]
+
+        Args:
+            variable: One that `factor` returned.
+            value: A tensor of its shape and dtype, computed from what all replicas
+                received.
+        """
         replica = context.require("a compressor")
         with replica.equal_updates(self.place.owner):
             variable.assign(value, read_value=False)
@@ -185,18 +368,77 @@ class Link:
 
         A run restored from a checkpoint continues the same sequence.
 
+        Example:
+            >>> from replicator import compressors
+            >>> class Whole(compressors.Compressor):  # rounds up or down by chance
+            ...     def reduce(self, tensors, link):
+            ...         (x,) = tensors
+            ...         sent = [tf.floor(x + link.uniform(x.shape, x.dtype))]
+            ...         return compressors.Sums(link.sum(sent), sent)
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.fill([1000], 0.3), compressor=Whole())
+            >>> total = repl.run(step_fn)[0].numpy()
+            >>> sorted(set(total.tolist())), bool(0.5 < total.mean() < 0.7)
+            ([0.0, 1.0, 2.0], True)
+
         Args:
             shape: Their shape.
-            dtype: Their dtype.
+            dtype: Their dtype, a floating one.
+
+        Returns:
+            A tensor of that shape and dtype; 0 <= x < 1.
         """
         name = f"noise_{self.names[0]}"
         seed = zlib.crc32(f"{self.place.owner} {name}".encode())
         return self.place.generator(name, seed).uniform(shape, dtype=dtype)
 
     def scaled(self, owed: tf.Tensor) -> tf.Tensor:
-        """Multiplies a residual by the loss scale of the tensors."""
+        """Multiplies a residual by the loss scale of the tensors.
+
+        Without a loss scale it returns the residual. What a compressor keeps should be
+        in units of the gradients themselves, since the scale may change between steps.
+
+        Example:
+            >>> from replicator import compressors
+            >>> class Whole(compressors.Compressor):  # the fractions are sent later
+            ...     def reduce(self, tensors, link):
+            ...         (tensor,) = tensors
+            ...         residual = link.residual(0, tensor)
+            ...         target = tensor + link.scaled(residual.read())
+            ...         sent = tf.floor(target)
+            ...         residual.write(link.unscaled(target - sent))
+            ...         return compressors.Sums(link.sum([sent]), [sent])
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.constant(0.5), compressor=Whole())
+            >>> [float(repl.run(step_fn)[0]) for _ in range(3)]
+            [0.0, 2.0, 0.0]
+
+        Args:
+            owed: A tensor of any shape.
+        """
         return owed if self.scale is None else owed * tf.cast(self.scale, owed.dtype)
 
     def unscaled(self, owed: tf.Tensor) -> tf.Tensor:
-        """Divides a residual by the loss scale, which may be another in later steps."""
+        """Divides a residual by the loss scale, which may be another in later steps.
+
+        The inverse of `scaled`, before `Residual.write`.
+
+        Example:
+            >>> from replicator import compressors
+            >>> class Kept(compressors.Compressor):  # sends in every other step
+            ...     def reduce(self, tensors, link):
+            ...         (tensor,) = tensors
+            ...         residual = link.residual(0, tensor)
+            ...         target = tensor + link.scaled(residual.read())
+            ...         sent = tf.cast(link.count() % 2, tensor.dtype) * target
+            ...         residual.write(link.unscaled(target - sent))
+            ...         return compressors.Sums(link.sum([sent]), [sent])
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.constant(1.0), compressor=Kept())
+            >>> [float(repl.run(step_fn)[0]) for _ in range(4)]
+            [0.0, 4.0, 0.0, 4.0]
+
+        Args:
+            owed: A tensor of any shape, in units of the tensors.
+        """
         return owed if self.scale is None else owed / tf.cast(self.scale, owed.dtype)

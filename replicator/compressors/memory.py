@@ -154,6 +154,24 @@ class Place:
 class Residual:
     """A replica's residual of one tensor: its row of a variable with a row per replica.
 
+    `compressors.Link.residual` returns it, zeros at first. Checkpoints hold it if the
+    compressor is one of a wrapped optimizer or of a `compressors.Kept`.
+
+    Example:
+        >>> from replicator import compressors
+        >>> class Whole(compressors.Compressor):  # the fractions are sent later
+        ...     def reduce(self, tensors, link):
+        ...         (tensor,) = tensors
+        ...         residual = link.residual(0, tensor)
+        ...         target = tensor + residual.read()
+        ...         sent = tf.floor(target)
+        ...         residual.write(target - sent)
+        ...         return compressors.Sums(link.sum([sent]), [sent])
+        >>> def step_fn():
+        ...     return repl.all_reduce(tf.constant([0.75]), compressor=Whole())
+        >>> [float(repl.run(step_fn)[0][0]) for _ in range(4)]
+        [0.0, 2.0, 2.0, 2.0]
+
     Args:
         variable: The variable.
         shape: The tensor's shape.
@@ -164,9 +182,40 @@ class Residual:
         self._shape = shape
 
     def read(self) -> tf.Tensor:
-        """Returns this replica's residual."""
+        """Returns this replica's residual, of the tensor's shape and dtype.
+
+        Example:
+            >>> from replicator import compressors
+            >>> class Late(compressors.Compressor):  # sends in the next step
+            ...     def reduce(self, tensors, link):
+            ...         residual = link.residual(0, tensors[0])
+            ...         sent = residual.read()
+            ...         residual.write(tensors[0])
+            ...         return compressors.Sums(link.sum([sent]), [sent])
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.constant(1.0), compressor=Late())
+            >>> [float(repl.run(step_fn)[0]) for _ in range(3)]
+            [0.0, 2.0, 2.0]
+        """
         return tf.ensure_shape(tf.squeeze(self._variable.read_value(), 0), self._shape)
 
     def write(self, owed: tf.Tensor) -> None:
-        """Assigns this replica's residual."""
+        """Assigns this replica's residual.
+
+        Example:
+            >>> from replicator import compressors
+            >>> class Slow(compressors.Compressor):  # sends half of what is owed
+            ...     def reduce(self, tensors, link):
+            ...         residual = link.residual(0, tensors[0])
+            ...         half = (tensors[0] + residual.read()) / 2
+            ...         residual.write(half)
+            ...         return compressors.Sums(link.sum([half]), [half])
+            >>> def step_fn():
+            ...     return repl.all_reduce(tf.constant(1.0), compressor=Slow())
+            >>> [float(repl.run(step_fn)[0]) for _ in range(3)]
+            [1.0, 1.5, 1.75]
+
+        Args:
+            owed: A tensor of the shape and dtype that `read` returns.
+        """
         self._variable.assign(owed[tf.newaxis], read_value=False)

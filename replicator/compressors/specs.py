@@ -67,6 +67,9 @@ def text(compressor: Compressor | None) -> str:
         >>> compressors.text(compressors.ErrorFeedback(compressors.TopK()))
         'ef(topk)'
 
+    Args:
+        compressor: The compressor.
+
     Raises:
         ArgumentError: It is of a user's class, which has no text form.
     """

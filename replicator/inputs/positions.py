@@ -26,9 +26,26 @@ class Positions(tf.Module):
     them, so a program that repeats its calls finds its own again. An iterator created
     after the checkpoint was restored starts at its saved position.
 
+    Example:
+        >>> def resumed(path=None):  # a program that is started again
+        ...     repl = replicator.Replicator(["CPU:0", "CPU:1"])
+        ...     step = repl.build(lambda x: x, tf.data.Dataset.range(8))
+        ...     checkpoint = tf.train.Checkpoint(inputs=repl.inputs)
+        ...     if path is not None:
+        ...         _ = checkpoint.restore(path)
+        ...     return [int(x) for x in step()], checkpoint.save("position")
+        >>> elements, path = resumed()
+        >>> elements, resumed(path)[0]
+        ([0, 1], [2, 3])
+
     Args:
         peers: The processes that feed the other replicas, if any: each has its own
             iterators, and a checkpoint holds those of all.
+
+    Raises:
+        InputError: When a checkpoint is saved: a dataset has state that cannot be
+            saved. When it is restored: it is of a different number of pipelines or
+            hosts.
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
@@ -36,13 +53,7 @@ class Positions(tf.Module):
         self._count = 0
         self._peers = peers
 
-    def add(self, feed: feeds.Feed, user: Any) -> None:
-        """Adds the iterators of a step's feed.
-
-        Args:
-            feed: The feed.
-            user: The object the feed serves; its iterators are forgotten with it.
-        """
+    def _add(self, feed: feeds.Feed, user: Any) -> None:
         if not feed.iterators:
             return
         name = f"input_{self._count}"
@@ -52,6 +63,17 @@ class Positions(tf.Module):
 
     def _forget(self, name: str) -> None:
         delattr(self, name)
+
+
+def add(inputs: Positions, feed: feeds.Feed, user: Any) -> None:
+    """Adds the iterators of a step's feed to the positions that checkpoints hold.
+
+    Args:
+        inputs: The positions.
+        feed: The feed.
+        user: The object the feed serves; its iterators are forgotten with it.
+    """
+    inputs._add(feed, user)
 
 
 class Position(tf.train.experimental.PythonState):

@@ -4,7 +4,9 @@
 Tables need rich and pictures need matplotlib, which are imported on first use.
 """
 
+from replicator.graph.ir.placeholder import Value
+from replicator.graph.lowering.record import Link, Wire
 from replicator.plan.plan import Plan
 from replicator.plan.rows import Row, Total, Totals
 
-__all__ = ["Plan", "Row", "Total", "Totals"]
+__all__ = ["Link", "Plan", "Row", "Total", "Totals", "Value", "Wire"]

@@ -125,6 +125,9 @@ class Plan(Rows):
             >>> Plan.from_json(plan.to_json()) == plan
             True
 
+        Args:
+            text: The JSON text.
+
         Raises:
             ArgumentError: The text is not a plan.
         """

@@ -16,6 +16,13 @@ from replicator.graph.lowering.record import Link, Wire, add
 class Row:
     """One communication of a step.
 
+    Example:
+        >>> row = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "max")).plan[0]
+        >>> row.primitive, row.reduction, row.algorithm, row.times
+        ('all_reduce', 'max', 'hub', 1)
+        >>> [(link.source, link.destination, link.nbytes) for link in row.links]
+        [(0, 1, 40), (1, 0, 40)]
+
     Attributes:
         primitive: "all_reduce", ...; "message" for a send with its recv.
         reduction: "sum", "max", ...; "" if nothing is reduced.
@@ -33,8 +40,8 @@ class Row:
             if the replicas' lines differ.
         backward: Whether it belongs to a gradient.
         wires: Which host sends how much to which, per execution; empty on one host.
-        seconds: Its time between hosts, by the calibration, on otherwise idle links;
-            None on one host.
+        seconds: Its time between hosts in seconds, by the calibration, on otherwise
+            idle links; None on one host.
         synchronizer: The distinct synchronizers of its variables: "PS 0" if replica 0
             owns them, "all-reduce group 1"; "" for no variable.
         scope: The name scope of its ops, e.g. "communicate/all_reduce/3"; in functions,
@@ -59,12 +66,26 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Its place, e.g. "top level" or "loop body > function inner"."""
+        """Its place, e.g. "top level" or "loop body > function inner".
+
+        Example:
+            >>> @tf.function
+            ... def inner():
+            ...     return repl.all_reduce(1.0)
+            >>> repl.build(lambda: inner()).plan[0].place
+            'function inner'
+        """
         return " > ".join(self.path) or "top level"
 
     @property
     def sent(self) -> tuple[int | None, ...]:
-        """`sent[n]` bytes leave the device of replica `group[n]`; None if unknown."""
+        """`sent[n]` bytes leave the device of replica `group[n]`; None if unknown.
+
+        Example:
+            >>> row = repl.build(lambda: repl.broadcast(tf.zeros([10]), root=1)).plan[0]
+            >>> row.group, row.sent
+            ((0, 1), (0, 40))
+        """
         return tuple(
             add(link.nbytes for link in self.links if link.source == replica_id)
             for replica_id in self.group
@@ -72,17 +93,37 @@ class Row:
 
     @property
     def nbytes(self) -> int | None:
-        """The number of bytes sent in all; None if a size is unknown."""
+        """The number of bytes sent in all; None if a size is unknown.
+
+        Example:
+            >>> row = repl.build(lambda: repl.all_reduce(tf.zeros([10]))).plan[0]
+            >>> row.nbytes
+            80
+        """
         return add(link.nbytes for link in self.links)
 
     @property
     def between(self) -> int | None:
-        """The number of bytes sent between hosts; None if a size is unknown."""
+        """The number of bytes sent between hosts; None if a size is unknown.
+
+        Example:
+            >>> repl = replicator.Replicator(cluster.devices)  # four, on two hosts
+            >>> row = repl.build(lambda: repl.all_reduce(tf.zeros([10]))).plan[0]
+            >>> row.between  # one message each way
+            80
+        """
         return add(wire.nbytes for wire in self.wires)
 
     @property
     def within(self) -> int | None:
-        """The number of bytes sent within hosts; None if a size is unknown."""
+        """The number of bytes sent within hosts; None if a size is unknown.
+
+        Example:
+            >>> repl = replicator.Replicator(cluster.devices)  # four, on two hosts
+            >>> row = repl.build(lambda: repl.all_reduce(tf.zeros([10]))).plan[0]
+            >>> row.within, row.nbytes
+            (160, 240)
+        """
         if self.nbytes is None or self.between is None:
             return None
         return self.nbytes - self.between
@@ -91,6 +132,12 @@ class Row:
 @dataclasses.dataclass(frozen=True)
 class Total:
     """The sum over several communications.
+
+    Example:
+        >>> def step_fn():
+        ...     return [repl.all_reduce(tf.zeros([10]), op) for op in ("min", "max")]
+        >>> repl.build(step_fn).plan.totals.per_step
+        Total(communications=2, nbytes=160, unknown=0)
 
     Attributes:
         communications: The number of communications.
@@ -106,6 +153,16 @@ class Total:
 @dataclasses.dataclass(frozen=True)
 class Totals:
     """The traffic of a step, as far as it is known before the step runs.
+
+    Example:
+        >>> def step_fn(x):
+        ...     while tf.reduce_max(x) > 1.0:
+        ...         x = repl.all_reduce(x, "mean") / 2.0
+        ...     return repl.all_reduce(tf.reduce_sum(x), "mean")
+        >>> data = tf.data.Dataset.from_tensors(tf.ones([10])).repeat()
+        >>> totals = repl.build(step_fn, data).plan.totals
+        >>> totals.per_step.nbytes, totals.per_turn.nbytes
+        (8, 80)
 
     Attributes:
         per_step: Communications that each step certainly executes, with counted loops

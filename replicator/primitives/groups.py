@@ -52,6 +52,9 @@ class Group:
             >>> repl.group([1]).index(1)
             0
 
+        Args:
+            replica_id: The id of a member.
+
         Raises:
             ArgumentError: The replica is not in the group.
         """

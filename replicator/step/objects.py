@@ -17,7 +17,7 @@ import dataclasses
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -33,6 +33,7 @@ _FIX = (
 )
 
 
+_Object = TypeVar("_Object")
 _Key = tuple[tuple[int, ...], int, int]  # group, number of the call in it, replica
 
 
@@ -126,7 +127,7 @@ def broadcast_object(obj: Any, root: int = 0, group: Any = None) -> Any:
     return _exchange("broadcast_object", obj, root, members, [root])[0]
 
 
-def all_gather_object(obj: Any, group: Any = None) -> list[Any]:
+def all_gather_object(obj: _Object, group: Any = None) -> list[_Object]:
     """Gives every replica copies of all replicas' objects while the step is built.
 
     Each such call builds the step once more.

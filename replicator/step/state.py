@@ -51,7 +51,7 @@ class State:
     def keep(self, feed: feeds.Feed) -> None:
         """Keeps the inputs of eager calls and of functions."""
         self.feed = feed
-        self._inputs.add(feed, self)
+        positions.add(self._inputs, feed, self)
 
     def feed_in(self, graph: tf.Graph) -> feeds.Feed | None:
         """Returns the inputs in a tf.Graph, which are stored in the graph, not here."""

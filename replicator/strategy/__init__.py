@@ -35,6 +35,7 @@ from replicator.strategy.builders.uneven_partitioned_ps import UnevenPartitioned
 from replicator.strategy.description import Strategy
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
+from replicator.strategy.predictions import Assumed
 from replicator.strategy.rules import Rules
 from replicator.strategy.trials import Trial
 from replicator.strategy.tuning import tune
@@ -43,6 +44,7 @@ __all__ = [
     "PS",
     "AllReduce",
     "AllReduceSynchronizer",
+    "Assumed",
     "Auto",
     "Builder",
     "Mirrored",

@@ -154,6 +154,9 @@ class Strategy:
             >>> replicator.strategy.Strategy.from_bytes(empty.to_bytes()) == empty
             True
 
+        Args:
+            data: What `to_bytes` returned, or another program wrote.
+
         Raises:
             StrategyError: The bytes do not hold a strategy.
         """
@@ -177,6 +180,9 @@ class Strategy:
             >>> replicator.strategy.Strategy.from_text(text).node("w").synchronizer.spec
             'AUTO'
 
+        Args:
+            text: What `to_text` returned, or somebody wrote.
+
         Raises:
             StrategyError: The text does not hold a strategy.
         """
@@ -198,6 +204,9 @@ class Strategy:
         Example:
             >>> replicator.strategy.Strategy.from_json('{"id": "empty"}').id
             'empty'
+
+        Args:
+            text: What `to_json` returned, or somebody wrote.
 
         Raises:
             StrategyError: The text does not hold a strategy.

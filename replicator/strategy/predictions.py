@@ -20,9 +20,14 @@ _UNASKED = ("", "NCCL")  # used only where measured: see cost.choose
 class Assumed:
     """What predictions assume about a step.
 
+    Example:
+        >>> replicator.strategy.Auto(slots=1).assumed  # SGD with momentum
+        Assumed(slots=1, rows=0.01)
+
     Attributes:
-        slots: The optimizer's number of slots per variable.
-        rows: The share of a variable's rows in one replica's sparse gradient.
+        slots: The optimizer's number of slots per variable: 2 for Adam.
+        rows: The share of a variable's rows in one replica's sparse gradient, more than
+            0, at most 1.
     """
 
     slots: int = 2

@@ -20,10 +20,24 @@ SPARSE = "sparse gradients"  # a key of a build's findings: {variable's key: is 
 class VariableFacts:
     """What is known of a variable when its placement is decided.
 
+    Builders receive these. To see what a builder does with a model that does not exist
+    yet, write them down:
+
+    Example:
+        >>> from replicator import strategy
+        >>> facts = [
+        ...     strategy.VariableFacts("table", (10, 4), "float32", nbytes=160),
+        ...     strategy.VariableFacts("bias", (4,), "float32", order=1, nbytes=16),
+        ... ]
+        >>> devices = strategy.Resources(("CPU:0", "CPU:1"))
+        >>> built = strategy.PSLoadBalancing().build(facts, devices)
+        >>> [node.synchronizer.reduction_destination for node in built.nodes]
+        ['CPU:0', 'CPU:1']
+
     Attributes:
         path: Its name with the scopes around it, e.g. "dense/kernel".
         shape: Its shape.
-        dtype: The name of its dtype.
+        dtype: The name of its dtype, e.g. "float32".
         trainable: Whether optimizers update it.
         sparse: Whether its gradient is sparse on any replica; None if that is unknown
             because no step has been built yet.

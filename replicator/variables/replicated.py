@@ -63,12 +63,6 @@ class ReplicatedVariable(
         >>> _ = repl.run(lambda: v.assign_add(repl.replica_id + 1.0))  # mean: 1.5
         >>> [float(component) for component in v.components]
         [2.5, 2.5]
-
-    Attributes:
-        storage: Holds the components.
-        world: The replicas that use the variable; those built here have components.
-        unbuilt: The error that steps using the variable raise while an assignment to it
-            is missing; else None.
     """
 
     def __init__(
@@ -83,8 +77,11 @@ class ReplicatedVariable(
     ) -> None:
         super().__init__(like=storage.first, **facts)
         self._key, self._peers = key, peers
-        self.storage, self.world = storage, world
+        self.storage = storage  # holds the components
+        self.world = world  # the replicas that use it; those built here have components
         self._lock = lock  # keeps steps from running during an assignment
+        # The error that steps using the variable raise while an assignment to it is
+        # missing.
         self.unbuilt: tuple[str, Sequence[str], str] | None = None
         if self._in_graph_mode and storage.placement.differs:
             self._graph_element = self._aggregated()
@@ -94,6 +91,12 @@ class ReplicatedVariable(
         """The plain variables, for inspection: `components[r]` is replica r's.
 
         If one replica owns the variable, every entry is that same component.
+
+        Example:
+            >>> with repl.context():
+            ...     v = tf.Variable([1.0, 2.0])
+            >>> [component.shape.as_list() for component in v.components]
+            [[2], [2]]
         """
         return self.storage.components
 
@@ -115,7 +118,15 @@ class ReplicatedVariable(
 
     @property
     def owner(self) -> int | None:
-        """The replica that owns the only component; None if each replica has one."""
+        """The replica that owns the only component; None if each replica has one.
+
+        Example:
+            >>> repl = replicator.Replicator(["CPU:0", "CPU:1"], variables="mirrored")
+            >>> with repl.context():
+            ...     v = tf.Variable(1.0)
+            >>> print(v.owner)
+            None
+        """
         return self.placement.owner
 
     # --- Which component --------------------------------------------------------------

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import pathlib
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -251,6 +253,21 @@ def others(cluster: Any, what: str) -> Any:
     except replicator.ReplicatorError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def example(cluster: Any) -> Any:
+    """Runs the example of AsynchronousCluster; returns its wrong outputs."""
+    from tests import test_docstrings
+
+    wrong: list[str] = []
+    runner = doctest.DocTestRunner(verbose=False)
+    for found in test_docstrings.EXAMPLES:
+        if test_docstrings.needs_programs(found):
+            here = types.SimpleNamespace(**vars(replicator))
+            here.connect = lambda: cluster  # a program connects once
+            found.globs = {"replicator": here, "tf": tf}
+            runner.run(found, out=wrong.append)
+    return [runner.summarize(verbose=False).attempted, *wrong]
 
 
 def main(name: str, *arguments: str) -> None:

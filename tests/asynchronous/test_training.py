@@ -174,3 +174,10 @@ def test_what_cannot_be_is_refused(what: str, own: str, other: str) -> None:
     first, second = processes.run("others", (2, 2), what)
     assert re.search(own, first) and bool(own) == bool(first), first
     assert re.search(other, second), second
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docstring() -> None:
+    for count, *wrong in processes.run("example", (1, 1)):
+        assert not wrong, "".join(wrong)
+        assert count >= 5

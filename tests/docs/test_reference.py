@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pathlib
 import subprocess
@@ -43,6 +44,55 @@ def test_a_page_without_a_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         "Replicator.whisper has a page and is not public",
         "Replicator.run has two pages",
     ]
+
+
+def test_every_public_name_and_member_has_a_docstring() -> None:
+    assert names.undocumented() == []
+
+
+def test_what_has_no_docstring_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicator.Replicator.run, "__doc__", None)
+    monkeypatch.setattr(replicator.plan.Row, "place", property(_nothing))
+    monkeypatch.setattr(replicator.plan.Wire, "__doc__", "Wire(source: int)")
+    monkeypatch.setattr(replicator, "connect", _nothing)
+    problems = names.undocumented()
+    assert {problem.partition(" ")[0] for problem in problems} == {
+        *("Replicator.run", "plan.Row.place", "connect", "plan.Wire"),
+        *(f"plan.Wire.{f.name}" for f in dataclasses.fields(replicator.plan.Wire)),
+    }
+    assert "connect is public and has no docstring" in problems
+
+
+def _nothing(self: object) -> None:
+    pass
+
+
+_nothing.__module__ = "replicator.nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "hidden"),
+    [
+        ("ReplicatedVariable", "components, owner", "handle"),
+        ("plan.Value", "", "of"),
+        ("Step", "__call__, initialize, plan", "_build"),
+        ("strategy.PS", "build, missing, nodes, on", "begun"),
+    ],
+)
+def test_pages_of_classes_show_the_members_for_users(
+    name: str, shown: str, hidden: str
+) -> None:
+    members = names.members(names.public()[names.by_short_name()[name]])
+    assert ", ".join(members) == shown
+    assert hidden not in members
+
+
+def test_pages_list_the_members_that_autodoc_fills() -> None:
+    reference = pytest.importorskip("docs._ext.reference", reason="needs Sphinx")
+    pages = reference.pages()
+    assert "\n   :members: build, missing, nodes, on\n" in pages["strategy.PS.rst"]
+    assert pages["plan.Value.rst"].endswith(".. autoclass:: replicator.plan.Value\n")
+    assert pages["Step.rst"].endswith("\n   :special-members: __call__\n")
 
 
 @pytest.mark.parametrize(

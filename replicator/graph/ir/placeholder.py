@@ -40,7 +40,19 @@ _UNSHOWN = ("writes", TOGETHER)  # options left out of the list of options in me
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """The dtype and static shape of one operand or result."""
+    """The dtype and static shape of one operand or result.
+
+    Example:
+        >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10, 2]))).plan
+        >>> (value,) = plan[0].operands[0]  # what replica 0 passes
+        >>> value.dtype, value.shape, str(value)
+        ('float32', (10, 2), 'float32[10, 2]')
+
+    Attributes:
+        dtype: The name of the dtype, e.g. "float32".
+        shape: The sizes, None for each one that is only known when the step runs; None
+            in place of them all if the rank is.
+    """
 
     dtype: str
     shape: Shape

@@ -56,6 +56,12 @@ class Place:
 class Link:
     """What one replica's device sends to another's in one communication.
 
+    Example:
+        >>> def step_fn():
+        ...     return repl.broadcast(tf.zeros([10]), root=1)
+        >>> repl.build(step_fn).plan[0].links
+        (Link(source=1, destination=0, nbytes=40),)
+
     Attributes:
         source: The replica that sends.
         destination: The replica that receives.
@@ -71,14 +77,22 @@ class Link:
 class Wire:
     """What one host sends to another in one communication.
 
+    Example:
+        >>> repl = replicator.Replicator(cluster.devices)
+        >>> plan = repl.build(lambda: repl.all_reduce(tf.zeros([10]), "mean")).plan
+        >>> for wire in plan[0].wires:
+        ...     print(plan.hosts[wire.source], wire.nbytes)
+        /job:worker/replica:0/task:0 40
+        /job:worker/replica:0/task:1 40
+
     Attributes:
         source: The sending host, as an index into the hosts of the replicas in order of
             first appearance.
         destination: The receiving host, likewise.
         messages: The number of tensors, each to one device.
         nbytes: The number of bytes; None where a size is only known when the step runs.
-        seconds: How long the link is busy, by the calibration; tensors of unknown size
-            count as small.
+        seconds: How many seconds the link is busy, by the calibration; tensors of
+            unknown size count as small.
     """
 
     source: int

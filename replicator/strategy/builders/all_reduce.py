@@ -58,6 +58,9 @@ class AllReduce(Builder):
         Example:
             >>> replicator.strategy.AllReduce(chunk_size=2).of(5).group
             2
+
+        Args:
+            index: The index among all variables, or parts, in the order of creation.
         """
         group = index // self.chunk_size
         return AllReduceSynchronizer(self.all_reduce_spec, self.compressor, group)

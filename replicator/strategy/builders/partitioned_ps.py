@@ -32,6 +32,9 @@ class PartitionedPS(PS):
         Example:
             >>> [replicator.strategy.PartitionedPS().count(n) for n in (1, 6, 7)]
             [1, 2, 7]
+
+        Args:
+            size: The size of the axis.
         """
         return divisor(size)
 

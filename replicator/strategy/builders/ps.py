@@ -57,6 +57,9 @@ class PS(Builder):
         Example:
             >>> replicator.strategy.PS().on("CPU:1").reduction_destination
             'CPU:1'
+
+        Args:
+            device: The name of the device, as in `Resources.cpus`.
         """
         return PSSynchronizer(
             device,

@@ -27,5 +27,8 @@ class UnevenPartitionedPS(PartitionedPS):
         Example:
             >>> [replicator.strategy.UnevenPartitionedPS().count(n) for n in (2, 6, 7)]
             [2, 4, 2]
+
+        Args:
+            size: The size of the axis.
         """
         return no_divisor(size)
