@@ -8,6 +8,7 @@ only where mypy knows the type of the value: what is Any is no use.
 from __future__ import annotations
 
 import ast
+import builtins
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +69,11 @@ class _Revealer(ast.NodeTransformer):
             node.value = self.visit(node.value)
         return node
 
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        self.generic_visit(node)  # f"{a} {b}" becomes str((a, b)), for its lines
+        values = [v.value for v in node.values if isinstance(v, ast.FormattedValue)]
+        return ast.Call(_name("str"), [ast.Tuple(values, ast.Load())], [])
+
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
         is_module = isinstance(node.value, ast.Name) and node.value.id in self._imported
@@ -77,13 +83,17 @@ class _Revealer(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name):
+        if isinstance(node.func, ast.Name) and not hasattr(builtins, node.func.id):
             node.func = _reveal(node.func)
         return node
 
 
 def _reveal(value: ast.expr) -> ast.expr:
-    return ast.Call(ast.Name("reveal_type", ast.Load()), [value], [])
+    return ast.Call(_name("reveal_type"), [value], [])
+
+
+def _name(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
 
 
 def _revealed_members(text: str) -> Mapping[int, str]:
