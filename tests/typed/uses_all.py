@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's program that uses every public name and member, for `mypy --strict`; it is not run.
+"""Uses every public name and member as a user's program, for `mypy --strict` only.
 
 test_strict.py says what it has to use, and runs mypy on it.
 """
@@ -127,7 +127,8 @@ def look_at(found: plan.Plan) -> int:
         print(again.hosts[slowest.source], again.devices, again.notes)
     communications: int = total.communications + in_loops.per_turn.unknown
     seconds: float | None = again.seconds
-    print(communications, seconds, *map(described, rows))
+    pulled: int | None = again.pulled
+    print(communications, seconds, pulled, *map(described, rows))
     return total.nbytes
 
 
