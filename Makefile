@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Everything runs in the virtual environment .venv, which the first target that needs it
 # makes. What is installed is not installed again until setup.cfg changes, so that all
 # targets work without a network from then on.
@@ -27,7 +28,7 @@ help:
 	@echo "make pipeline  train a network whose layers are on different devices"
 	@echo "make tensor-parallel  train a transformer whose matrices and tokens are divided"
 	@echo "make evolution  train a policy by evolution strategies; a minute"
-	@echo "make learner  train a policy on what processes of their own play; two minutes"
+	@echo "make learner  train a policy on episodes that other processes play; two minutes"
 	@echo "make test     run all tests but the slow ones, and some of these"
 	@echo "make test-long  run the slow tests; half an hour"
 	@echo "make coverage  run all tests, with the coverage of replicator/"
@@ -39,7 +40,7 @@ help:
 	@echo "make test-clients  train other libraries' models, in an environment of their own"
 	@echo "make test-nightly  run the fast tests with pre-releases of TensorFlow and Keras"
 	@echo "make lint     check formatting, lint rules and types"
-	@echo "make format   format the code and mend what ruff can mend"
+	@echo "make format   format the code and fix what ruff can fix"
 	@echo "make docs     build the documentation site, and run the programs in it"
 	@echo "make docs-check  look at all of its pages in a headless Chromium"
 	@echo "make docs-serve  show it, at http://127.0.0.1:8000"
