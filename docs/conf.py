@@ -64,11 +64,11 @@ nitpick_ignore_regex = [("py:.*", r"(?!replicator\.).*")]
 # Our types that user programs never name.
 nitpick_ignore = [
     ("py:class", "replicator.compressors.memory.Place"),
-    ("py:class", "replicator.compressors.memory.Residual"),
     ("py:class", "replicator.graph.ir.placeholder.OperandPolicy"),
     ("py:class", "replicator.cluster.description.Description"),
-    ("py:class", "replicator.costs.rates.Rates"),
     ("py:class", "replicator._tf.autograph.LeftAsItIs"),
+    ("py:class", "replicator.cluster.resilient._Result"),  # a type variable
+    ("py:class", "replicator.step.objects._Object"),  # another
 ]
 default_role = "api"
 autodoc_member_order = "bysource"
