@@ -42,14 +42,18 @@ def nbytes(
         pruned: Ops of the graph that will not run.
     """
     results = {leaf.op for leaf in leaves if tf.is_tensor(leaf)}
+    captures = {}  # looked up: to capture a handle anew would change the graph
+    if graph.building_function:
+        captures = {id(outside): inside for outside, inside in graph.captures}
     devices = {world.device(r) for r in world.local}
     homes: dict[Any, str] = {}  # where each value is that was read
     for variable in variables:
         if variable.placement.owner is not None and not variable.placement.has_copies:
             handle = variable.storage.first.handle
-            inside = graph.capture(handle) if graph.building_function else handle
-            home = variable.placement.device(world)
-            homes.update((x.ref(), home) for x in _reads(inside, pruned))
+            inside = captures.get(id(handle), handle)
+            if inside.graph is graph:  # else the top level does not use it
+                home = variable.placement.device(world)
+                homes.update((x.ref(), home) for x in _reads(inside, pruned))
     sizes: list[int | None] = []
     values = [(ref.deref(), home) for ref, home in homes.items()]
     while values:
@@ -87,7 +91,7 @@ def _has_use(op: tf.Operation) -> bool:
 
 
 def _passes_on(op: tf.Operation, homes: Container[Any]) -> bool:
-    """Whether an op hands on a value that was read, or joins the parts of one."""
+    """Whether an op passes on a value that was read, or joins the parts of one."""
     if op.type == "ConcatV2":
         return all(tensor.ref() in homes for tensor in op.inputs[:-1])
     return op.type == "Identity" and not op.device
