@@ -2,12 +2,16 @@
 """Replicator: runs a step written for one device on many, in one TensorFlow graph."""
 
 from replicator import strategy
+from replicator.asynchronous.workers import AsynchronousCluster
 from replicator.autodist.autodist import AutoDist
+from replicator.autodist.function import DistributedFunction
+from replicator.autodist.session import DistributedSession
 from replicator.cluster.checkpoints import Checkpoint
 from replicator.cluster.cluster import Cluster
 from replicator.cluster.connection import connect
 from replicator.cluster.resilient import resilient
 from replicator.cluster.resources import ResourceSpec
+from replicator.costs.rates import Calibration, Rates
 from replicator.errors import (
     ArgumentError,
     CloneError,
@@ -26,16 +30,20 @@ from replicator.errors import (
     UnsupportedError,
 )
 from replicator.inputs.input_context import InputContext
+from replicator.inputs.positions import Positions
 from replicator.primitives.groups import Group, Partition
 from replicator.primitives.reductions import Extremum
 from replicator.replicator import Replicator
+from replicator.step.steps import Step
 from replicator.values import PerReplica
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.version import __version__ as __version__
 
 __all__ = [
     "ArgumentError",
+    "AsynchronousCluster",
     "AutoDist",
+    "Calibration",
     "Checkpoint",
     "CloneError",
     "Cluster",
@@ -44,6 +52,8 @@ __all__ = [
     "DeadlockError",
     "DependencyError",
     "DeviceError",
+    "DistributedFunction",
+    "DistributedSession",
     "Extremum",
     "Group",
     "HostLostError",
@@ -54,13 +64,16 @@ __all__ = [
     "Partition",
     "PerReplica",
     "PerReplicaError",
+    "Positions",
+    "Rates",
     "ReplicatedVariable",
     "Replicator",
     "ReplicatorError",
     "ResourceSpec",
+    "Step",
     "StrategyError",
+    "UnsupportedError",
     "connect",
     "resilient",
     "strategy",
-    "UnsupportedError",
 ]

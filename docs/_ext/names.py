@@ -7,7 +7,6 @@ Independent of Sphinx, so that a test can check that every name has a page.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import re
 import types
@@ -22,16 +21,6 @@ import replicator.plan
 import replicator.strategy
 
 _MODULES = (replicator, replicator.strategy, replicator.compressors, replicator.plan)
-# Types that public names return or take, but no module lists: their public names.
-_RETURNED = {
-    "replicator.step.steps.Step": "Step",
-    "replicator.inputs.positions.Positions": "Positions",
-    "replicator.asynchronous.workers.AsynchronousCluster": "AsynchronousCluster",
-    "replicator.autodist.session.DistributedSession": "DistributedSession",
-    "replicator.autodist.function.DistributedFunction": "DistributedFunction",
-    "replicator.costs.rates.Calibration": "Calibration",
-    "replicator.costs.rates.Rates": "Rates",
-}
 # Members of these classes that only modules of ours use: they are on no page.
 _INTERNAL: dict[type, tuple[str, ...]] = {
     replicator.ReplicatedVariable: (
@@ -166,9 +155,6 @@ def public() -> dict[str, Any]:
             value = getattr(module, name)
             if not isinstance(value, types.ModuleType):
                 objects[f"{module.__name__}.{name}"] = value
-    for full in _RETURNED:
-        module_name, _, name = full.rpartition(".")
-        objects[full] = getattr(importlib.import_module(module_name), name)
     return objects
 
 
@@ -252,8 +238,6 @@ def _has_docstring(value: Any) -> bool:
 
 def short(full: str) -> str:
     """Returns the name of a page: "strategy.PS" for "replicator.strategy.PS"."""
-    if full in _RETURNED:
-        return _RETURNED[full]
     return full.removeprefix("replicator.")
 
 

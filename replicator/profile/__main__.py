@@ -5,8 +5,8 @@
 returned, as for `python -m replicator.plan`. It is called twice: as written, and with
 one replica whose batch is as large; batches that are shares of a global one must use
 `ctx.per_replica_batch_size` or `input_mode="global_batch"`. Steps of both are run and
-measured. If the program cannot be built with one replica, as the stages of a pipeline
-cannot, it is measured as written, and nothing is predicted. The module's own flags,
+measured. If the program fails with one replica, as a pipeline does whose stages are
+replicas, it is measured as written, and nothing is predicted. The module's own flags,
 defined with absl or argparse, go after `--`.
 """
 

@@ -30,7 +30,7 @@ def show(report: Report, file: TextIO | None = None) -> None:
     if not report.predicted:
         console.print(
             "Nothing is predicted for other numbers of replicas, since the program "
-            f"cannot be built with one: {report.measured.needs_all}"
+            f"fails with one: {report.measured.needs_all}"
         )
         return
     for where in report.predicted:

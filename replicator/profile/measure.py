@@ -147,9 +147,9 @@ def measure(
 
     Args:
         found: The program as written.
-        one: The same with one replica; None if it cannot be built.
+        one: The same with one replica; None if it does not run.
         steps: The number of measured steps of each.
-        needs_all: Why it cannot be built.
+        needs_all: Why it does not run with one replica.
 
     Returns:
         The measurement, and the ops that ran in some of the steps.

@@ -29,7 +29,7 @@ class Measured:
             their number: the update of a variable that it owns.
         busy: The fraction of the cores' time in a step in which they are busy.
         spread: The fraction of `step` by which half of all steps exceeded it.
-        needs_all: Why the program cannot be built with one replica; "" if it can.
+        needs_all: Why the program fails with one replica; "" if it runs.
     """
 
     devices: tuple[str, ...]

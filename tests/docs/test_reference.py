@@ -102,7 +102,7 @@ def test_pages_list_the_members_that_autodoc_fills() -> None:
         ("Replicator.plan", "replicator.Replicator.plan"),
         ("PerReplica", "replicator.PerReplica"),
         ("strategy.PS", "replicator.strategy.PS"),
-        ("Step", "replicator.step.steps.Step"),
+        ("Step", "replicator.Step"),
         ("replicator.connect", "replicator.connect"),
     ],
 )

@@ -60,7 +60,7 @@ def train(devices: Sequence[str]) -> np.ndarray[Any, Any]:
         optimizer.apply_gradients([(tape.gradient(loss, v), v)])
         return repl.all_reduce(loss, "mean", weight=repl.weight)
 
-    step = repl.build(step_fn, input_fn)
+    step: replicator.Step = repl.build(step_fn, input_fn)
     per_replica: replicator.PerReplica = step()
     loss: float = per_replica.item()
     print(loss)
@@ -69,7 +69,8 @@ def train(devices: Sequence[str]) -> np.ndarray[Any, Any]:
     look_at(step_plan)
     look_at(repl.plan)
     repl.initialize()
-    checkpoint = tf.train.Checkpoint(inputs=repl.inputs)
+    positions: replicator.Positions = repl.inputs
+    checkpoint = tf.train.Checkpoint(inputs=positions)
     names: tuple[str, ...] = repl.devices
     print(checkpoint, names, repl.num_replicas)
     losses: replicator.PerReplica = repl.run(step_fn, input_fn, steps_per_call=2)
@@ -199,9 +200,9 @@ class Halves(strategy.Builder):
 
 def costs(resources: strategy.Resources) -> dict[str, float]:
     """Predicts what communication costs."""
-    calibration = resources.calibration
+    calibration: replicator.Calibration = resources.calibration
     memory: dict[str, int] = dict(resources.memory)
-    rates = calibration.of("cpu")
+    rates: replicator.Rates = calibration.of("cpu")
     between = calibration.between("/job:worker/task:0", "/job:worker/task:1")
     json: str = calibration.to_json()
     print(memory, json, resources.one_program, calibration.rates, calibration.links)
@@ -399,6 +400,8 @@ def on_hosts() -> int:
         arguments: dict[str, Any] = connected.session_arguments()
         tf.compat.v1.Session(**arguments)
         print(connected.source, connected.heartbeat)
+    if isinstance(connected, replicator.AsynchronousCluster):
+        print(connected.num_hosts)  # of the programs that train
     if connected.connected:
         connected.close()
     try:
@@ -415,7 +418,9 @@ def for_one_device(x: np.ndarray[Any, Any]) -> Any:
     """Runs a program that knows nothing of replicas."""
     with replicator.AutoDist(["CPU:0", "CPU:1"]).scope() as autodist:
         loss = tf.reduce_mean(x)
+        session: replicator.DistributedSession
         session = autodist.create_distributed_session()
+    train_step: replicator.DistributedFunction
     train_step = autodist.function(lambda batch: tf.reduce_sum(batch))
 
     @autodist.function(loss="mean")
