@@ -41,19 +41,9 @@ def nbytes(
         leaves: The results of the step.
         pruned: Ops of the graph that will not run.
     """
+    homes = _homes(variables, graph, world, pruned)
     results = {leaf.op for leaf in leaves if tf.is_tensor(leaf)}
-    captures = {}  # looked up: to capture a handle anew would change the graph
-    if graph.building_function:
-        captures = {id(outside): inside for outside, inside in graph.captures}
     devices = {world.device(r) for r in world.local}
-    homes: dict[Any, str] = {}  # where each value is that was read
-    for variable in variables:
-        if variable.placement.owner is not None and not variable.placement.has_copies:
-            handle = variable.storage.first.handle
-            inside = captures.get(id(handle), handle)
-            if inside.graph is graph:  # else the top level does not use it
-                home = variable.placement.device(world)
-                homes.update((x.ref(), home) for x in _reads(inside, pruned))
     sizes: list[int | None] = []
     values = [(ref.deref(), home) for ref, home in homes.items()]
     while values:
@@ -71,6 +61,32 @@ def nbytes(
                 homes[op.outputs[0].ref()] = at
                 values.append((op.outputs[0], at))
     return record.add(sizes)
+
+
+def _homes(
+    variables: Iterable[Any], graph: Any, world: World, pruned: Set[tf.Operation]
+) -> dict[Any, str]:
+    """Returns the device of each value that is read, by the value's reference.
+
+    Args:
+        variables: See `nbytes`; those without an owner, or with copies, are left out.
+        graph: See `nbytes`.
+        world: See `nbytes`.
+        pruned: See `nbytes`.
+    """
+    captures = {}  # looked up: to capture a handle anew would change the graph
+    if graph.building_function:
+        captures = {id(outside): inside for outside, inside in graph.captures}
+    homes: dict[Any, str] = {}
+    for variable in variables:
+        if variable.placement.owner is None or variable.placement.has_copies:
+            continue
+        handle = variable.storage.first.handle
+        inside = captures.get(id(handle), handle)
+        if inside.graph is graph:  # else the top level does not use it
+            home = variable.placement.device(world)
+            homes.update((x.ref(), home) for x in _reads(inside, pruned))
+    return homes
 
 
 def _reads(handle: tf.Tensor, pruned: Set[tf.Operation]) -> Iterator[tf.Tensor]:
