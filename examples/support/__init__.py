@@ -52,12 +52,7 @@ Data come from `mnist`, `shuffled_input`, `single_pass_input` and `library_text`
 `accuracy_on` and `share_of_right` evaluate, and `save_images` and `save_grid` draw.
 """
 
-import os
-
-# Fewer banners, and no kernels whose rounding differs from machine to machine.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-
+from support import environment as environment  # before TensorFlow
 from support.checkpoints import Checkpoints
 from support.data import (
     Examples,

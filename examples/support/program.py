@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from support import environment
+
 import tensorflow as tf
 from absl import app, flags, logging
 from tqdm import tqdm
@@ -209,6 +211,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
 def _finish(main: Callable[[], str | None], argv: Sequence[str]) -> int:
     """Calls main, reports errors in one line, and returns the exit status."""
     del argv  # _parse_flags has checked it
+    environment.raise_again()
     logging.set_verbosity(logging.WARNING)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a folder may have any name
         sys.stdout.reconfigure(errors="backslashreplace")

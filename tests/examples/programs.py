@@ -113,11 +113,22 @@ def call_well(name: str, *given: str) -> str:
     return ended.stdout
 
 
-def run(name: str, *given: str) -> Ended:
-    """Runs an example to its end as a user does, in a new interpreter."""
+def run(name: str, *given: str, path: pathlib.Path | None = None) -> Ended:
+    """Runs an example to its end as a user does, in a new interpreter.
+
+    Args:
+        name: The example's name.
+        given: Its flags.
+        path: A folder of modules that come before others of their names.
+    """
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *given]
     result = subprocess.run(
-        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1200
+        command,
+        env=ENVIRONMENT if path is None else {**ENVIRONMENT, "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        preexec_fn=as_in_a_terminal,
     )
     return Ended(result.returncode, result.stdout, result.stderr)
 

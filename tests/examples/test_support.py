@@ -319,3 +319,17 @@ def test_a_long_error_keeps_its_way_out(capsys: Any) -> None:
     text = errors.compose("It is wrong.", ["at a line"] * 100, "mend it.")
     assert support.explain(errors.ArgumentError(text)) == 2
     assert capsys.readouterr().err.endswith("error: It is wrong. Fix: mend it.\n")
+
+
+def test_interrupted_imports_end_without_a_traceback(tmp_path: pathlib.Path) -> None:
+    # The signal comes while the example imports what it finds first by this name.
+    (tmp_path / "tensorflow.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except BaseException:\n"
+        "    pass\n"  # as some modules do
+    )
+    ended = programs.run("digits", path=tmp_path)
+    assert ended.status == -signal.SIGINT
+    assert ended.stderr + ended.stdout == ""
