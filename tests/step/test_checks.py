@@ -74,6 +74,19 @@ def test_writes_to_variables_from_outside_the_context_are_refused() -> None:
     assert float(variable) == 6.0
 
 
+def test_writes_in_a_loops_condition_are_refused_likewise() -> None:
+    repl, variable = helpers.make(2), tf.Variable(5.0)
+
+    def step_fn() -> None:
+        tf.while_loop(
+            lambda n: tf.less(variable.assign_add(1.0), 9.0), lambda n: n + 1, [0]
+        )
+
+    with pytest.raises(ContextError, match="(?s)created outside the context.*Fix:"):
+        repl.run(step_fn)
+    assert float(variable) == 5.0
+
+
 @pytest.mark.parametrize("inside", ["step", "function", "branch"])
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 def test_which_variable_was_made_outside_is_said(inside: str, graph: bool) -> None:

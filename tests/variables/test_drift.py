@@ -433,6 +433,9 @@ _WRAPPED: dict[str, Callable[[Callable[[], Any]], Any]] = {
     "in a loop": lambda write: tf.while_loop(
         lambda n: n < 2, lambda n: (write(), n + 1)[1:], [0]
     ),
+    "in the condition of a loop": lambda write: tf.while_loop(
+        lambda n: (write(), n < 2)[1], lambda n: n + 1, [0]
+    ),
 }
 
 
@@ -463,3 +466,22 @@ def test_a_branch_that_some_replicas_take_is_found_around_all_else(
     with pytest.raises(error, match=rf"(?s){says}.*test_drift\.py.*Fix: "):
         repl.run(step_fn)
     assert not np.any(helpers.components(count))
+
+
+def test_writes_in_a_loops_condition_are_compared() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        count = tf.Variable([0, 0])
+
+    def step_fn() -> None:
+        own = helpers.opaque(2 + repl.replica_id)
+
+        def condition(n: tf.Tensor) -> tf.Tensor:
+            count.assign_add([1, 1])
+            return n < own
+
+        tf.while_loop(condition, lambda n: n + 1, [0])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="disagree in a loop"):
+        repl.run(step_fn)
+    helpers.assert_replicas_equal([count])

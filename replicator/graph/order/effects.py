@@ -131,9 +131,9 @@ def writes(op: tf.Operation, index: int) -> bool:
     """
     if not kind_of(op).calls:
         return _is_writer(op.type)
-    for attribute, body in _tf.called_graphs(op):
+    for _, body in _tf.called_graphs(op):
         inner = index - (1 if chooses(op) else 0)
-        if attribute == "cond" or not 0 <= inner < len(body.inputs):
+        if not 0 <= inner < len(body.inputs):
             continue
         argument = body.inputs[inner]
         for consumer in argument.consumers():
