@@ -66,6 +66,8 @@ def _outline(structure: Any) -> str:
     def leaf(value: Any) -> str:
         if value is None or isinstance(value, tf.Operation):
             return type(value).__name__
+        if not isinstance(value, tf.Tensor):  # ragged, sparse, of an extension type
+            return str(tf.type_spec_from_value(value))
         return str(placeholder.Value.of(value))
 
     return str(tf.nest.map_structure(leaf, structure)).replace("'", "")
