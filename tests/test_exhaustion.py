@@ -112,6 +112,24 @@ def test_the_error_says_what_has_ended_and_nothing_of_the_library(given):
     assert line.startswith("  at tests/test_exhaustion.py:") and "repeat()" in fix
 
 
+def test_the_error_says_which_steps_of_a_call_are_done():
+    """Those before the end have changed variables."""
+    repl = helpers.make(2)
+    with repl.context():
+        count = tf.Variable(0)
+    for steps, says in ((1, "this call has changed nothing"), (3, "2 at most, are")):
+        step = repl.build(
+            lambda x: count.assign_add(1) + x,
+            lambda: tf.data.Dataset.range(8, output_type=tf.int32),
+            steps_per_call=steps,
+        )
+        count.assign(0)
+        with pytest.raises(tf.errors.OutOfRangeError, match=says):
+            while True:
+                step()
+        assert count.numpy() == 4
+
+
 @pytest.mark.parametrize("input_mode", ["per_replica", "per_worker"])
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_dealt_dataset_ends_for_all(mode, input_mode):

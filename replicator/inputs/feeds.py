@@ -14,8 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.cluster.peers import Peers
+from replicator.graph.passes import random
 from replicator.inputs import (
     agreed_ends,
     checks,
@@ -69,20 +70,34 @@ class Feed(abc.ABC):
 
 
 class ValuesFeed(Feed):
-    """Feeds tensors, or the results of functions called in each build."""
+    """Feeds tensors, or the results of functions called in each build.
 
-    def __init__(self, sources: Sequence[Any], devices: Sequence[str | None]) -> None:
+    Args:
+        sources: The tensors or functions.
+        devices: Where each is needed.
+        replica_ids: The replica that each is for, which draws its own random numbers.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Any],
+        devices: Sequence[str | None],
+        replica_ids: Sequence[int],
+    ) -> None:
         self._sources, self._devices = tuple(sources), tuple(devices)
+        self._replica_ids = tuple(replica_ids)
 
     def pull(self) -> list[Any]:
         """Calls the functions on the replicas' devices, and copies tensors there."""
         elements: list[Any] = []
         control_inputs: list[tf.Operation] = []
-        for source, device in zip(self._sources, self._devices, strict=True):
+        for source, device, replica_id in zip(
+            self._sources, self._devices, self._replica_ids, strict=True
+        ):
             with tf.device(device), tf.control_dependencies(control_inputs):
                 element = source
                 if checks.source_kind(source) == "a function":
-                    element = checks.called(source, (), "the function")
+                    element = _called(source, replica_id)
                     checks.check_element(element, "the function", source)
                 elements.append(_identities(element, source))
             control_inputs = [] if _is_there(source) else _ops_of(elements[-1])
@@ -283,6 +298,26 @@ def _ops_of(element: Any) -> list[tf.Operation]:
     """Returns the ops that produce an element's tensors."""
     tensors = tf.nest.flatten(element, expand_composites=True)
     return list(dict.fromkeys(t.op for t in tensors if tf.is_symbolic_tensor(t)))
+
+
+def _called(function: Callable[[], Any], replica_id: int) -> Any:
+    """Returns a function's element for a replica, with random numbers of its own.
+
+    Raises:
+        ReplicatorError: All replicas would draw the same ones.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    start, traces = _tf.operation_count(graph), _tf.Traces()
+    try:
+        with (
+            random.separate_seeds(graph, replica_id),
+            _tf.tracing_apart(graph, replica_id, traces),
+        ):
+            element = checks.called(function, (), "the function")
+    finally:
+        traces.forget()
+    random.check([graph.get_operations()[start:]], [replica_id])
+    return element
 
 
 def _is_there(source: Any) -> bool:

@@ -112,10 +112,10 @@ def values_feed(sources: Sequence[Any], world: World, input_mode: str) -> Feed:
         input_mode: As in `make_feed`.
     """
     if input_mode != "global_batch":
-        return ValuesFeed(sources, world.devices)
+        return ValuesFeed(sources, world.devices, world.local)
     host = places.middle(world.devices)
     feed = ShardsFeed(
-        ValuesFeed(sources[:1], [host]),
+        ValuesFeed(sources[:1], [host], [0]),
         lambda whole: _split(whole[0], world.num_replicas),
         host,
     )

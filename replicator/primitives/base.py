@@ -42,7 +42,7 @@ def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
             meaning here.
     """
     leaves = []
-    for leaf in _flat(value, what):
+    for leaf in flat(value, what):
         if isinstance(leaf, tf.IndexedSlices):
             leaves.append(_checked_slices(leaf, what))
             continue
@@ -66,8 +66,16 @@ def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
     return leaves
 
 
-def _flat(value: Any, what: str) -> list[Any]:
-    """Returns the leaves of a nest."""
+def flat(value: Any, what: str) -> list[Any]:
+    """Returns the leaves of a nest as they are.
+
+    Args:
+        value: A nest of anything.
+        what: The primitive, for the message.
+
+    Raises:
+        ArgumentError: It is not a nest.
+    """
     try:
         return leaves_of(value)
     except UNCONVERTED as error:

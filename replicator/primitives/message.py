@@ -104,7 +104,7 @@ def recv(spec: Any, source: int, tag: int = 0) -> Any:
     replica.build.refuse_copies("who receives")
     destination = replica.replica_id
     _check("recv", "source", source, tag)
-    leaves = [_as_spec(leaf) for leaf in tf.nest.flatten(spec)]
+    leaves = [_as_spec(leaf) for leaf in base.flat(spec, "recv")]
     if not leaves:
         return spec
     received = _place(

@@ -17,7 +17,6 @@ import tensorflow as tf
 from replicator.graph.ir.placeholder import Facts, Placeholder
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import (
-    arithmetic,
     base,
     broadcast,
     flows,
@@ -26,6 +25,7 @@ from replicator.primitives import (
     partials,
     reductions,
     rooted,
+    sparse,
     unknown_shapes,
 )
 
@@ -98,14 +98,12 @@ def _reduce_dense(
 def _reduce_sparse(
     slices: tf.IndexedSlices, root: int, op: str, group: tuple[int, ...]
 ) -> tf.IndexedSlices | None:
-    """Concatenates the rows of all replicas on the root, divided for a mean."""
-    rows = gather.gather_dense([slices.values, slices.indices], root, 0, group=group)
+    """Gathers the rows of all replicas on the root and sums rows of the same index."""
+    rows = gather.gather_dense(sparse.paired("reduce", slices), root, 0, group=group)
     if not rows:
         return None
-    values, indices = rows
-    if op == "mean":
-        values = arithmetic.divide(values, len(group))
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    gathered = tf.IndexedSlices(*rows, slices.dense_shape)
+    return sparse.add_up(gathered, len(group) if op == "mean" else 1)
 
 
 def gradient(

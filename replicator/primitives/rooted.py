@@ -59,7 +59,7 @@ def handed_in(
         ArgumentError: The root passes specs, another replica mixes specs and tensors,
             or a leaf is sparse.
     """
-    inputs = tf.nest.flatten(value)
+    inputs = base.flat(value, what)
     specs = [leaf for leaf in inputs if isinstance(leaf, tf.TensorSpec)]
     if specs and is_root(root):
         raise base.bad_argument(

@@ -25,7 +25,7 @@ def reduce(
         policy: The variable of the rows, and the replica that needs them.
     """
     values, indices = all_gather.gather_dense(
-        _paired(slices),
+        paired("all_reduce", slices),
         axis=0,
         group=group,
         policies=[policy, policy],
@@ -34,10 +34,14 @@ def reduce(
     return add_up(gathered, len(group) if op == "mean" else 1)
 
 
-def _paired(slices: tf.IndexedSlices) -> list[tf.Tensor]:
+def paired(what: str, slices: tf.IndexedSlices) -> list[tf.Tensor]:
     """Returns values and indices, checked to be equally many.
 
     Surplus rows of one replica would otherwise be paired with another's indices.
+
+    Args:
+        what: The primitive, for messages.
+        slices: The rows of the replica being built.
 
     Raises:
         ArgumentError: Their numbers differ, or the indices are not a vector.
@@ -46,7 +50,7 @@ def _paired(slices: tf.IndexedSlices) -> list[tf.Tensor]:
     vector = indices.shape.rank in (1, None) and values.shape.rank != 0
     if not vector or not values.shape[:1].is_compatible_with(indices.shape):
         raise base.bad_argument(
-            "all_reduce",
+            what,
             f"was given IndexedSlices of values {errors.shown(values)} and indices "
             f"{errors.shown(indices)}",
             _FIX,
@@ -54,7 +58,7 @@ def _paired(slices: tf.IndexedSlices) -> list[tf.Tensor]:
     if rows.as_many(values, indices):
         return [values, indices]
     return unknown_shapes.check_own(
-        "all_reduce",
+        what,
         [values, indices],
         lambda seen: unknown_shapes.equal([seen[0][:1], seen[1]]),
         "the numbers of values and of indices of IndexedSlices differ",

@@ -17,7 +17,8 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator.graph.ir import placeholder, switching
 from replicator.graph.ir.captures import Captures
-from replicator.graph.ir.kinds import resource_inputs
+from replicator.graph.ir.kinds import kind_of, resource_inputs
+from replicator.graph.matching import control_flow
 from replicator.graph.order import effects
 from replicator.variables.creation import VariableFactory
 from replicator.world import World
@@ -65,6 +66,8 @@ def _outline(structure: Any) -> str:
     def leaf(value: Any) -> str:
         if value is None or isinstance(value, tf.Operation):
             return type(value).__name__
+        if not isinstance(value, tf.Tensor):  # ragged, sparse, of an extension type
+            return str(tf.type_spec_from_value(value))
         return str(placeholder.Value.of(value))
 
     return str(tf.nest.map_structure(leaf, structure)).replace("'", "")
@@ -168,9 +171,22 @@ def check_components(
                 )
 
 
-def check_circles(replicas: Sequence[Sequence[tf.Operation]]) -> None:
+def check_circles(
+    replicas: Sequence[Sequence[tf.Operation]], build: context.Build
+) -> None:
     """Raises DeadlockError if replicas would wait for one another in a cycle."""
-    link = effects.find_leak(replicas)
+    shared = build.aliases.variables()
+
+    def communicates(op: tf.Operation) -> bool:
+        if placeholder.read(op) is not None or control_flow.calls_inside(op):
+            return True
+        # Writes of a variable with an owner are merged, too.
+        return kind_of(op).calls and any(
+            id(tensor) in shared and effects.writes(op, index)
+            for index, tensor in resource_inputs(op)
+        )
+
+    link = effects.find_leak(replicas, communicates)
     if link is not None:
         taker, giver = link
         raise errors.DeadlockError(

@@ -34,7 +34,7 @@ def check_effects(draft: Draft) -> None:
         draft.active = acting(traced)
         checks.check_components(factory, draft.active, build)
         checks.check_writes(factory, draft.active, build, draft.flow)
-        checks.check_circles(traced)
+        checks.check_circles(traced, build)
     python_calls.note(traced)
     random.check(draft.replicas, build.world.local)
 

@@ -27,15 +27,26 @@ def holding(current: list[Any], leaves: Sequence[Any]) -> Iterator[None]:
 
 
 def warning_of_rest(
-    run: Callable[[], Any], feed: feeds.Feed | None
+    run: Callable[[], Any], feed: feeds.Feed | None, steps: int
 ) -> Callable[[], Any]:
     """Wraps the run of a step to report exhausted inputs and warn of dropped elements.
 
     TensorFlow reports the end of inputs after a list of the places where the op was
     built.
+
+    Args:
+        run: Runs the steps of one call.
+        feed: Their inputs.
+        steps: How many there are.
     """
     if feed is None:
         return run
+    changed = "and this call has changed nothing"
+    if steps > 1:
+        changed = (
+            "and the step that lacks them has changed nothing; earlier steps of this "
+            f"call, {steps - 1} at most, are done"
+        )
 
     def call() -> Any:
         try:
@@ -45,8 +56,7 @@ def warning_of_rest(
             if _OF_INPUTS.search(error.message) is None:
                 raise
             text = errors.compose(
-                "End of sequence: the inputs of the step are exhausted, and this call "
-                "has changed nothing.",
+                f"End of sequence: the inputs of the step are exhausted, {changed}.",
                 [f"at {errors.user_line()}"],
                 "leave the loop at tf.errors.OutOfRangeError, where an epoch ends, or "
                 "repeat the dataset, dataset.repeat().",

@@ -220,7 +220,8 @@ class Step:
             variables = repair.mirrored(function.captured_inputs, owners)
             run = self._noted(_tf.prepare_call(function, on_cpus), function)
         run = repair.equal_after_errors(
-            eager_calls.warning_of_rest(run, feed), variables, self._settings.peers
+            eager_calls.warning_of_rest(run, feed, self._request.steps_per_call),
+            *(variables, self._settings.peers),
         )
         run = devices.ordered(run, self._settings.world.devices)
         if self._settings.clock is not None and writes:

@@ -104,12 +104,16 @@ class _Checker:
         self._claims: dict[tf.Graph, dict[tf.Operation, effects.Claim | None]] = {}
         self.found: set[Any] = set()
 
-    def compare(self, level: Level, around: effects.Claim | None) -> None:
+    def compare(
+        self, level: Level, around: effects.Claim | None, choice: Ops | None = None
+    ) -> None:
         """Raises unless all writes in a level leave the components equal.
 
         Args:
             level: The ops of all replicas.
             around: The claim on the control flow around the level.
+            choice: The ops by which only some replicas may come to the level, or some
+                more often; None if all come to it alike.
         """
         seen: set[Ops] = set()
         for key, variable in level.resources.items():
@@ -123,7 +127,7 @@ class _Checker:
                     self._check_write(level, variable, ops, around)
                 elif ops not in seen:
                     seen.add(ops)
-                    self._check_inside(level, variable, ops, around)
+                    self._check_inside(level, variable, ops, around, choice)
 
     def _claim(
         self, op: tf.Operation, around: effects.Claim | None
@@ -165,6 +169,7 @@ class _Checker:
         variable: ReplicatedVariable,
         ops: Ops,
         around: effects.Claim | None,
+        choice: Ops | None,
     ) -> None:
         """Checks conditionals, loops or function calls that contain writes."""
         agreed, claim = self._claim(ops[0], around)
@@ -172,11 +177,12 @@ class _Checker:
         if not bodies:
             self._settle(variable, ops, claim, ops)
         doubted = any(map(self._believes, level.resources.values()))
-        choice = level.difference_of_choice(ops) if doubted or not agreed else None
+        if choice is None and (doubted or not agreed):
+            choice = level.difference_of_choice(ops)
         for body in bodies:
             if choice is not None:
                 self._check_choice(body, choice, claim)
-            self.compare(body, claim)
+            self.compare(body, claim, choice)
 
     def _believes(self, variable: Any) -> bool:
         """Whether values are assumed to be equal, without a comparison in each step."""

@@ -278,3 +278,15 @@ def test_groups_make_their_own_turns() -> None:
         )[1]
 
     assert [float(y) for y in repl.run(step)] == [2.0, 2.0, 4.0, 4.0]
+
+
+def test_branches_that_do_not_exist_are_all_the_last_one() -> None:
+    """TensorFlow takes the last branch for any index that is out of range."""
+    repl = helpers.make(4)
+
+    def step() -> tf.Tensor:
+        index = helpers.opaque([1, 2, 9, -1][repl.replica_id])
+        branches = [lambda: tf.constant(0.0), lambda: repl.all_reduce(1.0)]
+        return tf.switch_case(index, branches)
+
+    assert [float(x) for x in repl.run(step)] == [4.0] * 4

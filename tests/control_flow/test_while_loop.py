@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
@@ -109,3 +111,41 @@ def test_what_was_broadcast_can_be_reduced_in_a_loop(num_replicas: int) -> None:
         return tf.while_loop(lambda n, x: n < 3, turn, start)[1]
 
     assert [float(x) for x in repl.run(step)] == [num_replicas**3] * num_replicas
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("place", ["body", "condition", "both"])
+@pytest.mark.parametrize("counted", [True, False])
+def test_effects_of_the_condition_happen_each_time_on_all_replicas(
+    place: str, mode: str, counted: bool
+) -> None:
+    """Though the merged loop needs one replica's condition, and makes turns at once."""
+    repl = helpers.make(2)
+    log: list[tuple[int, int]] = []
+
+    def make_step() -> Any:
+        total = tf.Variable([0.0, 0.0])
+
+        def step() -> tuple[tf.Tensor, tf.Tensor]:
+            r = repl.replica_id
+            last = 4 if counted else repl.all_reduce(helpers.opaque(2))
+
+            def condition(n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+                tf.numpy_function(lambda n: log.append((r, int(n))), [n], [])
+                if place != "body":
+                    total.assign_add(repl.all_reduce([1.0, float(r)]))
+                return n < last
+
+            def body(n: tf.Tensor, x: tf.Tensor) -> Any:
+                return n + 1, x if place == "condition" else repl.all_reduce(x)
+
+            x = tf.while_loop(condition, body, [0, helpers.opaque(1.0)])[1]
+            return x, total.read_value()
+
+        return step
+
+    x, total = helpers.run(mode, repl, make_step)
+    assert sorted(log) == [(r, n) for r in range(2) for n in range(5)]
+    assert [float(y) for y in x] == [1.0 if place == "condition" else 16.0] * 2
+    for values in total:
+        assert values.tolist() == ([0.0, 0.0] if place == "body" else [10.0, 5.0])

@@ -192,6 +192,29 @@ def test_functions_are_called_in_replica_order(mode):
     assert [[int(x) for x in call()] for _ in range(2)] == [[1, 2, 3], [4, 5, 6]]
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_functions_draw_other_numbers_for_each_replica(mode, nested):
+    """Also with a seed of their own, from which replica 0's are drawn."""
+    repl = helpers.make(3)
+    draw = functools.partial(tf.random.uniform, [4], seed=1)
+
+    def function() -> tf.Tensor:
+        return tf.function(draw)() if nested else draw()
+
+    values = helpers.run(mode, repl, lambda: echo, lambda: function)
+    assert len({np.asarray(value).tobytes() for value in values}) == 3
+    with tf.Graph().as_default(), helpers.session() as session:
+        alone = session.run(helpers.make(1).run(echo, lambda: function))
+    np.testing.assert_array_equal(values[0], alone[0])
+
+
+def test_functions_that_cannot_draw_other_numbers_are_refused():
+    draw = tf.function(lambda: tf.random.uniform([4], seed=1)).get_concrete_function()
+    with pytest.raises(replicator.ReplicatorError, match="draw the same random num"):
+        helpers.make(2).run(echo, lambda: lambda: draw())
+
+
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_tensors_are_fed_as_they_are(mode):
     def input_fn(ctx):

@@ -97,6 +97,41 @@ def test_slices_stay_sparse(op: str) -> None:
     np.testing.assert_allclose(dense, total / (3 if op == "mean" else 1))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_slices_are_those_of_all_reduce(op: str, dtype: str) -> None:
+    """Each row once, and sums of 16 bits rounded once."""
+    repl = helpers.make(3)
+
+    def step() -> Any:
+        values = tf.constant([[0.1], [1e3], [1e-3]], dtype) * (1 + repl.replica_id)
+        slices = tf.IndexedSlices(values, tf.constant([2, 0, 2]), tf.constant([4, 1]))
+        one, all_ = repl.reduce(slices, 1, op), repl.all_reduce(slices, op)
+        one = all_ if one is None else one
+        return one.values, one.indices, all_.values, all_.indices
+
+    values, indices, all_values, all_indices = repl.run(step)
+    assert indices[1].numpy().tolist() == all_indices[1].numpy().tolist() == [2, 0]
+    assert values[1].numpy().tobytes() == all_values[1].numpy().tobytes()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_slices_with_more_rows_than_indices_are_refused(known: bool) -> None:
+    """Another replica's indices would be taken for theirs."""
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        r = repl.replica_id
+        values = helpers.opaque(tf.ones([3 - 2 * r, 1]), () if known else [None, 1])
+        indices = helpers.opaque(tf.constant([0, 1]), () if known else [None])
+        rows = repl.reduce(tf.IndexedSlices(values, indices, tf.constant([2, 1])))
+        return tf.zeros([2, 1]) if rows is None else tf.convert_to_tensor(rows)
+
+    error = errors.ArgumentError if known else tf.errors.InvalidArgumentError
+    with pytest.raises(error, match=r"(?s)reduce on replica .*Fix: give each row its"):
+        repl.run(step)
+
+
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "prod", "argmax"])
 def test_second_derivatives_of_a_linear_loss_are_zero(op: str) -> None:
     """The gradient of the root's loss is a constant there, and is still sent to all."""

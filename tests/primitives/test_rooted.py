@@ -38,6 +38,17 @@ def test_specs_beside_tensors_are_refused(what: str) -> None:
         repl.run(step)
 
 
+@pytest.mark.parametrize("what", ["broadcast", "scatter", "recv"])
+def test_what_is_no_nest_is_refused(what: str) -> None:
+    repl = helpers.make(2)
+    keys_without_order = {1: tf.TensorSpec([2]), "a": tf.TensorSpec([2])}
+    with pytest.raises(
+        errors.ArgumentError,
+        match=rf"(?s)^{what} on replica 0 .*not a nest of tensors.*at tests.*Fix: ",
+    ):
+        repl.run(lambda: getattr(repl, what)(keys_without_order, 1))
+
+
 @pytest.mark.parametrize("known", [0, 1, None])
 @pytest.mark.parametrize("what", ["broadcast", "scatter"])
 def test_a_tensor_like_what_is_to_come_is_compared(

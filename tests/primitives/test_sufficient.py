@@ -130,8 +130,11 @@ def test_a_product_that_is_returned_too_is_reduced_as_it_is() -> None:
     repl = _make(2)
 
     def step() -> Any:
-        x, dy = (helpers.opaque(_numbers(3, LARGE, seed=s)) for s in (1, 2))
-        product = tf.cast(tf.matmul(x, dy, transpose_a=True), tf.float64)
+        x, dy = (
+            tf.cast(helpers.opaque(_numbers(3, LARGE, seed=s)), tf.float16)
+            for s in (1, 2)
+        )
+        product = tf.cast(tf.matmul(x, dy, transpose_a=True), tf.float32)
         return product, repl.all_reduce(product)
 
     assert _algorithms(repl, step) == ["hub"]
@@ -159,7 +162,6 @@ def test_a_product_that_is_fetched_too_has_its_value() -> None:
         "the same scale": lambda p, r: p * 0.25,
         "divided": lambda p, r: p / helpers.opaque(np.float32(r + 2)),
         "several": lambda p, r: tf.reshape(tf.transpose(p * 3.0) / (r + 1.0), [-1]),
-        "wider": lambda p, r: tf.cast(p, tf.float64) * 0.5,
     }.items(),
     ids=lambda item: item[0],
 )
@@ -177,6 +179,21 @@ def test_what_is_done_to_the_products_is_done_to_their_sum(change: Any) -> None:
         received.append(repl.run(step)[0])
     assert received[0].dtype == received[1].dtype
     np.testing.assert_allclose(received[0], received[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e60])
+def test_products_cast_to_more_digits_are_summed_with_them(scale: float) -> None:
+    """And in the range of the wider dtype."""
+    repl = _make(3)
+
+    def step() -> Any:
+        x = helpers.opaque(_numbers(3, LARGE, seed=repl.replica_id))
+        product = tf.matmul(x, x, transpose_a=True)
+        return repl.all_reduce(tf.cast(product, tf.float64) * scale)
+
+    parts = [_numbers(3, LARGE, seed=r) for r in range(3)]
+    exact = sum(x.T.astype(np.float64) @ x for x in parts)
+    np.testing.assert_allclose(repl.run(step)[0] / scale, exact, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

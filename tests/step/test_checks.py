@@ -33,6 +33,28 @@ def test_the_first_replica_that_differs_is_named() -> None:
     assert "replica 1" not in message
 
 
+class _Numbered(tf.experimental.ExtensionType):
+    value: tf.Tensor
+    number: int
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: tf.ones([1, 1]), lambda: tf.sparse.from_dense([[1.0]])),
+        (lambda: tf.ones([1, 1]), lambda: tf.ragged.constant([[1.0]])),
+        (lambda: _Numbered(1.0, 1), lambda: _Numbered(1.0, 2)),
+    ],
+    ids=["sparse", "ragged", "of an extension type"],
+)
+def test_what_differs_is_shown(one: Any, other: Any) -> None:
+    with tf.Graph().as_default(), pytest.raises(MismatchError) as caught:
+        checks.check_outputs([one(), other(), other()], WORLD, None)
+    lines = str(caught.value).splitlines()
+    shown = [line.partition("): ")[2] for line in lines if line.startswith("  replica")]
+    assert len(shown) == 2 and shown[0] != shown[1] and all(shown)
+
+
 @pytest.mark.parametrize(
     ("write", "says"),
     [
@@ -72,6 +94,19 @@ def test_writes_to_variables_from_outside_the_context_are_refused() -> None:
     assert float(variable) == 5.0
     helpers.make(1).run(lambda: variable.assign_add(1.0))
     assert float(variable) == 6.0
+
+
+def test_writes_in_a_loops_condition_are_refused_likewise() -> None:
+    repl, variable = helpers.make(2), tf.Variable(5.0)
+
+    def step_fn() -> None:
+        tf.while_loop(
+            lambda n: tf.less(variable.assign_add(1.0), 9.0), lambda n: n + 1, [0]
+        )
+
+    with pytest.raises(ContextError, match="(?s)created outside the context.*Fix:"):
+        repl.run(step_fn)
+    assert float(variable) == 5.0
 
 
 @pytest.mark.parametrize("inside", ["step", "function", "branch"])

@@ -415,3 +415,73 @@ def test_other_orders_of_integers_are_right() -> None:
 
     repl.run(step_fn)
     helpers.assert_replicas_equal([a, b])
+
+
+# --- Writes that only some replicas reach ---------------------------------------------
+
+
+def _if(then: Callable[[], Any]) -> Any:
+    equal = tf.random.stateless_uniform([], [1, 2])  # on all replicas
+    return tf.cond(equal < 2.0, lambda: (then(), 0)[1], lambda: 0)
+
+
+_WRAPPED: dict[str, Callable[[Callable[[], Any]], Any]] = {
+    "in itself": lambda write: write(),
+    "in a function": lambda write: tf.function(lambda: (write(), 0)[1])(),
+    "in a branch": _if,
+    "in a branch of a function": lambda write: tf.function(lambda: _if(write))(),
+    "in a loop": lambda write: tf.while_loop(
+        lambda n: n < 2, lambda n: (write(), n + 1)[1:], [0]
+    ),
+    "in the condition of a loop": lambda write: tf.while_loop(
+        lambda n: (write(), n < 2)[1], lambda n: n + 1, [0]
+    ),
+}
+
+
+@pytest.mark.parametrize("around", _WRAPPED)
+@pytest.mark.parametrize("what", ["method", "op"])
+def test_a_branch_that_some_replicas_take_is_found_around_all_else(
+    what: str, around: str
+) -> None:
+    """However deep in it the write is."""
+    repl = helpers.make(2)
+    with repl.context():
+        count = tf.Variable([0, 0], name="count")
+
+    def write() -> None:
+        if what == "method":
+            count.assign_add([1, 1])
+        else:
+            tf.raw_ops.AssignAddVariableOp(resource=count.handle, value=[1, 1])
+
+    def step_fn() -> None:
+        own = helpers.opaque(float(repl.replica_id))
+        tf.cond(own > 0.0, lambda: (_WRAPPED[around](write), 0)[1], lambda: 0)
+
+    error, says = {
+        "method": (tf.errors.InvalidArgumentError, "replicas disagree in a cond"),
+        "op": (ContextError, r"writes variable count:0 by AssignAdd.*drift apart"),
+    }[what]
+    with pytest.raises(error, match=rf"(?s){says}.*test_drift\.py.*Fix: "):
+        repl.run(step_fn)
+    assert not np.any(helpers.components(count))
+
+
+def test_writes_in_a_loops_condition_are_compared() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        count = tf.Variable([0, 0])
+
+    def step_fn() -> None:
+        own = helpers.opaque(2 + repl.replica_id)
+
+        def condition(n: tf.Tensor) -> tf.Tensor:
+            count.assign_add([1, 1])
+            return n < own
+
+        tf.while_loop(condition, lambda n: n + 1, [0])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="disagree in a loop"):
+        repl.run(step_fn)
+    helpers.assert_replicas_equal([count])

@@ -206,10 +206,12 @@ class Level:
     def difference_of_choice(self, ops: Ops) -> Ops | None:
         """Returns the ops by which branches or numbers of turns may differ, else None.
 
-        Choices also count as equal if all ops communicate inside, as they are then
-        compared at run time.
+        Choices also count as equal if all ops communicate with one another inside, as
+        they are then compared at run time. Ops that communicate with others, in another
+        group or at another place of the program, may choose otherwise.
         """
-        if all(control_flow.calls_inside(op) for op in ops):
+        calls = [{call.key for call in control_flow.calls_inside(op)} for op in ops]
+        if set.intersection(*calls):
             return None
         if control_flow.CONSTRUCTS.get(ops[0].type) == "function":
             return None

@@ -53,6 +53,9 @@ def agreed(
     with tf.device(hosts.cpu_of(regions[0].calls[0].device)):
         if said is not None:
             answers = [tf.cast(answer, tf.bool) for answer in answers]
+        else:
+            count = len(regions[0].op.get_attr("branches"))
+            answers = [_branch(answer, count) for answer in answers]
         alike = tf.reduce_all([tf.equal(answers[0], other) for other in answers[1:]])
 
         def fail() -> tf.Operation:
@@ -61,6 +64,11 @@ def agreed(
         check = tf.cond(alike, tf.no_op, fail)  # builds the message only on failure
         with tf.control_dependencies([check.op]):
             return tf.identity(answers[0])
+
+
+def _branch(index: tf.Tensor, count: int) -> tf.Tensor:
+    """Returns the branch that is taken: the last one if there is none of this index."""
+    return tf.where((index >= 0) & (index < count), index, count - 1)
 
 
 def _crossed(

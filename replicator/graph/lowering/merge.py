@@ -296,6 +296,9 @@ def _function(
         must_run += phases.separate(
             [*must_run, *results], {}, frozenset(), fitting=frozenset()
         )
+        if attribute == "cond" and must_run:  # whose result is all that the loop needs
+            with tf.device(returned[0].device), tf.control_dependencies(must_run):
+                returned = [tf.identity(returned[0])]
     return _tf.finish_function(joint, returned, list(dict.fromkeys(must_run)))
 
 

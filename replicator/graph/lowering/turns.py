@@ -21,6 +21,7 @@ from replicator.graph.ir.kinds import kind_of
 _MOST_TURNS = 2_000  # counting takes 0.1 ms per turn, and gains little beyond
 _MOST_OPS = 400  # in an unrolled body
 _AT_ONCE = (8, 7, 6, 5, 4, 3, 2)
+_FUNCTIONS = ("body", "cond")  # of a loop
 
 # The ops evaluated here; with any other op, the number of turns is unknown.
 _COUNTING: dict[str, Callable[..., Any]] = {
@@ -55,9 +56,9 @@ def at_once(loops: Sequence[tf.Operation], total: int | None) -> int:
         side effects, which would have to be ordered, or draws random numbers, which a
         copy of the op would repeat.
     """
-    bodies = [_tf.function_body(op, "body")[0] for op in loops]
-    ops = [op for body in bodies for op in body.get_operations()]
-    if any(body.control_outputs for body in bodies) or any(map(_has_state, ops)):
+    graphs = [_tf.function_body(op, name)[0] for op in loops for name in _FUNCTIONS]
+    ops = [op for graph in graphs for op in graph.get_operations()]
+    if any(graph.control_outputs for graph in graphs) or any(map(_has_state, ops)):
         return 1
     for factor in _AT_ONCE:
         if total and total % factor == 0 and factor * len(ops) <= _MOST_OPS:

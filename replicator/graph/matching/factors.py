@@ -31,7 +31,8 @@ TAKEN_APART = {
     *("MatMul", "BiasAddGrad", "Sum"),
     *("Cast", "Identity", "Mul", "RealDiv", "Reshape", "Transpose"),
 }
-_FLOATING = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+_HALF = (tf.float16, tf.bfloat16)
+_FLOATING = (*_HALF, tf.float32, tf.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,9 +228,11 @@ def _split_product(tensor: tf.Tensor) -> Product | RowSum | None:
             return _product(op, after)
         if op.type in ("BiasAddGrad", "Sum"):
             return _row_sum(op, after)
-        if op.type == "Cast" and inputs[0].dtype in _FLOATING:
-            if inputs[0].dtype.size >= tensor.dtype.size:
-                return None  # the user asked for rounding
+        if op.type == "Cast":
+            # Products are made in float32 at least. Fewer digits ask for rounding, more
+            # of them for sums in the wider dtype.
+            if inputs[0].dtype not in _HALF or tensor.dtype != tf.float32:
+                return None
         elif op.type in ("Mul", "RealDiv") and inputs[1].shape.rank == 0:
             scales.append((op.type, inputs[1]))
         elif op.type == "Mul" and inputs[0].shape.rank == 0:

@@ -15,12 +15,11 @@ import dataclasses
 import functools
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs
 
 _VARIABLE_WRITERS = re.compile(
@@ -131,9 +130,9 @@ def writes(op: tf.Operation, index: int) -> bool:
     """
     if not kind_of(op).calls:
         return _is_writer(op.type)
-    for attribute, body in _tf.called_graphs(op):
+    for _, body in _tf.called_graphs(op):
         inner = index - (1 if chooses(op) else 0)
-        if attribute == "cond" or not 0 <= inner < len(body.inputs):
+        if not 0 <= inner < len(body.inputs):
             continue
         argument = body.inputs[inner]
         for consumer in argument.consumers():
@@ -145,6 +144,7 @@ def writes(op: tf.Operation, index: int) -> bool:
 
 def find_leak(
     replicas: Sequence[Sequence[tf.Operation]],
+    communicates: Callable[[tf.Operation], bool],
 ) -> tuple[tf.Operation, tf.Operation] | None:
     """Finds a path from one replica to another, past all communication, and back.
 
@@ -156,6 +156,7 @@ def find_leak(
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
+        communicates: Whether an op becomes one with those of other replicas.
 
     Returns:
         (the op that uses the tensor, the op that produces it), or None.
@@ -171,7 +172,7 @@ def find_leak(
     if not leaks:
         return None
     ops = [op for replica_ops in replicas for op in replica_ops]
-    calls = {op for op in ops if placeholder.read(op) is not None}
+    calls = {op for op in ops if communicates(op)}
     waiting = _downstream(calls, ops)
     for taker, giver in leaks:
         if giver in waiting and _downstream({taker}, ops) & calls:

@@ -106,7 +106,7 @@ def _put_in_order(
             read, written = ({outside[key] for key in x} for x in (read, written))
         before = order.note(op, read, written)
         flow.let_wait(op, sorted(before, key=lambda o: o.name))
-        if kind_of(op).effect and (written or not read):
+        if has_effect(op):
             must_run.append(op)
     return must_run
 

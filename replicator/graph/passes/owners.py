@@ -275,9 +275,7 @@ class Handles:
     ) -> Iterator[tuple[int, tf.Operation]]:
         """Yields (label, op) for each write inside an op, in order, at any depth."""
         given = given[len(given) - _arguments(op, len(given)) :]
-        for attribute, body in _tf.called_graphs(op):
-            if attribute == "cond":
-                continue
+        for _, body in _tf.called_graphs(op):
             label_of = {
                 id(tensor): label
                 for tensor, label in zip(body.inputs, given, strict=False)

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.ir import switching
-from replicator.graph.ir.kinds import resource_inputs
+from replicator.graph.ir.kinds import resource_inputs, touched
 from replicator.graph.order.effects import may_write
 
 
@@ -157,7 +157,8 @@ def share_reads(
                 if id(handle) not in writes or op in initializers:
                     continue
                 if may_write(op):
-                    writes[id(handle)] += 1
+                    # Functions that only read may be called by some replicas only.
+                    writes[id(handle)] += id(tensor) in touched(op)[1]
                 elif op in flow:
                     continue
                 elif op.type == "ReadVariableOp" and not op.control_inputs:

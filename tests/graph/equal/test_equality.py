@@ -53,3 +53,57 @@ def test_replicas_may_capture_otherwise(place: str, more: bool) -> None:
         ContextError, match=r"(?s)writes variable c:0 by Assign.*differ"
     ):
         repl.run(lambda: step_fn(False))
+
+
+def _by_branch(repl: Any, decides: tf.Tensor, group: Any) -> Any:
+    def larger() -> tuple[tf.Tensor, tf.Tensor]:
+        return repl.all_reduce(1.0, group=group), tf.constant([1, 1])
+
+    return tf.cond(decides > 2.0, larger, lambda: (0.0, tf.constant([2, 2])))[1]
+
+
+def _by_turns(repl: Any, decides: tf.Tensor, group: Any) -> Any:
+    return tf.while_loop(
+        lambda n, count: n < decides,
+        lambda n, count: (n + repl.all_reduce(0.5, group=group), count + 1),
+        [tf.constant(0.0), tf.constant([0, 0])],
+    )[1]
+
+
+@pytest.mark.parametrize("by", [_by_branch, _by_turns])
+def test_groups_may_choose_otherwise(by: Any) -> None:
+    """A group compares its members' choices only, not those of other groups."""
+    repl = helpers.make(4)
+    pairs = repl.groups([[0, 1], [2, 3]])
+    with repl.context():
+        variable = tf.Variable([0, 0])
+
+    def step_fn() -> tf.Tensor:
+        own = helpers.opaque(float(repl.replica_id))
+        value = by(repl, repl.all_reduce(own, group=pairs), pairs)  # of 1, and of 5
+        variable.assign(value)
+        return value
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="replicas assign different values"
+    ):
+        repl.run(step_fn)
+    helpers.assert_replicas_equal([variable])
+
+
+def test_choices_at_other_places_may_be_others() -> None:
+    """Each is compared with that at the same place of the other replicas' program."""
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable([0, 0])
+
+    def step_fn() -> None:
+        total = repl.all_reduce(helpers.opaque(1.0))
+        places = [_by_branch(repl, total + k, None) for k in range(2)]
+        variable.assign(places[repl.replica_id])
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="replicas assign different values"
+    ):
+        repl.run(step_fn)
+    helpers.assert_replicas_equal([variable])

@@ -104,6 +104,10 @@ LEFT_ALONE = {
     "integers": lambda r: _product(dtype=tf.int32),
     "complex": lambda r: _product(dtype=tf.complex64),
     "rounded before it is reduced": lambda r: tf.cast(_product(), tf.bfloat16),
+    "cast to more digits": lambda r: tf.cast(_product(), tf.float64),
+    "cast to more digits from 16 bits": lambda r: tf.cast(
+        _product(dtype=tf.float16), tf.float64
+    ),
     "unknown sizes": lambda r: _product(m=None),
     "transposed by an unknown permutation": lambda r: tf.transpose(
         _product(), _matrix(2, dtype=tf.int32)

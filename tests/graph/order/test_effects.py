@@ -388,6 +388,41 @@ def test_a_tensor_kept_from_another_replica_cannot_deadlock(how, mode):
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("place", ["conditional", "loop", "function", "write"])
+def test_nor_can_one_where_replicas_communicate_in_control_flow(place, mode):
+    repl = helpers.make(2, variables="sharded")
+    kept: list[tf.Tensor] = []
+
+    def make_step():
+        variable = tf.Variable([0.0, 0.0])
+
+        def step_fn():
+            x = kept[-1] if repl.replica_id else helpers.opaque([1.0, 2.0])
+            equal = tf.random.stateless_uniform([], [1, 2]) < 2.0
+            if place == "conditional":
+                x = tf.cond(equal, lambda: repl.all_reduce(x), lambda: x)
+            elif place == "loop":
+                x = tf.while_loop(
+                    lambda n, x: n < 2,
+                    lambda n, x: (n + 1, repl.all_reduce(x)),
+                    [0, x],
+                )[1]
+            elif place == "function":
+                x = tf.function(repl.all_reduce)(x)
+            else:
+                x = tf.cond(
+                    equal, lambda: variable.assign_add([1.0, 1.0]) + x, lambda: x
+                )
+            kept.append(x)
+            return x
+
+        return step_fn
+
+    with pytest.raises(DeadlockError, match=MESSAGE):
+        helpers.run(mode, repl, make_step)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
 def test_a_kept_tensor_that_waits_for_nobody_is_right(mode):
     repl = helpers.make(3)
     kept: dict[str, tf.Tensor] = {}

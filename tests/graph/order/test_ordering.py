@@ -140,6 +140,39 @@ def test_effects_of_a_replica_keep_their_order_through_merged_ops(mode: str) -> 
         assert [entry[1:] for entry in log if entry[0] == r] == 3 * expected
 
 
+@pytest.mark.parametrize("place", ["function", "conditional", "loop"])
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_effects_that_read_a_variable_happen_wherever_they_are(
+    mode: str, place: str
+) -> None:
+    """Also where nothing uses a result, and nothing is written."""
+    repl = helpers.make(2)
+    log: list[tuple[int, float]] = []
+
+    def make_step() -> Any:
+        variable = tf.Variable(3.0)
+
+        def step() -> tf.Tensor:
+            r = repl.replica_id
+
+            def note() -> tf.Tensor:
+                tf.numpy_function(lambda x: log.append((r, float(x))), [variable], [])
+                return tf.constant(1)
+
+            if place == "function":
+                tf.function(note)()
+            elif place == "conditional":
+                tf.cond(helpers.opaque(True), note, lambda: tf.constant(0))
+            else:
+                tf.while_loop(lambda n: n < 1, lambda n: (n + note(),), [0])
+            return tf.constant(0.0)
+
+        return step
+
+    helpers.run(mode, repl, make_step, steps=2)
+    assert sorted(log) == 2 * [(0, 3.0)] + 2 * [(1, 3.0)]
+
+
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_reads_and_writes_are_in_the_order_of_the_program(mode: str) -> None:
     repl = helpers.make(1)

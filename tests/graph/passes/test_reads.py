@@ -400,3 +400,34 @@ def test_values_follow_the_program_through_reads_and_writes(mode: str) -> None:
     want = [[1.0] * 2, [3.0] * 2, [4.0] * 2, [8.0] * 2, [1.0] * 3]
     for r in range(2):
         assert [np.asarray(values[r]).tolist() for values in seen] == want
+
+
+@pytest.mark.parametrize("call", [tf.function, lambda f: lambda: _if(f)])
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_what_one_replica_reads_in_a_function_does_not_move_others_reads(
+    mode: str, call: Any
+) -> None:
+    """A function that only reads is no write, whichever replicas call it."""
+    repl = helpers.make(3, variables="sharded")
+
+    def make_step() -> Any:
+        variable = tf.Variable(tf.ones([2]))
+
+        def step() -> list[tf.Tensor]:
+            own = tf.zeros([2])
+            if repl.replica_id == 1:
+                own = call(lambda: variable * 2.0)()
+            seen = [own, variable + 0.0]
+            variable.assign_add(repl.all_reduce(tf.ones([2])))
+            return [*seen, variable + 0.0]
+
+        return step
+
+    own, before, after = helpers.run(mode, repl, make_step)
+    assert [float(x[0]) for x in own] == [0.0, 2.0, 0.0]
+    assert [float(x[0]) for x in before] == [1.0, 1.0, 1.0]
+    assert [float(x[0]) for x in after] == [4.0, 4.0, 4.0]
+
+
+def _if(true_fn: Callable[[], tf.Tensor]) -> tf.Tensor:
+    return tf.cond(helpers.opaque(True), true_fn, lambda: tf.zeros([2]))
