@@ -86,6 +86,13 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         return f"{self.parts[0].key}, and what belongs to it"
 
     @property
+    def how_split(self) -> str:
+        """Says for messages how it is split: "is split into 2 parts"."""
+        if len(self.parts) == 1:
+            return "was created such that its strategy can split it (may_divide)"
+        return f"is split into {len(self.parts)} parts"
+
+    @property
     def policy(self) -> OperandPolicy:
         """How values reduced for the whole are communicated."""
         return NO_POLICY
@@ -114,8 +121,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         raise errors.ContextError(
             errors.compose(
                 f"an optimizer of tf.compat.v1.train or legacy Keras updates variable "
-                f"{self.name} outside a step, but it is split into {len(self.parts)} "
-                "parts.",
+                f"{self.name} outside a step, but it {self.how_split}.",
                 [f"at {errors.user_line()}"],
                 "wrap the optimizer, and apply its gradients inside a step_fn.",
             )
