@@ -30,12 +30,15 @@ class Wrapped:
         _replicator_options: The arguments of each Combiner.
         _replicator_combiners: The Combiner of each instance. A class has more than one
             instance if it creates others itself, by `from_config`, say.
+        _replicator_takes_some: Whether it can be applied to a part of its variables. A
+            MultiOptimizer cannot, nor can one of its optimizers go without gradients.
     """
 
     _replicator_world: World
     _replicator_creating: Callable[[], Any]
     _replicator_options: tuple[Any, ...]
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
+    _replicator_takes_some = True
 
     @property
     def _replicator_combiner(self) -> gradients.Combiner:
@@ -105,6 +108,7 @@ class Wrapped:
         return self._replicator_combiner.apply(
             *(replica, grads, variables, weight, prepare, update, division),
             self._replicator_scale,
+            self._replicator_takes_some,
         )
 
     def _expanded(
