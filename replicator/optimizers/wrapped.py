@@ -30,15 +30,20 @@ class Wrapped:
         _replicator_options: The arguments of each Combiner.
         _replicator_combiners: The Combiner of each instance. A class has more than one
             instance if it creates others itself, by `from_config`, say.
-        _replicator_takes_some: Whether it can be applied to a part of its variables. A
-            MultiOptimizer cannot, nor can one of its optimizers go without gradients.
     """
 
     _replicator_world: World
     _replicator_creating: Callable[[], Any]
     _replicator_options: tuple[Any, ...]
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
-    _replicator_takes_some = True
+
+    @property
+    def _replicator_takes_some(self) -> bool:
+        """Whether it can be applied to a part of its variables.
+
+        A MultiOptimizer cannot, nor can one of its optimizers go without gradients.
+        """
+        return True
 
     @property
     def _replicator_combiner(self) -> gradients.Combiner:
