@@ -21,6 +21,7 @@ from replicator._tf.autograph import (
 from replicator._tf.callers import (
     applying_optimizer,
     asked_by_writer,
+    asking_function_of_v1,
     builder,
     copied_value_asking,
     differentiated,
@@ -192,6 +193,7 @@ __all__ = [
     "applying_optimizer",
     "around_loops",
     "asked_by_writer",
+    "asking_function_of_v1",
     "begins_tape",
     "begun_by_tape",
     "builder",

@@ -84,6 +84,17 @@ _BY_HANDLE = re.compile(
 )
 
 
+def asking_function_of_v1() -> str | None:
+    """Returns the function of tf.compat.v1 that reads a variable's `handle` to write.
+
+    Returns:
+        Its name, "scatter_add" for example; None if another caller reads the handle.
+    """
+    frame = sys._getframe(2)  # behind `handle`
+    is_one = frame.f_globals.get("__name__") == "tensorflow.python.ops.state_ops"
+    return frame.f_code.co_name if is_one else None
+
+
 def older_optimizer_asks() -> bool:
     """Whether an older optimizer of legacy Keras is reading a variable's `handle`.
 

@@ -103,6 +103,9 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         if context.current() is None:
             if _tf.v1_optimizer_applying() or _tf.older_optimizer_asks():
                 self._refuse_update()
+            function = _tf.asking_function_of_v1()
+            if function is not None:
+                self._refuse_function(function)
         return self._handle
 
     @property
@@ -124,6 +127,17 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
                 f"{self.name} outside a step, but it {self.how_split}.",
                 [f"at {errors.user_line()}"],
                 "wrap the optimizer, and apply its gradients inside a step_fn.",
+            )
+        )
+
+    def _refuse_function(self, function: str) -> NoReturn:
+        """Raises because a function of tf.compat.v1 is about to write to the handle."""
+        raise errors.UnsupportedError(
+            errors.compose(
+                f"tf.compat.v1.{function} writes variable {self.name} by its handle, "
+                f"but it {self.how_split}.",
+                [f"at {errors.user_line()}"],
+                f"call the variable's own method {function}.",
             )
         )
 
