@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -153,3 +154,123 @@ def test_a_saver_may_reshape(tmp_path: pathlib.Path) -> None:
         v1.train.Saver(reshape=True).restore(session, path)
         parts = session.run(list(variable.components))
         np.testing.assert_array_equal(parts, [[[1.0, 2.0]]] * 3)
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "mirrored": {"variables": "mirrored"},
+    "sharded": {"variables": "sharded"},
+    "copies": {"strategy": replicator.strategy.PS(local_proxy_variable=True)},
+    "parts": {"strategy": replicator.strategy.PartitionedPS()},
+}
+
+
+def _with_partitioner(place: str | None) -> tuple[Any, Any]:
+    """Returns a variable that TensorFlow splits in two, and an update of it.
+
+    Args:
+        place: Where its parts are; None: in a program without replicas.
+    """
+    repl = None if place is None else helpers.make(2, **PLACES[place])
+    with contextlib.nullcontext() if repl is None else repl.context():
+        whole = v1.get_variable(
+            "x",
+            [5, 2],
+            initializer=v1.ones_initializer(),
+            partitioner=v1.fixed_size_partitioner(2),
+            use_resource=True,
+        )
+        optimizer = v1.train.AdamOptimizer(0.1)
+        optimizer = optimizer if repl is None else repl.wrap_optimizer(optimizer)
+    factors = tf.reshape(tf.range(1.0, 11.0), [5, 2])
+
+    def step_fn() -> Any:
+        loss = tf.reduce_sum(tf.convert_to_tensor(whole) ** 2 * factors)
+        gradients = tf.gradients(loss, list(whole))
+        return optimizer.apply_gradients(zip(gradients, whole, strict=True))
+
+    return whole, step_fn() if repl is None else repl.run(step_fn)
+
+
+@pytest.mark.parametrize("explicit", [False, True], ids=["default", "explicit"])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("mirrored", None), ("parts", None), ("parts", "copies")]
+    + [(None, place) for place in PLACES],
+)
+def test_savers_of_variables_with_a_partitioner(
+    source: str | None, target: str | None, explicit: bool, tmp_path: pathlib.Path
+) -> None:
+    """Slices are saved as TensorFlow saves them, and restored on every replica."""
+    ends = []
+    for place in (source, target):
+        with tf.Graph().as_default(), helpers.session() as session:
+            whole, update = _with_partitioner(place)
+            saver = v1.train.Saver(list(whole) if explicit else None)
+            value, path = tf.convert_to_tensor(whole), str(tmp_path / "c")
+            components = [
+                [component.read_value() for component in part.components]
+                for slice_ in whole
+                for part in getattr(slice_, "parts", (slice_,))
+                if place is not None
+            ]
+            session.run(v1.global_variables_initializer())
+            session.run(update)
+            if place == source and not ends:
+                ends.append(session.run(value))
+                saver.save(session, path)
+                session.run(update)
+                ends.append(session.run(value))
+                continue
+            session.run(update)
+            saver.restore(session, path)
+            np.testing.assert_array_equal(session.run(value), ends[0])
+            for values in session.run(components):
+                np.testing.assert_array_equal(values, values[:1] * len(values))
+            if not explicit:  # the slots are restored, too
+                session.run(update)
+                np.testing.assert_allclose(session.run(value), ends[1], rtol=1e-6)
+    names = {name for name, _ in tf.train.list_variables(path)}
+    slots = {"beta1_power", "beta2_power", "x/Adam", "x/Adam_1"}
+    assert names == {"x"} | (set() if explicit else slots)
+
+
+@pytest.mark.usefixtures("graph")
+def test_a_saver_of_a_whole_with_a_partitioner_is_refused() -> None:
+    whole, _ = _with_partitioner("mirrored")
+    with pytest.raises(replicator.UnsupportedError, match=r"Saver\(list\(variable\)\)"):
+        v1.train.Saver([whole])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_initial_values_of_slices_from_a_checkpoint(
+    place: str, tmp_path: pathlib.Path
+) -> None:
+    with tf.Graph().as_default(), helpers.session() as session:
+        whole, update = _with_partitioner(None)
+        session.run(v1.global_variables_initializer())
+        session.run(update)
+        expected = session.run(tf.convert_to_tensor(whole))
+        path = v1.train.Saver().save(session, str(tmp_path / "c"))
+    with tf.Graph().as_default(), helpers.session() as session:
+        whole, update = _with_partitioner(place)
+        v1.train.init_from_checkpoint(path, {"x": list(whole)})
+        session.run(v1.global_variables_initializer())
+        np.testing.assert_array_equal(
+            session.run(tf.convert_to_tensor(whole)), expected
+        )
+
+
+def test_initial_values_of_a_variable_in_parts_from_a_checkpoint(
+    tmp_path: pathlib.Path,
+) -> None:
+    value = np.arange(10.0, dtype=np.float32).reshape([5, 2])
+    with tf.Graph().as_default(), helpers.session() as session:
+        v1.get_variable("x", initializer=value)
+        session.run(v1.global_variables_initializer())
+        path = v1.train.Saver().save(session, str(tmp_path / "c"))
+    with tf.Graph().as_default(), helpers.session() as session:
+        with helpers.make(2, **PLACES["parts"]).context():
+            variable = v1.get_variable("x", initializer=tf.zeros([5, 2]))
+        v1.train.init_from_checkpoint(path, {"x": variable})
+        session.run(v1.global_variables_initializer())
+        np.testing.assert_array_equal(session.run(variable), value)

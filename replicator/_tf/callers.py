@@ -84,6 +84,29 @@ _BY_HANDLE = re.compile(
 )
 
 
+def asking_function_of_v1() -> str | None:
+    """Returns the function of tf.compat.v1 that reads a variable's `handle` to write.
+
+    Returns:
+        Its name, "scatter_add" for example; None if another caller reads the handle.
+    """
+    frame = sys._getframe(2)  # behind `handle`
+    is_one = frame.f_globals.get("__name__") == "tensorflow.python.ops.state_ops"
+    return frame.f_code.co_name if is_one else None
+
+
+def saver_asks() -> str | None:
+    """Returns the function of the v1 Saver that asks for a variable's slice, or None.
+
+    "op_list_to_dict" finds out how to save the variables in a list; what it sees in
+    slices, "saveable_objects_for_op" then saves and restores through single handles.
+    """
+    frame = sys._getframe(2)  # behind `_save_slice_info`
+    module = str(frame.f_globals.get("__name__"))
+    is_saver = module == "tensorflow.python.training.saving.saveable_object_util"
+    return frame.f_code.co_name if is_saver else None
+
+
 def older_optimizer_asks() -> bool:
     """Whether an older optimizer of legacy Keras is reading a variable's `handle`.
 

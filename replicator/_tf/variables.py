@@ -170,7 +170,7 @@ def unfilled(name: str | None, shape: Any, dtype: tf.DType) -> types.SimpleNames
             types.SimpleNamespace(dtype=dtype),  # in place of an initial value
             tf.TensorShape(shape),
             unique_name if graph_mode else None,
-            unique_name,
+            scope,  # with its slash, the op has this name and no other around it
             graph_mode,
         )
     return types.SimpleNamespace(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence, Set
@@ -196,9 +197,15 @@ def _of_jobs(jobs: Mapping[str, Any], source: str) -> description.Description:
     )
 
 
+def _number(task: Any) -> tuple[float, str]:
+    """Returns the place of a task in the order of tasks, which JSON has as text."""
+    text = str(task)
+    return (int(text) if text.isascii() and text.isdigit() else math.inf), text
+
+
 def _tasks(listed: Any, source: str) -> list[str]:
     if isinstance(listed, Mapping):  # {task: address}, as ClusterSpec allows
-        listed = [listed[key] for key in sorted(listed, key=str)]
+        listed = [listed[key] for key in sorted(listed, key=_number)]
     if listed is None:
         return []
     if not isinstance(listed, list) or not all(isinstance(a, str) for a in listed):

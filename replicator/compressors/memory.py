@@ -66,7 +66,7 @@ class Place:
             like: A tensor of its dtype and shape.
 
         Raises:
-            ArgumentError: The shape is not static.
+            ArgumentError: The shape is not static, or not that of the kept residual.
         """
         if not like.shape.is_fully_defined():
             raise errors.ArgumentError(
@@ -93,7 +93,20 @@ class Place:
                 variable.storage.placement = Owed(variable.world.num_replicas)
             return variable
 
-        return Residual(self._recall(name, make), like.shape)
+        residual = self._recall(name, make)
+        kept_shape = residual.shape[1:]
+        if (residual.dtype, kept_shape) != (like.dtype, like.shape):
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"{self.owner} keeps the residual of a tensor {residual.dtype.name}"
+                    f"{kept_shape}, but now compresses one {like.dtype.name}"
+                    f"{like.shape} in its place.",
+                    [f"at {errors.user_line()}"],
+                    "give each step_fn a Kept of its own; in a compressor of your own, "
+                    "use one index for each tensor.",
+                )
+            )
+        return Residual(residual, like.shape)
 
     def factor(self, name: str, initial: Callable[[], tf.Tensor]) -> tf.Variable:
         """Returns a variable that all replicas write equally, each on its own copy.

@@ -80,6 +80,7 @@ class Combiner:
         apply: Callable[[Sequence[Any]], Any],
         division: Division,
         scale: Callable[[], tf.Tensor | None] = lambda: None,
+        takes_some: bool = True,
     ) -> Any:
         """Combines gradients and applies them, in the step of one replica.
 
@@ -95,13 +96,16 @@ class Combiner:
             division: The parts of variables that are updated part by part.
             scale: Returns the loss scale, by which the gradients are multiplied, or
                 None; called once the optimizer's variables exist.
+            takes_some: Whether `apply` may be called for a part of the variables, in a
+                build that is only to find that another replica uses the others.
 
         Returns:
             What `apply` returns; with accumulation, the op that completes the step.
         """
         self._refuse_weight(replica, weight)
+        may_guess = self._shared and takes_some
         layouts = sparsity.agree(
-            replica, grads, variables, weight is not None, self.name, self._shared
+            replica, grads, variables, weight is not None, self.name, may_guess
         )
         if layouts is None:
             return tf.no_op()

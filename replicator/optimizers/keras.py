@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,14 @@ from replicator.variables.seen_as_one import SeenAsOne
 
 
 class KerasAdapter(Wrapped):
-    """Adapts Keras 3 optimizers, including LossScaleOptimizer."""
+    """Adapts Keras 3 optimizers, including LossScaleOptimizer and MultiOptimizer."""
+
+    @property
+    def _replicator_takes_some(self) -> bool:
+        inner = getattr(self, "inner_optimizer", self)
+        return not hasattr(
+            inner, "optimizers"
+        )  # which may be unknown until it is built
 
     @_tf.not_converted
     def build(self, variables: Any) -> Any:
@@ -55,20 +63,22 @@ class KerasAdapter(Wrapped):
         grads = checks.entries(type(self).__name__, "gradients", grads)
         if not grads:
             return None
-        _refuse_lost_conditions(self)
 
         def prepare(_: Sequence[Any]) -> None:
             if not self.built:
                 _build(self, variables)
 
         def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
-            settled = sparsity.settled(combined, updated)
-            return (base_apply if own is None else own.apply)(*settled)
+            _refuse_lost_conditions(self)
+            if self._replicator_takes_some:
+                combined, updated = sparsity.settled(combined, updated)
+            return (base_apply if own is None else own.apply)(combined, updated)
 
         result = self._combined(grads, variables, weight, prepare, update)
         replica = context.current()
         finding = ("scaled early", id(self))
-        if replica is not None and finding in replica.build.findings:
+        # Not built yet: this build is only to find which variables are used at all.
+        if replica is not None and self.built and finding in replica.build.findings:
             replica.build.knowledge[replica.build.findings[finding]] = True
             raise context.BuildAgain
         return result
@@ -162,8 +172,8 @@ def _refuse_lost_conditions(optimizer: Any) -> None:
     replica = context.current()
     if replica is None or replica.build.graph.building_function:
         return
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+    options = ("gradient_accumulation_steps", "ema_overwrite_frequency")
+    for inner, option in itertools.product(_innermost(optimizer), options):
         if getattr(inner, option, None):
             raise errors.ArgumentError(
                 errors.compose(
@@ -175,3 +185,9 @@ def _refuse_lost_conditions(optimizer: Any) -> None:
                     "works everywhere.",
                 )
             )
+
+
+def _innermost(optimizer: Any) -> list[Any]:
+    """Returns the optimizers that update variables: several in a MultiOptimizer."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return [inner, *getattr(inner, "optimizers", ())]

@@ -144,7 +144,7 @@ def _refuse_handles(optimizer: Any, variable: PartitionedVariable) -> None:
         errors.compose(
             f"{type(optimizer).__name__} is not known to update each element from its "
             f"own values alone, and writes variables by their handles; but variable "
-            f"{variable.name} is split into {len(variable.parts)} parts.",
+            f"{variable.name} {variable.how_split}.",
             [f"at {errors.user_line()}"],
             "use one of the library's own optimizers, without a constraint on the "
             "variable, or one of Keras 3; or a strategy that leaves this variable "

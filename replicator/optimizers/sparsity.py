@@ -89,7 +89,7 @@ def agree(
     variables: Sequence[Any],
     weighted: bool,
     name: str,
-    shared: bool,
+    may_guess: bool,
 ) -> Sequence[Layout | None] | None:
     """Returns the layouts of the gradients that any replica has.
 
@@ -106,7 +106,8 @@ def agree(
         variables: The variables that they are gradients of.
         weighted: Whether the gradients have a weight in the mean.
         name: The optimizer's name.
-        shared: Whether all replicas use one optimizer.
+        may_guess: Whether the update of variables that replica 0 uses may be built
+            before it is known whether another one uses more.
 
     Returns:
         The layout of each gradient, None for variables that no replica uses. None
@@ -119,11 +120,11 @@ def agree(
     first = build.findings.setdefault(place, passed)
     first.check_pairs_with(passed)
     known_layouts = build.knowledge.get(place)
-    # Guessing which variables replica 0 does not use would do harm in two cases:
-    # optimizers raise if they get no gradients at all, and slots created inside step_fn
-    # are told apart by the order of their creation.
+    # Guessing which variables replica 0 does not use would do harm in three cases:
+    # optimizers raise if they get no gradients at all, slots created inside step_fn are
+    # told apart by the order of their creation, and some take all variables or none.
     used = [layout is not None for layout in first.layouts]
-    guess = any(used) if shared else all(used)
+    guess = any(used) if may_guess else all(used)
     if known_layouts is None and not guess and replica.num_replicas > 1:
         so_far = build.findings.get(("merged", place), first.layouts)
         merged = merge_all(so_far, passed.layouts)

@@ -38,6 +38,14 @@ class Wrapped:
     _replicator_combiners: weakref.WeakKeyDictionary[Any, gradients.Combiner]
 
     @property
+    def _replicator_takes_some(self) -> bool:
+        """Whether it can be applied to a part of its variables.
+
+        A MultiOptimizer cannot, nor can one of its optimizers go without gradients.
+        """
+        return True
+
+    @property
     def _replicator_combiner(self) -> gradients.Combiner:
         if self not in self._replicator_combiners:
             combiner = gradients.Combiner(*self._replicator_options)
@@ -105,6 +113,7 @@ class Wrapped:
         return self._replicator_combiner.apply(
             *(replica, grads, variables, weight, prepare, update, division),
             self._replicator_scale,
+            self._replicator_takes_some,
         )
 
     def _expanded(

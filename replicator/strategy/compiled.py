@@ -121,12 +121,12 @@ def described(name: str, variable: Any) -> Node:
 
     Args:
         name: The variable's path.
-        variable: The ReplicatedVariable.
+        variable: The ReplicatedVariable, or the PartitionedVariable.
     """
     parts = getattr(variable, "parts", ())
     synchronizers = [_described(part) for part in parts or (variable,)]
-    node = Node(name, synchronizers[0])
-    if parts:
+    node = Node(name, synchronizers[0])  # a single part may be split later, or never
+    if len(parts) > 1:
         node = Node.in_parts(name, variable.axis, variable.sizes, synchronizers)
     shape = tuple(variable.shape.as_list())
     return dataclasses.replace(node, shape=shape, dtype=variable.dtype.name)

@@ -67,8 +67,7 @@ def _refuse_compiled(variable: Any) -> None:
         raise errors.UnsupportedError(
             errors.compose(
                 f"a function with jit_compile=True uses variable {variable.name}, but "
-                f"it is split into {len(variable.parts)} parts: XLA reaches one device "
-                "only.",
+                f"it {variable.how_split}: XLA reaches one device only.",
                 [f"at {errors.user_line()}"],
                 "read it outside the function, and pass the value; or use a "
                 "strategy that leaves this variable whole.",

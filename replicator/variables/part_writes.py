@@ -17,6 +17,18 @@ _SUM = tf.VariableAggregation.SUM
 class PartWriter(_tf.HandleVariable):
     """Gives ReplicatedVariable the methods that write a part of the value."""
 
+    @_tf.not_converted
+    def count_up_to(self, limit: int) -> tf.Tensor:
+        """Adds 1 and returns the value before, up to `limit`; see tf.Variable's."""
+        if context.current() is not None:
+            return _tf.HandleVariable.count_up_to(self, limit)
+        before = tf.identity(self.read_value())
+        eager = tf.executing_eagerly()
+        with tf.control_dependencies(None if eager else [before]):
+            written = self._write_piece("count_up_to", limit)
+        with tf.control_dependencies(None if eager else [written.op]):
+            return tf.identity(before)
+
     def _write_piece(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Writes a part of the value."""
         if context.current() is None:

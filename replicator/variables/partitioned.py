@@ -86,6 +86,13 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         return f"{self.parts[0].key}, and what belongs to it"
 
     @property
+    def how_split(self) -> str:
+        """Says for messages how it is split: "is split into 2 parts"."""
+        if len(self.parts) == 1:
+            return "was created such that its strategy can split it (may_divide)"
+        return f"is split into {len(self.parts)} parts"
+
+    @property
     def policy(self) -> OperandPolicy:
         """How values reduced for the whole are communicated."""
         return NO_POLICY
@@ -96,6 +103,9 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         if context.current() is None:
             if _tf.v1_optimizer_applying() or _tf.older_optimizer_asks():
                 self._refuse_update()
+            function = _tf.asking_function_of_v1()
+            if function is not None:
+                self._refuse_function(function)
         return self._handle
 
     @property
@@ -114,10 +124,20 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         raise errors.ContextError(
             errors.compose(
                 f"an optimizer of tf.compat.v1.train or legacy Keras updates variable "
-                f"{self.name} outside a step, but it is split into {len(self.parts)} "
-                "parts.",
+                f"{self.name} outside a step, but it {self.how_split}.",
                 [f"at {errors.user_line()}"],
                 "wrap the optimizer, and apply its gradients inside a step_fn.",
+            )
+        )
+
+    def _refuse_function(self, function: str) -> NoReturn:
+        """Raises because a function of tf.compat.v1 is about to write to the handle."""
+        raise errors.UnsupportedError(
+            errors.compose(
+                f"tf.compat.v1.{function} writes variable {self.name} by its handle, "
+                f"but it {self.how_split}.",
+                [f"at {errors.user_line()}"],
+                f"call the variable's own method {function}.",
             )
         )
 

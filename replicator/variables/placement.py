@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 
 _SUM = tf.VariableAggregation.SUM
 _MEAN = tf.VariableAggregation.MEAN
+# In which dtype components are added up, where it is not their own: as in all_reduce,
+# 16-bit floats lose nothing before the result is rounded; means of integers fit.
+_WIDE = {
+    **dict.fromkeys((tf.float16, tf.bfloat16), tf.float32),
+    **dict.fromkeys((tf.int8, tf.int16, tf.int32), tf.int64),
+    **dict.fromkeys((tf.uint8, tf.uint16, tf.uint32), tf.int64),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,8 +315,11 @@ class Aggregated(Placement):
         """Returns the sum, the mean or the first of the components' values."""
         if not self.is_aggregated or len(values) == 1:
             return values[0]
-        total = arithmetic.fold(tf.add, values)
-        return total if self.adds_up else tf.cast(total / len(values), total.dtype)
+        dtype = values[0].dtype
+        wide = [tf.cast(value, _WIDE.get(dtype, dtype)) for value in values]
+        # Unlike tf.add, an AddN refuses shapes that differ at run time.
+        total = arithmetic.fold(lambda one, two: tf.add_n([one, two]), wide)
+        return tf.cast(total if self.adds_up else total / len(values), dtype)
 
     def written(self, value: Any, write: Write) -> Any:
         """Gives the whole value to the first component where values add up."""

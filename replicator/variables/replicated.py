@@ -144,6 +144,9 @@ class ReplicatedVariable(
             if _tf.asked_by_writer():
                 python_calls.refuse_write(self)
                 self._settle_in_graph()
+                function = _tf.asking_function_of_v1()
+                if function is not None and len(self.outside) > 1:
+                    return self._handle_for(function)
             self.settle_if_undecided()
             compiled_handle = compiled.outside_handle(self)
             return self._handle if compiled_handle is None else compiled_handle
@@ -164,6 +167,31 @@ class ReplicatedVariable(
             return compiled.handle_by_call(function, self, self._unique_id)
         handle = replica.reading.get(self.key)
         return self.placement.handle(self, replica) if handle is None else handle
+
+    def _handle_for(self, function: str) -> tf.Tensor:
+        """Returns component 0's handle for a function of tf.compat.v1 that writes it.
+
+        The function then passes its op to `_lazy_read`, which writes the others; so
+        component 0 has to hold the whole value before.
+        """
+        if function == "count_up_to":  # which does not
+            raise errors.ContextError(
+                errors.compose(
+                    f"tf.compat.v1.count_up_to writes variable {self.name} outside a "
+                    "step, where it would reach replica 0 only.",
+                    [f"at {errors.user_line()}"],
+                    "call the variable's own method count_up_to.",
+                )
+            )
+        if not self.placement.is_aggregated:
+            return self._handle
+        whole = self._assign_all(self._aggregated(), read_value=False)
+        if tf.executing_eagerly():
+            return self._handle
+        with tf.control_dependencies([whole]):
+            handle = tf.identity(self._handle)
+        _tf.copy_handle_data(self._handle, handle)
+        return handle
 
     def _refuse_update(self, family: str) -> NoReturn:
         """Raises because an optimizer is about to write a single component."""

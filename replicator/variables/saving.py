@@ -53,8 +53,13 @@ class Saveable(_tf.SaveableObject):
         if not tf.executing_eagerly():  # read here, before the graph is finalized
             grows = variable.placement.grows
             value = variable.read_value() if grows else variable._graph_element
+        info = variable.slice_info if name == variable._shared_name else None
         spec = _tf.SaveSpec(
-            value, "", name, dtype=variable.dtype, device=variable._handle.device
+            value,
+            "" if info is None else info.spec,
+            name if info is None else info.full_name,
+            dtype=variable.dtype,
+            device=variable._handle.device,
         )
         super().__init__(variable, [spec], name)
 
@@ -90,6 +95,25 @@ def slice_specs(shape: tf.TensorShape, axis: int, sizes: Sequence[int]) -> list[
     return specs
 
 
+def _within(info: Any, axis: int, sizes: Sequence[int]) -> list[str]:
+    """Returns how files describe the parts of a slice of one tensor.
+
+    Args:
+        info: The tf.Variable.SaveSliceInfo of the slice.
+        axis: The axis along which it is in parts.
+        sizes: The sizes of the parts along the axis.
+    """
+    specs, offsets, extents = [], list(info.var_offset), list(info.var_shape)
+    for size in sizes:
+        extents[axis] = size
+        part = tf.Variable.SaveSliceInfo(
+            info.full_name, info.full_shape, list(offsets), list(extents)
+        )
+        specs.append(part.spec)
+        offsets[axis] += size
+    return specs
+
+
 class InSlices(_tf.SaveableObject):
     """Saves and restores a PartitionedVariable, its parts as slices of one tensor."""
 
@@ -97,13 +121,17 @@ class InSlices(_tf.SaveableObject):
         self._variable = variable
         eager = tf.executing_eagerly()
         slices = slice_specs(variable.shape, variable.axis, variable.sizes)
+        name_in_file = name
+        if variable.slice_info is not None and name == variable._shared_name:
+            name_in_file = variable.slice_info.full_name
+            slices = _within(variable.slice_info, variable.axis, variable.sizes)
         # A sharded v1 Saver, like that of monitored sessions, takes only one device.
         first = variable.parts[0]._handle.device
         specs = [
             _tf.SaveSpec(
                 part.read_value if eager else part._graph_element,
                 slices[k],
-                name,
+                name_in_file,
                 dtype=part.dtype,
                 device=part._handle.device if eager else first,
             )
@@ -115,6 +143,13 @@ class InSlices(_tf.SaveableObject):
         self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any
     ) -> Any:
         """Writes to each part what was saved of it, in whatever parts it was saved."""
+        if len(restored_tensors) < len(
+            self.specs
+        ):  # init_from_checkpoint reads a whole
+            (whole,) = restored_tensors
+            restored_tensors = tf.split(
+                whole, self._variable.sizes, self._variable.axis
+            )
         pairs = zip(self._variable.parts, restored_tensors, strict=True)
         writes = [part.restore(value) for part, value in pairs]
         return None if tf.executing_eagerly() else tf.group(*writes)
@@ -125,6 +160,31 @@ class SavedAsOne(_tf.HandleVariable):
 
     unbuilt: Any
     storage: Any
+    # The place in a whole, for what v1's get_variable creates with a partitioner.
+    slice_info: Any = None
+
+    @property
+    def _save_slice_info(self) -> Any:
+        """What the v1 Saver and optimizers know as `slice_info`.
+
+        A Saver would save and restore a slice through one handle, so it is not told
+        that this is one, and asks for the Saveable instead.
+        """
+        function = None if self.slice_info is None else _tf.saver_asks()
+        if function == "saveable_objects_for_op":
+            raise errors.UnsupportedError(
+                errors.compose(
+                    f"a Saver was given a variable with a partitioner, whose part "
+                    f"{self.name} has a component on each replica.",
+                    [f"at {errors.user_line()}"],
+                    "give it the parts, Saver(list(variable)), or no list at all.",
+                )
+            )
+        return None if function == "op_list_to_dict" else self.slice_info
+
+    @_save_slice_info.setter
+    def _save_slice_info(self, info: Any) -> None:
+        self.slice_info = info
 
     def _settle_in_graph(self) -> None:
         """Settles the placement, as permanent code is about to use all components."""

@@ -143,12 +143,13 @@ def test_older_optimizers_ask_for_handles():
 
 
 def test_writers_are_told_from_readers_where_they_ask_for_a_handle():
-    seen = []
+    seen, functions = [], set()
 
     class Variable(type(tf.Variable(1.0))):
         @property
         def handle(self):
             seen.append(_tf.asked_by_writer())
+            functions.add(_tf.asking_function_of_v1())
             return super().handle
 
     variable = Variable([1.0, 2.0])
@@ -161,6 +162,29 @@ def test_writers_are_told_from_readers_where_they_ask_for_a_handle():
         seen.clear()
         use()
         assert any(seen) == writes
+    assert functions == {None, "scatter_add"}
+
+
+def test_savers_are_told_from_others_who_ask_for_a_slice():
+    functions = set()
+
+    class Variable(type(tf.Variable(1.0))):
+        @property
+        def _save_slice_info(self):
+            functions.add(_tf.saver_asks())
+            return None
+
+        @_save_slice_info.setter
+        def _save_slice_info(self, info):
+            pass
+
+    with tf.Graph().as_default():
+        variable = Variable([1.0, 2.0])
+        assert variable._get_save_slice_info() is None
+        tf.compat.v1.train.Saver([variable])
+        with pytest.raises(ValueError, match="Slices must all be slices"):
+            tf.compat.v1.train.Saver({"name": [variable]})
+    assert functions == {None, "op_list_to_dict", "saveable_objects_for_op"}
 
 
 def test_strategy_asked_by_library_tells_keras_from_the_user() -> None:

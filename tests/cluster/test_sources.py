@@ -66,6 +66,15 @@ def test_nothing_found_says_where_it_looked():
     assert "Fix: pass hosts=" in str(caught.value)
 
 
+def test_tasks_are_in_the_order_of_their_numbers():
+    workers = {str(k): f"w{k}:1" for k in (10, 2, 0)}
+    text = json.dumps({"cluster": {"worker": workers}})
+    found = sources.find(None, {"TF_CONFIG": text})
+    assert [host.address for host in found.hosts] == ["w0:1", "w2:1", "w10:1"]
+    spec = tf.train.ClusterSpec({"worker": {10: "w10:1", 9: "w9:1"}})
+    assert _found(spec)[0] == ["w9:1", "w10:1"]
+
+
 def test_what_hosts_may_be(tmp_path):
     spec = tf.train.ClusterSpec({"worker": {3: "w:3", 1: "w:1"}})
     assert _found(spec)[0] == ["w:1", "w:3"]

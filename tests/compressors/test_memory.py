@@ -296,3 +296,12 @@ def test_random_numbers_go_on_where_they_were() -> None:
     step = repl.build(lambda x: repl.all_reduce(x, compressor="int8"), args=[x])
     first, second = (step(x)[0].numpy() for _ in range(2))
     assert (first != second).any()
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(3, "float32"), (2, "float64")])
+def test_what_is_kept_of_one_step_does_not_fit_another(size: int, dtype: str) -> None:
+    other = tf.ones([size], dtype)
+    repl, kept = helpers.make(2), compressors.Kept("ef(topk(ratio=0.5))")
+    repl.run(lambda: repl.all_reduce(tf.ones([2]), compressor=kept))
+    with pytest.raises(replicator.ArgumentError, match="(?s)residual.*Kept of its"):
+        repl.run(lambda: repl.all_reduce(other, compressor=kept))

@@ -102,6 +102,25 @@ def test_first_step_scales_by_a_variable_not_a_constant() -> None:
     np.testing.assert_array_equal(repl.run(step_fn), [16.0, 16.0])  # 0.5 * 32
 
 
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_first_step_in_which_replica_0_has_no_gradient(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def make_step() -> Any:
+        w = tf.Variable(1.0)
+        optimizer = repl.wrap_optimizer(_make())
+
+        def step_fn() -> tf.Tensor:
+            gradient = 4.0 * optimizer.scale_loss(1.0)
+            given = gradient if repl.replica_id == 1 else None
+            optimizer.apply([given], [w])
+            return w.read_value()
+
+        return step_fn
+
+    assert [float(x) for x in helpers.run(mode, repl, make_step)] == [0.0, 0.0]
+
+
 def test_in_a_session() -> None:
     repl = helpers.make(2)
 

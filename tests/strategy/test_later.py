@@ -276,6 +276,45 @@ def test_variables_are_put_in_parts_when_their_gradients_are_known(mode: str) ->
         np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
+def _kernel_and_bias(repl: replicator.Replicator, size: int) -> list[tf.Variable]:
+    """Returns variables that wait for a decision; a bias of size 1 stays whole."""
+    with repl.context():
+        kernel = tf.Variable(tf.ones([4, 2]), name="kernel")
+        return [kernel, tf.Variable(tf.ones([size]), name="bias")]
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_strategy_in_force_is_told_before_and_after_a_later_decision(
+    size: int, tmp_path: pathlib.Path
+) -> None:
+    """Also for variables that could be split, and were not."""
+    repl = helpers.make(2, variables="mirrored", strategy=RandomAxisPartitionAR())
+    variables = _kernel_and_bias(repl, size)
+    with repl.context():
+        wrapped = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.5))
+    assert [node.parts for node in repl.strategy.nodes] == [(), ()]
+    repl.run(lambda: wrapped.apply(list(map(tf.ones_like, variables)), variables))
+    strategy = repl.strategy
+    counts = [len(node.parts) for node in strategy.nodes]
+    assert counts == [2, 0 if size == 1 else 2]
+    assert "bias" in str(strategy)
+    strategy.save(tmp_path / "strategy.pb")
+    again = helpers.make(2, strategy=tmp_path / "strategy.pb")
+    variables = _kernel_and_bias(again, size)
+    assert again.strategy == strategy
+
+
+def test_a_variable_that_is_not_split_is_not_called_split() -> None:
+    repl = helpers.make(2, variables="mirrored", strategy=RandomAxisPartitionAR())
+    kernel, bias = _kernel_and_bias(repl, 1)
+    with repl.context():
+        wrapped = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.5))
+    repl.run(lambda: wrapped.apply([tf.ones([4, 2]), tf.ones([1])], [kernel, bias]))
+    compiled = tf.function(lambda: bias + 1.0, jit_compile=True)
+    with pytest.raises(replicator.UnsupportedError, match="can split it.*XLA"):
+        repl.run(lambda: compiled())
+
+
 def test_a_builder_that_divides_later_says_so() -> None:
     class Silent(RandomAxisPartitionAR):
         may_divide = False

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tests import helpers
 from tests.variables.writes import ALL, START, make, own, written
 
+v1 = tf.compat.v1
 AGGREGATION = tf.VariableAggregation
 ON_READ = tf.VariableSynchronization.ON_READ
 
@@ -36,6 +37,96 @@ def test_outside_a_step_an_on_read_variable_is_written_as_a_whole(
     expected = written(ALL[name], before, START + 1.0)
     np.testing.assert_allclose(result, expected)
     np.testing.assert_allclose(variable, expected)
+
+
+V1: dict[str, Callable[[Any, Any], Any]] = {
+    **{
+        f"scatter_{how}": lambda v, x, how=how: getattr(v1, f"scatter_{how}")(
+            v, [3, 1], x[:2]
+        )
+        for how in ("add", "sub", "update", "max", "min", "mul", "div")
+    },
+    **{
+        f"scatter_nd_{how}": lambda v, x, how=how: getattr(v1, f"scatter_nd_{how}")(
+            v, [[3], [1]], x[:2]
+        )
+        for how in ("add", "sub", "update")
+    },
+}
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("name", V1)
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+def test_functions_of_v1_write_the_whole_outside_a_step(
+    aggregation: str, name: str, mode: str
+) -> None:
+    """They write one component through its handle, which has to hold the whole."""
+    repl = helpers.make(2)
+    facts = {
+        "synchronization": ON_READ,
+        "aggregation": getattr(AGGREGATION, aggregation),
+    }
+    expected = written(V1[name], START * (5.0 if aggregation == "SUM" else 2.5), START)
+    if mode == "session":
+        with tf.Graph().as_default():
+            variable = make(repl, **facts)
+            fetches = repl.run(lambda: variable.assign(own(repl)))
+            result, value = V1[name](variable, START), variable.read_value()
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                session.run(fetches)
+                results = [session.run(result), session.run(value)]
+    else:
+        variable = make(repl, **facts)
+        repl.run(lambda: variable.assign(own(repl)))
+        write = tf.function(V1[name]) if mode == "function" else V1[name]
+        results = [write(variable, START), variable]
+    for result in results:
+        np.testing.assert_allclose(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("float16", 60000.0),
+        ("int8", 120),
+        ("uint8", 200),
+        ("int16", 32000),
+        ("int32", 2**31 - 1),
+        ("uint32", 2**32 - 1),
+    ],
+)
+def test_means_of_small_dtypes_do_not_overflow(dtype: str, value: float) -> None:
+    repl = helpers.make(2)
+    start = tf.cast(value, dtype)
+    variable = make(repl, start, synchronization=ON_READ, aggregation=AGGREGATION.MEAN)
+    assert variable.read_value() == start
+
+
+def test_sums_of_16_bit_floats_are_rounded_once() -> None:
+    repl = helpers.make(3)
+    facts = {"synchronization": ON_READ, "aggregation": AGGREGATION.SUM}
+    variable = make(repl, tf.constant(0.0, tf.bfloat16), **facts)
+    repl.run(lambda: variable.assign([256.0, 1.0, 1.0][repl.replica_id]))
+    assert variable.read_value() == tf.constant(258.0, tf.bfloat16)
+
+
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+@pytest.mark.parametrize("how", ["eager", "function"])
+def test_values_of_different_shapes_are_not_broadcast(
+    how: str, aggregation: str
+) -> None:
+    repl = helpers.make(2)
+    facts = {
+        "synchronization": ON_READ,
+        "aggregation": getattr(AGGREGATION, aggregation),
+    }
+    variable = make(repl, [0.0], shape=[None], **facts)
+    repl.run(lambda: variable.assign(tf.ones([1 + 2 * repl.replica_id])))
+    read = tf.function(variable.read_value) if how == "function" else variable.numpy
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same size and shape"):
+        read()
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)

@@ -90,3 +90,51 @@ def test_updates_outside_a_step_reach_every_replica_or_are_refused(
             assert family in ("v1", "older")
     helpers.assert_replicas_equal([variable])
     assert np.isfinite(variable.numpy()).all()
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("sync", ["NONE", "ON_READ"])
+def test_counting_up_reaches_every_replica(sync: str, mode: str) -> None:
+    repl = helpers.make(2)
+
+    def made() -> tf.Variable:
+        how = getattr(tf.VariableSynchronization, sync)
+        with repl.context():
+            return tf.Variable(
+                0, synchronization=how, aggregation=tf.VariableAggregation.SUM
+            )
+
+    if mode == "session":
+        with tf.Graph().as_default(), v1.Session() as session:
+            variable = made()
+            count = variable.count_up_to(2)
+            session.run(v1.global_variables_initializer())
+            assert [session.run(count) for _ in range(2)] == [0, 1]
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(count)
+            assert session.run(variable.read_value()) == 2
+        return
+    variable = made()
+    count = variable.count_up_to
+    if mode == "function":
+        count = tf.function(lambda limit: variable.count_up_to(limit))
+    assert [int(count(2)) for _ in range(2)] == [0, 1]
+    with pytest.raises(tf.errors.OutOfRangeError):
+        count(2)
+    assert variable.numpy() == 2
+    if sync == "NONE":
+        helpers.assert_replicas_equal([variable])
+        assert [int(x) for x in repl.run(lambda: variable.count_up_to(9))] == [2, 2]
+
+
+def test_counting_up_by_v1_is_refused_outside_a_step() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable(0)
+    with pytest.raises(replicator.ContextError, match="own method count_up_to"):
+        v1.count_up_to(variable, 2)
+    assert [int(x) for x in repl.run(lambda: v1.count_up_to(variable, 2))] == [0, 0]
+    alone = helpers.make(1)
+    with alone.context():
+        variable = tf.Variable(0)
+    assert int(v1.count_up_to(variable, 2)) == 0

@@ -58,3 +58,11 @@ def test_what_is_no_rows_is_refused() -> None:
     message = "(?s)scatter_add of variable table:0.*was given.*Fix: it takes tf.Indexed"
     with pytest.raises(replicator.ArgumentError, match=message):
         v.scatter_add(tf.ones([9, 4]))
+
+
+def test_functions_of_v1_are_refused_by_name() -> None:
+    """They write by the handle of the whole, which has no value behind it."""
+    with parted.replicas(2, parted.InParts(2, 0)).context():
+        v = tf.Variable(INITIAL)
+    with pytest.raises(replicator.UnsupportedError, match="own method scatter_add"):
+        tf.compat.v1.scatter_add(v, [0], INITIAL[:1])

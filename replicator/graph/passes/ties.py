@@ -132,7 +132,7 @@ def _refuse(op: tf.Operation, variable: Any, replica_id: int) -> NoReturn:
     raise errors.UnsupportedError(
         errors.compose(
             f"replica {replica_id} accesses the value of variable {variable.name} by "
-            f"{op.type}, but the variable is split into {len(variable.parts)} parts.",
+            f"{op.type}, but the variable {variable.how_split}.",
             [f"at {errors.line_of(op)}"],
             "use the variable's own methods, or an optimizer that does; or a strategy "
             "that leaves this variable whole.",
