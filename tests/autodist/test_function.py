@@ -125,6 +125,24 @@ def test_keras_fit_in_the_scope_trains_as_on_one_device():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_keras_metrics_may_be_the_users():
+    def largest_error(y, y_pred):
+        return tf.reduce_max(tf.abs(y - y_pred))
+
+    histories = []
+    for autodist in (helpers.make(3), None):
+        tf.keras.utils.set_random_seed(1)
+        scope = autodist.scope() if autodist else tf.init_scope()
+        with scope:
+            model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+            model.compile("sgd", "mse", metrics=[largest_error])
+        if autodist:
+            autodist.keras_model(model)
+        history = model.fit(X, Y, batch_size=5, verbose=0, shuffle=False).history
+        histories.append(history["largest_error"])
+    np.testing.assert_allclose(*histories, rtol=1e-5)
+
+
 def test_one_trace_serves_batches_of_all_sizes_with_an_example_per_replica():
     autodist, traced = helpers.make(3), []
 
