@@ -77,6 +77,7 @@ from replicator._tf.distribute import (
     WatchedContext,
     default_strategy,
     distribution_mode,
+    summaries_if,
 )
 from replicator._tf.effects import (
     is_stateful,
@@ -226,8 +227,8 @@ __all__ = [
     "has_started",
     "import_nodes",
     "in_loop_of",
-    "in_vectorized_body",
     "in_save_context",
+    "in_vectorized_body",
     "is_abandoned",
     "is_initialized",
     "is_loop_gradient",
@@ -289,6 +290,7 @@ __all__ = [
     "store_get",
     "store_put",
     "strategy_asked_by_library",
+    "summaries_if",
     "trace",
     "tracing_apart",
     "track",
