@@ -79,6 +79,7 @@ from replicator._tf.distribute import (
     WatchedContext,
     default_strategy,
     distribution_mode,
+    summaries_if,
 )
 from replicator._tf.effects import (
     is_stateful,
@@ -229,8 +230,8 @@ __all__ = [
     "has_started",
     "import_nodes",
     "in_loop_of",
-    "in_vectorized_body",
     "in_save_context",
+    "in_vectorized_body",
     "is_abandoned",
     "is_initialized",
     "is_loop_gradient",
@@ -293,6 +294,7 @@ __all__ = [
     "store_get",
     "store_put",
     "strategy_asked_by_library",
+    "summaries_if",
     "trace",
     "tracing_apart",
     "track",

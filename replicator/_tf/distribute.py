@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib as _distribute
+from tensorflow.python.ops import summary_ops_v2 as _summaries
 
 
 def default_strategy() -> Any:
@@ -47,6 +48,22 @@ def distribution_mode(
         yield
     finally:
         stack.pop()
+
+
+@contextlib.contextmanager
+def summaries_if(condition: Callable[[], tf.Tensor]) -> Iterator[None]:
+    """Makes summaries in this block be written only where a condition is true.
+
+    Each summary asks for it. `tf.summary.record_if` is replaced by a record_if of the
+    user's inside; this is the flag that tf.distribute has for its replicas.
+    """
+    state = _summaries._summary_state
+    previous = state.is_recording_distribution_strategy
+    state.is_recording_distribution_strategy = condition
+    try:
+        yield
+    finally:
+        state.is_recording_distribution_strategy = previous
 
 
 class _Mode(_distribute._ThreadMode):

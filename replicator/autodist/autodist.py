@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ from replicator.autodist.session import DistributedSession, configured
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
 from replicator.replicator import Replicator
+from replicator.step import registry
 from replicator.strategy import choosing
 from replicator.strategy.description import Strategy
 
@@ -51,7 +54,8 @@ class AutoDist:
             for all accelerators, else the CPU. A file that lists one host describes
             this one; if it lists several, call `connect` with it first.
         strategy: How each variable is kept equal; as for `Replicator`.
-        **options: Further options of `Replicator`. By default, build="clone".
+        **options: Further options of `Replicator`. By default, build="clone" for
+            functions, and "trace" for Keras models, whose metrics may be the user's.
 
     Raises:
         DeviceError: A device does not exist.
@@ -79,8 +83,11 @@ class AutoDist:
             strategy = None
         # A program unaware of replicas builds the same on all: two builds are enough to
         # clone the rest.
-        options = {"build": "clone", **options}
-        self._repl = Replicator(devices_of(resource), strategy=strategy, **options)
+        chosen = {"build": "clone", **options}
+        self._repl = Replicator(devices_of(resource), strategy=strategy, **chosen)
+        # What Keras adds to a program is aware of replicas: a metric that is not a sum
+        # over the examples is updated on one of them.
+        self._keras = self._repl if "build" in options else _tracing(self._repl)
         self._scope: _Scope | None = None
 
     @property
@@ -252,7 +259,7 @@ class AutoDist:
         Args:
             model: Created and compiled in the scope.
         """
-        return self._repl.keras_model(model)
+        return self._keras.keras_model(model)
 
 
 class _Scope:
@@ -296,6 +303,16 @@ def _started(graph: tf.Graph) -> list[tf.Operation]:
 def _is_fed(op: tf.Operation) -> bool:
     """Whether an op needs a placeholder."""
     return any(source.type == "Placeholder" for source in flows.needed(op))
+
+
+def _tracing(repl: Replicator) -> Replicator:
+    """Returns the same Replicator with build="trace", for further steps."""
+    settings = repl._settings
+    options = dataclasses.replace(settings.options, build="trace")
+    tracing = copy.copy(repl)
+    tracing._settings = dataclasses.replace(settings, options=options)
+    tracing._steps = registry.Steps(tracing._settings, repl._keep_plan)
+    return tracing
 
 
 def _check_loss(loss: Any) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import errors
-from replicator.autodist import flows, tables
-from replicator.autodist.program import ELEMENTS, Program
+from replicator.autodist import flows, pulled, tables
+from replicator.autodist.program import Program
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import has_effect
 
@@ -58,7 +58,7 @@ class Defaults:
         if not self._values:
             return {}
         sources = [op for f in fetched for op in self._sources(f, frozenset(fed))]
-        if any(ELEMENTS.fullmatch(op.type) for op in sources):
+        if any(map(pulled.pulls, sources)):
             return {}
         values = {op: self._values[op] for op in dict.fromkeys(sources)}
         unknown = [op for op, value in values.items() if value is None]
@@ -77,9 +77,7 @@ class Defaults:
         key = fetched, fed
         if key not in self._sources_by_run:
             needed = list(flows.needed(fetched, fed))
-            sources = [
-                op for op in needed if op in self._values or ELEMENTS.fullmatch(op.type)
-            ]
+            sources = [op for op in needed if op in self._values or pulled.pulls(op)]
             if any(op in self._values for op in sources):
                 roots = [fetched, *filter(has_effect, needed)]
                 inputs = [tensor for op in roots for tensor in op.inputs]

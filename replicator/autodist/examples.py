@@ -228,6 +228,19 @@ class Examples:
         with _tf.stop_recording():
             return joining.again(cut, tensor, self._combine, tensor.op.device)
 
+    def of_all(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns a tensor without rows as of the whole batch, or None.
+
+        What depends on batch statistics is averaged, and a warning says so.
+        """
+        known = self.kinds([tensor])
+        value = known.of(tensor)
+        self._warn_mixed(value)
+        (alone,) = rules.alone([value])
+        if value.mixed is not None and joining.joins(alone, rows=False):
+            return self._combine(tensor, alone)
+        return self.whole(known, tensor)
+
     def _combine(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
         """Returns a tensor of the whole batch, reduced over the replicas."""
         return joining.of_all(

@@ -10,8 +10,10 @@ batch.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.autodist import examples, refusals, results
+from replicator.autodist import examples, pulled, refusals, results, summaries
 from replicator.costs import cost
 from replicator.graph.ir import shapes
 from replicator.graph.order import ordering
@@ -46,14 +48,34 @@ class DistributedFunction:
         function: The user's function.
         repl: The Replicator that runs it.
         loss: What the user declares losses to be, "mean" or "sum"; None if nothing.
+        owner: Returns the object whose method the function is, its first argument.
     """
 
     def __init__(
-        self, function: Callable[..., Any], repl: Any, loss: str | None = None
+        self,
+        function: Callable[..., Any],
+        repl: Any,
+        loss: str | None = None,
+        owner: Callable[[], Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._repl, self._loss = function, repl, loss
+        self._owner = owner
         self._specializations: dict[Hashable, _Specialization] = {}
+        self._methods: Any = weakref.WeakKeyDictionary()  # by their owners
+        self._kept: Any = None
+
+    def __get__(self, instance: Any, kind: type | None = None) -> DistributedFunction:
+        """Returns the method of an object, for a function in the body of a class."""
+        if instance is None:
+            return self
+        if instance not in self._methods:
+            self._methods[instance] = DistributedFunction(
+                self._function, self._repl, self._loss, weakref.ref(instance)
+            )
+        method: DistributedFunction = copy.copy(self._methods[instance])
+        method._kept = instance  # which nothing else may keep until the call
+        return method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on all replicas, each with a part of the examples.
@@ -98,7 +120,7 @@ class DistributedFunction:
         if key not in self._specializations:
             signature = _Signature((args, kwargs), array_indices, split, all_have_some)
             self._specializations[key] = _Specialization(
-                self._function, self._repl, signature, self._loss
+                self._function, self._repl, signature, self._loss, self._owner
             )
         return self._specializations[key](tensors)
 
@@ -194,6 +216,7 @@ class _Specialization:
         repl: The Replicator that runs it.
         signature: The kind of the arguments.
         loss: What the user declares losses to be; None if nothing.
+        owner: Returns the first argument of a method.
     """
 
     def __init__(
@@ -202,9 +225,10 @@ class _Specialization:
         repl: Any,
         signature: _Signature,
         loss: str | None,
+        owner: Callable[[], Any] | None,
     ) -> None:
         self._function, self._repl, self._signature = function, repl, signature
-        self._loss = loss
+        self._loss, self._owner = loss, owner
         self._is_split = signature.has_rows  # all False if the batch cannot be split
         indices = signature.array_indices
         leaves = tf.nest.flatten(signature.structure)
@@ -297,6 +321,8 @@ class _Specialization:
         for k, tensor in zip(self._signature.array_indices, tensors, strict=True):
             leaves[k] = tensor
         args, kwargs = tf.nest.pack_sequence_as(self._signature.structure, leaves)
+        if self._owner is not None:
+            args = (self._owner(), *args)
         batches = [
             t for t, is_split in zip(tensors, self._is_split, strict=True) if is_split
         ]
@@ -307,13 +333,19 @@ class _Specialization:
         replica.synchronizes = replica_examples.weighed
         replica.agrees = replica_examples.agreed
         replica.takes = lambda value: tf.where(is_first, value, tf.zeros_like(value))
-        with replica.weighing(shard):
+        graph = tf.compat.v1.get_default_graph()
+        start = _tf.operation_count(graph)
+        with replica.weighing(shard), summaries.once(is_first):
             function = _tf.function_of(self._function)
             self._output = _tf.call_converted(
                 functools.partial(function, **kwargs), args
             )
-            replica_examples.go_on(tf.compat.v1.get_default_graph())
+            replica_examples.go_on(graph)
             replica_examples.check()
+            if replica.num_replicas > 1:
+                built = graph.get_operations()[start:]
+                pulled.refuse(_name(self._function), built)
+                summaries.combine(built, replica_examples)
             synchronized.resolve(replica)
             output_leaves = tf.nest.flatten(self._output)
             self._results = results.look(output_leaves, replica_examples)

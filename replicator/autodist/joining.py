@@ -61,6 +61,9 @@ def cut(
         None if an op between draws random numbers, has an effect, calls Python, or is
         in a loop of TensorFlow 1.
     """
+    # A part is not computed of what it was cut from, nor of the default of what is fed.
+    if known.is_given(tensor) or tensor.op.type == "PlaceholderWithDefault":
+        return None
     control = known.control
     leaves: dict[object, tuple[tf.Tensor, Value]] = {}
     inside: set[tf.Operation] = set()

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.autodist import flows, marked, slots
+from replicator.autodist import flows, marked, pulled, slots
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 
@@ -32,8 +32,6 @@ _SHARED = re.compile(
     r"|QueueSize(V2)?|QueueIsClosed(V2)?|Save(V2|Slices)?|Restore(V2|Slice)?"
     r"|MergeV2Checkpoints|ShardedFilename|WriteFile|\w*Summary(Writer|FileWriter)\w*"
 )
-# Each replica gets elements of its own, and keeps one until it asks for the next.
-ELEMENTS = re.compile(r"IteratorGetNext(Sync)?|QueueDequeue\w*|ReaderRead\w*")
 # Ops that create a resource which a step uses up within itself.
 _OF_A_STEP = re.compile(r"TensorArray\w*|Stack\w*|Empty\w*|TensorList\w*|Optional\w*")
 _REFUSED = re.compile(
@@ -94,7 +92,7 @@ class Program:
 
         None if iterators deal the elements, since no replica has the whole batch then.
         """
-        if any(ELEMENTS.fullmatch(op.type) for op in self.copied):
+        if any(map(pulled.pulls, self.copied)):
             return None
         variables = list(self.variables.values())
         return Program(self.graph, variables, is_split=False)
@@ -221,9 +219,7 @@ class Program:
             return False
         if op.type in _PLACEHOLDERS and marked.text(op, marked.GRADIENT) is None:
             return self.splits(op.outputs[0])
-        if ELEMENTS.fullmatch(op.type):
-            return True
-        return flows.draws(op)
+        return pulled.pulls(op) or flows.draws(op)
 
     def _refuse(self) -> None:
         variables = self.variables
@@ -239,6 +235,12 @@ class Program:
                     f"{op.type} {op.name} cannot be copied for each replica: it holds "
                     "state, or communicates by itself",
                     "use variables created in the scope, datasets and tables.",
+                )
+            elif op.type == "IteratorGetNextAsOptional":
+                refusal = (
+                    f"{op.type} {op.name} may have no element, so that the examples "
+                    "of each replica cannot be counted",
+                    "call get_next() of the iterator.",
                 )
             elif op.type == "VarHandleOp" or op in self.shared:
                 continue

@@ -27,6 +27,7 @@ from replicator.autodist import (
     freshness,
     owned,
     proxies,
+    pulled,
     refusals,
     shares,
     stamping,
@@ -34,9 +35,10 @@ from replicator.autodist import (
     variables,
 )
 from replicator.autodist.divided import Divided
-from replicator.autodist.program import ELEMENTS, Program
+from replicator.autodist.program import Program
 from replicator.autodist.stamping import Places
 from replicator.autodist.variables import Variables
+from replicator.graph.ir.kinds import resource_inputs
 from replicator.graph.passes import owners
 from replicator.primitives import table
 from replicator.step import passes
@@ -323,10 +325,15 @@ class Replicas:
     def _deal(self, program: Program) -> None:
         """Makes replicas take elements one after the other, in replica order."""
         for op in program.copied:
-            if ELEMENTS.fullmatch(op.type):
+            if pulled.pulls(op):
                 column = [places[op] for places in self.places]
+                handles = [
+                    k
+                    for k, tensor in resource_inputs(op)
+                    if program.variable_behind(tensor) is None
+                ]
                 for before, after in itertools.pairwise(column):
-                    _tf.add_control_inputs(after, [before])
+                    pulled.order(before, after, handles)
 
     # --- Communication ----------------------------------------------------------------
 

@@ -127,6 +127,15 @@ def _quantized(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> 
     return _elementwise(own, op, k, values) if op.get_attr("range_given") else UNKNOWN
 
 
+def _replaced(own: Rows, op: tf.Operation, k: int, values: Sequence[Value]) -> Value:
+    rows = [value for value in values if value.kind is Kind.ROWS]
+    if len(rows) > 1 or rows[0].power:
+        return UNKNOWN
+    if not all(kinds.is_same(v) for v in values if v.kind is not Kind.ROWS):
+        return UNKNOWN
+    return rows[0].replaced(by_value=True)
+
+
 def _selected(values: Sequence[Value]) -> Value:
     """Selects rows by a vector with an element per row, as in TensorFlow 1."""
     own_rows = kinds.each(values)
@@ -361,6 +370,7 @@ def believed(tensor: tf.Tensor, values: Sequence[Value]) -> Value:
 _RULES: dict[str, Any] = {
     **dict.fromkeys(tables.ELEMENTWISE, _elementwise),
     **dict.fromkeys(tables.QUANTIZED, _quantized),
+    **dict.fromkeys(tables.REPLACED, _replaced),
     **dict.fromkeys(tables.PASSED_ON, _passed),
     **dict.fromkeys(tables.REDUCED, _reduced),
     **{"Rank": _rank, "L2Loss": _halved_squares, "BiasAddGrad": _bias},

@@ -25,13 +25,14 @@ from replicator.autodist import (
     kinds,
     losses,
     marked,
+    pulled,
     slots,
     stamping,
     wholes,
 )
 from replicator.autodist.gradient_calls import Gradient
 from replicator.autodist.kinds import Value
-from replicator.autodist.program import ELEMENTS, Program
+from replicator.autodist.program import Program
 from replicator.autodist.stamping import Places
 from replicator.autodist.values import Values
 from replicator.autodist.wholes import Whole
@@ -65,6 +66,7 @@ class Plan:
         kinds: Infers Values when the examples are split.
         gradients: Groups of gradients that are reduced together.
         starts: The starts of tf.gradients, each with the Value of its loss.
+        sources: What deals the elements of the loss of each start.
         writes: Writes of values that differ.
         wholes: The operands that must be of the whole batch for these, by tensor
             reference.
@@ -79,13 +81,12 @@ class Plan:
         self._program, self._declared = program, declared
         self._known: dict[str, Value] = {}
         self._dealt = {
-            op: program.downstream(op)
-            for op in program.copied
-            if ELEMENTS.fullmatch(op.type)
+            op: program.downstream(op) for op in program.copied if pulled.pulls(op)
         }
         self.gradients = gradient_calls.grouped(program.markers)
         self._texts = {marked.text(op, marked.TAKEN): op for op in program.markers}
         self.starts: list[tuple[tf.Operation, Value]] = []
+        self.sources: dict[tf.Operation, Source] = {}
         self._begun: dict[str, Value] = {}
         self.kinds = Values(program.flow)
         tape_starts = gradient_calls.begun_by_tapes(program.markers)
@@ -95,7 +96,13 @@ class Plan:
                 if loss is not None:
                     self._begin(op, loss, op.name.rpartition("/")[0])
             elif op.name in tape_starts:
-                self._begin(op, self._of_tape(tape_starts[op.name]), op.name)
+                marker = tape_starts[op.name]
+                self._begin(op, self._of_tape(marker), op.name)
+                targets = (marked.text(marker, marked.LOSS) or "").partition(";")[0]
+                found = [
+                    self.source(self._tensor(t).op) for t in targets.split(",") if t
+                ]
+                self.sources[op] = next(filter(None, found), None)
         self.writes = self._find_writes()
         values = [*(v for _, v in self.starts), *(w.value for w in self.writes)]
         self._warn(values)
@@ -179,6 +186,7 @@ class Plan:
             target = gradient_calls.differentiated(self._program.graph, start)
         if target is None:
             return None
+        self.sources[start] = self.source(target.op)
         initial = start.inputs[0] if start.type == "Identity" else None
         try:
             return losses.find(self.kinds, [target], [initial], self._declared)
@@ -350,7 +358,7 @@ class Shares:
     def counts(self, source: tf.Operation, places: Sequence[Places]) -> list[tf.Tensor]:
         """Returns how many examples each replica has been dealt, as floats."""
         if source not in self._dealt:
-            k = _examples_of(source)
+            k = pulled.examples_of(source, len(places))
             self._dealt[source] = counts = []
             for replica_places, device in zip(places, self._world.devices, strict=True):
                 with tf.device(device), tf.name_scope("AutoDist"):
@@ -372,22 +380,7 @@ class Shares:
                 for k, tensor in enumerate(consumer.inputs)
                 if tensor is start
             ]
-            source = next(
-                (s for c in op.outputs[0].consumers() if (s := plan.source(c))), None
-            )
-            weight = self.weight(source, loss, places, n)
+            weight = self.weight(plan.sources.get(op), loss, places, n)
             scaled = start * tf.cast(weight, start.dtype)
             for consumer, k in uses:
                 _tf.set_input(consumer, k, scaled)
-
-
-def _examples_of(source: tf.Operation) -> int | None:
-    """Returns which component of an element has a row per example, or None."""
-    for is_unknown in (True, False):
-        for k, tensor in enumerate(source.outputs):
-            shape = tensor.shape
-            if tensor.dtype in (tf.resource, tf.variant) or not shape.rank:
-                continue
-            if (shape[0] is None) == is_unknown:
-                return k
-    return None

@@ -29,12 +29,13 @@ ELEMENTWISE = frozenset(
     SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference Tan Tanh TanhGrad
     TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta
     StringLower StringUpper StringStrip StringLength StringToNumber AsString Substr
-    StringToHashBucketFast StringToHashBucketStrong StringToHashBucket DecodeRaw
+    StringToHashBucketFast StringToHashBucketStrong StringToHashBucket
     StaticRegexFullMatch StaticRegexReplace RegexReplace RegexFullMatch StringJoin
     Bucketize FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Select SelectV2
-    Add AddV2 AddN Sub Mul MulNoNan RealDiv Div DivNoNan AccumulateNV2
-    LookupTableFind LookupTableFindV2""".split()
+    Add AddV2 AddN Sub Mul MulNoNan RealDiv Div DivNoNan AccumulateNV2""".split()
 )
+# Ops that replace each element by a number or a vector of them, on axes behind.
+REPLACED = frozenset({"DecodeRaw", "LookupTableFind", "LookupTableFindV2"})
 QUANTIZED = frozenset({f"QuantizeAndDequantizeV{k}" for k in (2, 3, 4)})
 COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
 ADDED = frozenset({"Add", "AddV2", "AddN", "Sub", "AccumulateNV2"})

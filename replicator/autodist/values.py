@@ -19,6 +19,7 @@ from replicator.autodist import (
     lengths,
     own_gradients,
     powers,
+    pulled,
     rows,
     tables,
     turns,
@@ -131,6 +132,8 @@ class Values:
         if op.type in MERGES:
             return self._first_merged(op) if k == 0 else UNKNOWN
         if not any(t.op in self._flow.differing for t in op.inputs):
+            if kind_of(op).calls and pulled.pulls(op):
+                return self._of_call(op, k, [SAME] * len(op.inputs))
             return self._given(op, k, tensor)
         values = [self._known.get(t.ref(), SAME) for t in op.inputs]
         if op.type in ("Switch", "RefSwitch"):
@@ -393,7 +396,10 @@ def _inside(
     }
     flow = flows.flow(
         flows.upstream(results, lambda op: False),
-        lambda op: source_kinds.get(op) or ("value" if flows.draws(op) else ""),
+        lambda op: (
+            source_kinds.get(op)
+            or ("value" if flows.draws(op) or pulled.pulls(op) else "")
+        ),
         lambda op: False,
         given=argument_values,
     )

@@ -103,8 +103,19 @@ def is_mean_over_examples(model: Any, y_pred: Any) -> bool:
     outputs = tf.nest.flatten(y_pred)
     if any(gathering.mask_of(output) is not None for output in outputs):
         return False
+    if any(map(lacks_features, outputs)):
+        return False
     losses = tf.nest.flatten(getattr(model, "loss", None))
     return all(map(is_per_example, losses))
+
+
+def lacks_features(output: Any) -> bool:
+    """Whether an output's last axis, which Keras reduces, is that of the examples.
+
+    Args:
+        output: An output of a model, such as one that squeezed the axis of size 1.
+    """
+    return tf.is_tensor(output) and output.shape.rank == 1
 
 
 def is_per_example(loss: Any) -> bool:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator.inputs.shards import Shard
-from replicator.keras import gathering, hooks, parts
+from replicator.keras import gathering, hooks, losses, parts
 from replicator.primitives import all_reduce
 from replicator.step import objects
 from replicator.variables.replicated import ReplicatedVariable, plain
@@ -29,6 +29,8 @@ _ACROSS = (
     "CosineSimilarity",
     "MeanMetricWrapper",
 )
+# Keras metrics that are means of a function with a value per element.
+_BY_ELEMENT = ("Accuracy", "BinaryAccuracy")
 
 
 class Exact:
@@ -78,7 +80,7 @@ class Exact:
                     return self._update_mean(update, *args, **kwargs)
                 if kind == "sum":
                     return self._update_sum(update, *args, **kwargs)
-                if kind == "sums":
+                if kind == "sums" and not _crosses(metric, *args, **kwargs):
                     return update(*args, **kwargs)
                 return self._update_whole(metric, update, args, kwargs)
 
@@ -220,6 +222,22 @@ def _kind(metric: Any) -> str:
         return kind.__name__.lower()
     is_keras_metric = _of_keras(kind) and hasattr(keras.metrics, kind.__name__)
     return "sums" if is_keras_metric and kind.__name__ not in _ACROSS else "any"
+
+
+def _crosses(metric: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether one of Keras' own metrics compares examples with one another.
+
+    Most of those that are means of a function reduce the last axis. That of outputs
+    of rank 1 is the examples', so that one value for all of them is added.
+    """
+    import keras
+
+    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return False
+    if type(metric).__name__ in _BY_ELEMENT:
+        return False
+    outputs = [*args[1:2], kwargs.get("y_pred")]
+    return any(map(losses.lacks_features, outputs))
 
 
 def _of_keras(kind: type) -> bool:

@@ -63,3 +63,14 @@ def test_who_takes_the_copy_of_a_replica_is_noticed_before():
         assert not noticed
         assert variable.handle is copies[1].handle
     assert noticed
+
+
+def test_summaries_ask_for_the_condition_beside_the_users(tmp_path):
+    with tf.summary.create_file_writer(str(tmp_path)).as_default():
+        for wanted in (True, False):
+            with _tf.summaries_if(lambda wanted=wanted: tf.constant(wanted)):
+                with tf.summary.record_if(True):
+                    assert bool(tf.summary.should_record_summaries()) == wanted
+                with tf.summary.record_if(False):
+                    assert not tf.summary.should_record_summaries()
+        assert tf.summary.should_record_summaries()

@@ -132,3 +132,15 @@ def test_a_default_with_a_row_for_each_example_is_split(num_replicas: int) -> No
         with autodist.create_distributed_session() as session:
             assert session.run(total, {x: [1.0, 2.0, 3.0, 4.0]}) == 30
             assert session.run(total, {x: [1.0, 2.0], weights: [1.0, 1.0]}) == 3
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_what_is_fed_in_place_of_a_default_is_assigned(num_replicas: int) -> None:
+    with tf.Graph().as_default(), helpers.make(num_replicas).scope() as autodist:
+        rows = _default(X)
+        v = v1.Variable(tf.zeros([1]), validate_shape=False, trainable=False)
+        write = v1.assign(v, rows, validate_shape=False)
+        session = autodist.create_distributed_session()
+        for feed, expected in (({}, X), ({rows: X[:3] + 1}, X[:3] + 1)):
+            session.run(write, feed)
+            np.testing.assert_array_equal(session.run(v), expected)

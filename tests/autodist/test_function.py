@@ -6,6 +6,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -123,6 +125,62 @@ def test_keras_fit_in_the_scope_trains_as_on_one_device():
         results.append((history.history["loss"], model.get_weights()))
     for a, b in zip(*map(tf.nest.flatten, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_keras_metrics_may_be_the_users():
+    def largest_error(y, y_pred):
+        return tf.reduce_max(tf.abs(y - y_pred))
+
+    histories = []
+    for autodist in (helpers.make(3), None):
+        tf.keras.utils.set_random_seed(1)
+        scope = autodist.scope() if autodist else tf.init_scope()
+        with scope:
+            model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+            model.compile("sgd", "mse", metrics=[largest_error])
+        if autodist:
+            autodist.keras_model(model)
+        history = model.fit(X, Y, batch_size=5, verbose=0, shuffle=False).history
+        histories.append(history["largest_error"])
+    np.testing.assert_allclose(*histories, rtol=1e-5)
+
+
+def test_a_function_may_be_a_method():
+    autodist = helpers.make(3)
+
+    class Scale:
+        def __init__(self, factor):
+            self.factor = factor
+
+        @autodist.function
+        def of(self, x, plus=0.0):
+            return x * self.factor + plus
+
+    for factor in (2.0, 3.0):
+        np.testing.assert_array_equal(Scale(factor).of(X), X * factor)
+    scale = Scale(4.0)
+    np.testing.assert_array_equal(scale.of(X, plus=1.0), X * 4 + 1)
+    np.testing.assert_array_equal(Scale.of(scale, X), X * 4)
+    kept = weakref.ref(scale)
+    del scale
+    Scale.of._specializations.clear()  # called with the object as an argument
+    gc.collect()
+    assert kept() is None
+
+
+def test_an_argument_is_assigned_as_a_whole():
+    autodist = helpers.make(2)
+    with autodist.scope():
+        last = tf.Variable(tf.zeros([1, 2]), shape=[None, 2], trainable=False)
+
+    @autodist.function
+    def remember(x):
+        last.assign(x)
+
+    for n in (6, 5):
+        rows = np.arange(2.0 * n, dtype=np.float32).reshape(n, 2)
+        remember(rows)
+        np.testing.assert_array_equal(last, rows)
 
 
 def test_one_trace_serves_batches_of_all_sizes_with_an_example_per_replica():

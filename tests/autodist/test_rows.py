@@ -53,6 +53,11 @@ def _normalized(x: tf.Tensor, training: bool) -> tuple[tf.Tensor, ...]:
     )
 
 
+def _looked_up(x: tf.Tensor, default: list[float]) -> tf.Tensor:  # a vector for each
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, default)
+    return table.lookup(tf.cast(x, tf.int64))
+
+
 def _chosen(test: tf.Tensor, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Select(condition=test, x=one, y=other)
 
@@ -107,6 +112,12 @@ VALUES: dict[str, tuple[Make, Kind, float]] = {
     ),
     "cast": (lambda x: tf.cast(x * _count(x), tf.float64), Kind.ROWS, 1),
     "rounded": (lambda x: tf.cast(x * _count(x), tf.int32), Kind.UNKNOWN, 0),
+    "bytes of texts": (
+        lambda x: tf.io.decode_raw(tf.strings.as_string(x[:, 0], width=9), tf.uint8),
+        *(Kind.ROWS, 0),
+    ),
+    "found in a table": (lambda x: _looked_up(x[:, 0], [4.0]), Kind.ROWS, 0),
+    "vectors found in a table": (lambda x: _looked_up(x, [4.0, 5.0]), Kind.ROWS, 0),
     # Reductions.
     "over columns": (lambda x: tf.reduce_sum(x, 1), Kind.ROWS, 0),
     "over what is in front": (lambda x: tf.reduce_max(_across(x), 0), Kind.ROWS, 0),

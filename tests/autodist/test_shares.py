@@ -191,3 +191,42 @@ def test_examples_that_are_dealt_are_counted_by_what_has_rows() -> None:
         assert shares.counts(source, places) is counts
         with v1.Session() as session:
             assert [session.run(counts) for _ in range(3)] == [[2], [2], [1]]
+
+
+LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "a mean": lambda x, w: tf.reduce_mean((x * w - 1.0) ** 2),
+    "a sum": lambda x, w: tf.reduce_sum((x * w - 1.0) ** 2),
+    "linear": lambda x, w: w * tf.reduce_mean(x),
+    "of some": lambda x, w: tf.reduce_mean(tf.boolean_mask(x * w, x > 1.0)),
+}
+
+
+@pytest.mark.parametrize("batch", [2, 3])  # the replicas are dealt 2 and 2, or 3 and 1
+@pytest.mark.parametrize("by_tape", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_weigh_by_the_examples_that_were_dealt(
+    name: str, by_tape: bool, batch: int
+) -> None:
+    loss = LOSSES[name]
+    examples = X[:4]
+    with scope(2) as autodist:
+        data = tf.data.Dataset.from_tensor_slices(examples).batch(batch)
+        x = v1.data.make_one_shot_iterator(data).get_next()
+        w = v1.get_variable("w", initializer=3.0)
+        if by_tape:
+            with tf.GradientTape() as tape:
+                target = loss(x, w)
+            train_op = w.assign_sub(0.1 * tape.gradient(target, w))
+        else:
+            target = loss(x, w)
+            train_op = v1.train.GradientDescentOptimizer(0.1).minimize(target)
+        session = autodist.create_distributed_session()
+        value, _ = session.run([target, train_op])
+        trained = session.run(w)
+    plain = tf.Variable(3.0)
+    with tf.GradientTape() as tape:
+        expected = loss(tf.constant(examples), plain)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        trained, 3.0 - 0.1 * tape.gradient(expected, plain), rtol=1e-5
+    )

@@ -99,6 +99,29 @@ def test_several_losses_are_counted_one_by_one() -> None:
     check(lambda world: _fit(world, make, X, [Y, numbers(5, 17, 2)]), [2])
 
 
+class Flat(keras.Model):
+    """Returns a number per example, of shape [examples]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(1, "sigmoid")
+
+    def call(self, x: Any) -> Any:
+        return tf.squeeze(self.dense(x), -1)
+
+
+@pytest.mark.parametrize("loss", ["mse", "kl_divergence"])
+def test_numbers_per_example_are_reduced_over_the_batch(loss: str) -> None:
+    def make() -> keras.Model:
+        model = Flat()
+        # Keras reduces the last axis, which here is the batch.
+        model.compile(keras.optimizers.SGD(0.05), loss, metrics=["mae", "accuracy"])
+        return model
+
+    y, weights = labels(2, 17, 2).astype("float32"), numbers(3, 17) ** 2
+    check(lambda world: _fit(world, make, X, y, sample_weight=weights), [2])
+
+
 @pytest.mark.slow
 def test_regularization_and_added_losses_count_once() -> None:
     class Added(layers.Layer):
