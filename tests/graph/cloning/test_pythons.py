@@ -88,7 +88,7 @@ UNLIKE = {
     "lists, which may change": ([1], [1]),
     "objects": (Thing(), Thing()),
     "methods": (Thing().method, Thing().method),
-    "functions": (lambda: 1, lambda: 1),
+    "functions": (lambda: 1, lambda: 2),
 }
 
 
