@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -152,6 +154,14 @@ class Replicator(running.Running, methods.InStep):
             clock=None if member is None else member.clock(bounds.staleness(builder)),
         )
         self._steps = registry.Steps(self._settings, self._keep_plan)
+
+    def _tracing(self) -> Replicator:
+        """Returns this Replicator with build="trace" for the steps that it builds."""
+        other = copy.copy(self)
+        options = dataclasses.replace(self._settings.options, build="trace")
+        other._settings = dataclasses.replace(self._settings, options=options)
+        other._steps = registry.Steps(other._settings, self._keep_plan)
+        return other
 
     # --- Replicas ---------------------------------------------------------------------
 

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +20,6 @@ from replicator.autodist.session import DistributedSession, configured
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
 from replicator.replicator import Replicator
-from replicator.step import registry
 from replicator.strategy import choosing
 from replicator.strategy.description import Strategy
 
@@ -87,7 +84,7 @@ class AutoDist:
         self._repl = Replicator(devices_of(resource), strategy=strategy, **chosen)
         # What Keras adds to a program is aware of replicas: a metric that is not a sum
         # over the examples is updated on one of them.
-        self._keras = self._repl if "build" in options else _tracing(self._repl)
+        self._keras = self._repl if "build" in options else self._repl._tracing()
         self._scope: _Scope | None = None
 
     @property
@@ -303,16 +300,6 @@ def _started(graph: tf.Graph) -> list[tf.Operation]:
 def _is_fed(op: tf.Operation) -> bool:
     """Whether an op needs a placeholder."""
     return any(source.type == "Placeholder" for source in flows.needed(op))
-
-
-def _tracing(repl: Replicator) -> Replicator:
-    """Returns the same Replicator with build="trace", for further steps."""
-    settings = repl._settings
-    options = dataclasses.replace(settings.options, build="trace")
-    tracing = copy.copy(repl)
-    tracing._settings = dataclasses.replace(settings, options=options)
-    tracing._steps = registry.Steps(tracing._settings, repl._keep_plan)
-    return tracing
 
 
 def _check_loss(loss: Any) -> None:
