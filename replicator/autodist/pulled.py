@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from replicator import _tf, errors
+from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of
 
 _PULLS = re.compile(r"IteratorGetNext(Sync|AsOptional)?|QueueDequeue\w*|ReaderRead\w*")
@@ -60,11 +61,11 @@ def examples_of(source: tf.Operation, num_replicas: int) -> int | None:
             of one: there is nothing to count.
     """
     op = _first([source], lambda tensor: True) or source
-    sized = any(tensor.shape.rank and tensor.shape[0] is None for tensor in op.outputs)
+    sized = any((shapes.static(tensor) or (0,))[0] is None for tensor in op.outputs)
     for is_unknown in (True, False):
         for k, tensor in enumerate(source.outputs):
-            shape = tensor.shape
-            if tensor.dtype in (tf.resource, tf.variant) or not shape.rank:
+            shape = shapes.static(tensor)
+            if tensor.dtype in (tf.resource, tf.variant) or not shape:
                 continue
             if (shape[0] is None) == is_unknown:
                 return k
