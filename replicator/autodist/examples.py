@@ -265,8 +265,8 @@ class Examples:
         graph = tf.compat.v1.get_default_graph()
         if not self._batches or not tf.is_symbolic_tensor(value):
             return None
-        if value.graph is not graph:
-            return None
+        if value.graph is not graph:  # of a graph around this branch or loop
+            value = graph.capture(value)
         values = self.kinds([value])
         written = values.of(value)
         self._warn_mixed(written)

@@ -52,20 +52,36 @@ class DistributedFunction:
         self._function, self._repl, self._loss = function, repl, loss
         self._owner = owner
         self._traces: dict[Hashable, traces.Trace] = {}
-        self._methods: Any = weakref.WeakKeyDictionary()  # by their owners
+        self._methods: dict[int, DistributedFunction] = {}  # by the ids of their owners
         self._kept: Any = None
 
     def __get__(self, instance: Any, kind: type | None = None) -> DistributedFunction:
         """Returns the method of an object, for a function in the body of a class."""
         if instance is None:
             return self
-        if instance not in self._methods:
-            self._methods[instance] = DistributedFunction(
-                self._function, self._repl, self._loss, weakref.ref(instance)
+        key, methods = id(instance), self._methods
+        if key not in methods:
+            owner = self._reference(instance, lambda _: methods.pop(key, None))
+            methods[key] = DistributedFunction(
+                self._function, self._repl, self._loss, owner
             )
-        method: DistributedFunction = copy.copy(self._methods[instance])
+        method = copy.copy(methods[key])
         method._kept = instance  # which nothing else may keep until the call
         return method
+
+    def _reference(self, instance: Any, when_gone: Callable[[Any], Any]) -> Any:
+        try:
+            return weakref.ref(instance, when_gone)
+        except TypeError as error:
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"{traces.name_of(self._function)} is a method of a "
+                    f"{type(instance).__name__}, which has no weak references.",
+                    [f"at {errors.user_line()}"],
+                    'add "__weakref__" to its __slots__; or decorate a function that '
+                    "calls the method.",
+                )
+            ) from error
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on all replicas, each with a part of the examples.

@@ -43,7 +43,8 @@ def order(before: tf.Operation, after: tf.Operation, handles: Sequence[int]) -> 
         _tf.add_control_inputs(after, [before])
         return
     # TensorFlow inlines it, and then what pulls only waits for its own operands.
-    with tf.control_dependencies([tf.identity(before.outputs[0])]):
+    waited = tf.identity(before.outputs[0]) if before.outputs else before
+    with tf.control_dependencies([waited]):
         for k in handles:
             with tf.device(after.inputs[k].op.device):
                 _tf.set_input(after, k, tf.identity(after.inputs[k]))

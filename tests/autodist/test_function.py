@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,6 +145,78 @@ def test_keras_metrics_may_be_the_users():
         history = model.fit(X, Y, batch_size=5, verbose=0, shuffle=False).history
         histories.append(history["largest_error"])
     np.testing.assert_allclose(*histories, rtol=1e-5)
+
+
+def test_methods_of_equal_objects_are_told_apart():
+    autodist = helpers.make(2)
+
+    @dataclasses.dataclass  # compares by its fields, and has no hash
+    class Scale:
+        name: str
+        factor: Any = dataclasses.field(default=1.0, compare=False)
+
+        @autodist.function
+        def of(self, x):
+            return x * self.factor
+
+    scales = Scale("one", 2.0), Scale("one", 3.0)
+    assert scales[0] == scales[1]
+    for scale in scales:
+        np.testing.assert_array_equal(scale.of(X), X * scale.factor)
+
+
+def test_methods_of_objects_without_weak_references_are_refused():
+    autodist = helpers.make(2)
+
+    class Scale:
+        __slots__ = ()
+
+        @autodist.function
+        def of(self, x):
+            return x
+
+    with pytest.raises(
+        replicator.ArgumentError, match=r"(?s)of is a method of a Scale.*__weakref__"
+    ):
+        Scale().of(X)
+
+
+@pytest.mark.parametrize("summarized", [False, True])
+@pytest.mark.parametrize("name", ["sum", "scaled", "max", "count", "loop", "nested"])
+def test_values_are_written_as_a_whole_inside_of_control_flow(
+    name, summarized, tmp_path
+):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    results = []
+    for autodist in (helpers.make(3), None):
+        with autodist.scope() if autodist else tf.init_scope():
+            v = tf.Variable(0, dtype=tf.int64) if name == "count" else tf.Variable(0.0)
+
+        def write(total, largest, count, v=v):
+            if summarized:
+                tf.summary.scalar("total", total, step=0)
+            if name == "max":
+                v.assign(largest)
+            elif name == "count":
+                v.assign_add(count)
+            else:
+                v.assign_add(total * 2.0 if name == "scaled" else total)
+
+        def function(x, step, write=write):
+            values = tf.reduce_sum(x), tf.reduce_max(x), tf.size(x, tf.int64)
+            with writer.as_default():
+                if name == "loop":
+                    for _ in tf.range(2):
+                        write(*values)
+                elif step % 2 == 0:
+                    if name != "nested" or step < 3:
+                        write(*values)
+            return values[0]
+
+        run = autodist.function(function) if autodist else tf.function(function)
+        run(np.float32([1, 2, 3, 4, 5, 7, 9]), tf.constant(2))
+        results.append(v.numpy())
+    np.testing.assert_allclose(*results, rtol=1e-6)
 
 
 def test_a_function_may_be_a_method():
