@@ -294,7 +294,8 @@ class Examples:
         else:
             differing, input_values = self._inputs(graph)
         differing |= {t.op: "shape" for t, _ in starts if id(t) in start_values}
-        return Values(self._flow(tensors, differing, {**input_values, **start_values}))
+        flow = self._flow(tensors, differing, {**input_values, **start_values})
+        return Values(flow, dealt=False)  # see pulled.refuse
 
     def _inputs(self, graph: Any) -> tuple[dict[tf.Operation, str], dict[int, Value]]:
         """Returns which inputs of a function's graph differ, and the Values of all.

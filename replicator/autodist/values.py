@@ -50,10 +50,13 @@ class Values:
     Args:
         flow: Which of the graph's ops differ between replicas.
         called: Whether the graph is a function's, whose ops cannot be rewired.
+        dealt: Whether elements that functions pull may be dealt to the replicas.
     """
 
-    def __init__(self, flow: flows.Flow, called: bool = False) -> None:
-        self._flow, self._is_called = flow, called
+    def __init__(
+        self, flow: flows.Flow, called: bool = False, dealt: bool = True
+    ) -> None:
+        self._flow, self._is_called, self._are_dealt = flow, called, dealt
         self._known: dict[tf.Tensor, Value] = {}
         self._called: dict[tf.Operation, list[Value]] = {}
         self._sizes = Sizes(self.of)
@@ -132,7 +135,7 @@ class Values:
         if op.type in MERGES:
             return self._first_merged(op) if k == 0 else UNKNOWN
         if not any(t.op in self._flow.differing for t in op.inputs):
-            if kind_of(op).calls and pulled.pulls(op):
+            if self._are_dealt and kind_of(op).calls and pulled.pulls(op):
                 return self._of_call(op, k, [SAME] * len(op.inputs))
             return self._given(op, k, tensor)
         values = [self._known.get(t.ref(), SAME) for t in op.inputs]
@@ -352,7 +355,7 @@ class Values:
         if kinds.is_same(test_value):
             return after
         variables = list(zip(test.inputs, body.inputs, strict=True))
-        test_scope = _inside(test, values, tested)
+        test_scope = self._inside(test, values, tested)
         loop = lengths.Loop(
             *(tested[0], op.inputs, variables, results),
             lambda t: kinds.is_same((test_scope if t.graph is test else self).of(t)),
@@ -363,44 +366,44 @@ class Values:
         self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
     ) -> list[Value]:
         """Returns the Values of a function's results, which are not differentiated."""
-        inside = _inside(body, values, results)
+        inside = self._inside(body, values, results)
         return [inside.of(tensor) for tensor in results]
 
     def _of_body(
         self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
     ) -> list[Value]:
         """Returns the Values of a function's results, given those of its arguments."""
-        inside = _inside(body, values, results)
+        inside = self._inside(body, values, results)
         if inside.not_kept(results) is not None:
             return [UNKNOWN] * len(results)
         # Nothing outside can count the elements of a tensor in a function.
         result_values = [inside.of(tensor) for tensor in results]
         return [UNKNOWN if value.over is not None else value for value in result_values]
 
+    def _inside(
+        self, body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
+    ) -> Values:
+        """Returns what infers Values in a function, given those of its arguments."""
+        argument_values = dict(zip(map(id, body.inputs), values, strict=False))
+        source_kinds = {
+            tensor.op: "value" if value.by_value else "shape"
+            for tensor, value in zip(body.inputs, values, strict=False)
+            if not kinds.is_same(value)
+        }
+
+        def differs(op: tf.Operation) -> bool:
+            return flows.draws(op) or (self._are_dealt and pulled.pulls(op))
+
+        flow = flows.flow(
+            flows.upstream(results, lambda op: False),
+            lambda op: source_kinds.get(op) or ("value" if differs(op) else ""),
+            lambda op: False,
+            given=argument_values,
+        )
+        return Values(flow, called=True, dealt=self._are_dealt)
+
 
 _MOVED = frozenset(
     """Reshape ExpandDims Squeeze Transpose StridedSlice Slice GatherV2 Pad ReverseV2
     Unpack""".split()
 )
-
-
-def _inside(
-    body: tf.Graph, values: Sequence[Value], results: Sequence[tf.Tensor]
-) -> Values:
-    """Returns what infers Values in a function, given those of its arguments."""
-    argument_values = dict(zip(map(id, body.inputs), values, strict=False))
-    source_kinds = {
-        tensor.op: "value" if value.by_value else "shape"
-        for tensor, value in zip(body.inputs, values, strict=False)
-        if not kinds.is_same(value)
-    }
-    flow = flows.flow(
-        flows.upstream(results, lambda op: False),
-        lambda op: (
-            source_kinds.get(op)
-            or ("value" if flows.draws(op) or pulled.pulls(op) else "")
-        ),
-        lambda op: False,
-        given=argument_values,
-    )
-    return Values(flow, called=True)

@@ -348,12 +348,14 @@ class ReplicatedVariable(
     ) -> Any:
         """Writes every component's share of `value`, outside a step."""
         written = self.placement.written
-        return self._write_all(
-            lambda component, r: getattr(component, method)(
-                written(value, Write(self, r, method)), name=name, read_value=False
-            ),
-            read_value,
-        )
+        # Shares that are zeros do not depend on a value that was read of the variable.
+        with tf.control_dependencies([value] if tf.is_symbolic_tensor(value) else []):
+            return self._write_all(
+                lambda component, r: getattr(component, method)(
+                    written(value, Write(self, r, method)), name=name, read_value=False
+                ),
+                read_value,
+            )
 
     def _write_all(
         self, write: Callable[[tf.Variable, int], Any], read_value: bool

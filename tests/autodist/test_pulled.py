@@ -114,3 +114,15 @@ def test_functions_may_have_datasets_of_their_own():
 
     expected = X[:4].sum() + X.sum() + X.mean()
     np.testing.assert_allclose(total(X), expected, rtol=1e-5)
+
+
+def test_loops_over_an_iterator_of_the_function_leave_it_split(caplog):
+    @helpers.make(2).function
+    def scaled(x):
+        iterator = iter(tf.data.Dataset.range(1, 4))
+        for _ in tf.range(3):
+            x *= tf.cast(next(iterator), tf.float32)
+        return tf.reduce_mean(x)
+
+    np.testing.assert_allclose(scaled(X), X.mean() * 6, rtol=1e-5)
+    assert "not split" not in caplog.text

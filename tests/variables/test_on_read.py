@@ -86,6 +86,40 @@ def test_functions_of_v1_write_the_whole_outside_a_step(
         np.testing.assert_allclose(result, expected)
 
 
+def _before(op: tf.Operation) -> set[tf.Operation]:
+    """Returns all ops that run before an op."""
+    found, stack = set(), [op]
+    while stack:
+        top = stack.pop()
+        for other in (*(tensor.op for tensor in top.inputs), *top.control_inputs):
+            if other not in found:
+                found.add(other)
+                stack.append(other)
+    return found
+
+
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+def test_no_component_is_written_before_the_written_value_is_read(
+    aggregation: str,
+) -> None:
+    # In a session, nothing else orders what reads and what writes a variable.
+    repl = helpers.make(3)
+    facts = {
+        "synchronization": ON_READ,
+        "aggregation": getattr(AGGREGATION, aggregation),
+    }
+    with tf.Graph().as_default() as graph:
+        variable = make(repl, **facts)
+        made = set(graph.get_operations())
+        variable.assign(variable.read_value() + 1.0, read_value=False)
+        new = [op for op in graph.get_operations() if op not in made]
+    writes = [op for op in new if op.type == "AssignVariableOp"]
+    reads = {op for op in new if op.type == "ReadVariableOp"}
+    assert len(writes) == 3 and len(reads) >= 3
+    for write in writes:
+        assert reads <= _before(write), write.name
+
+
 @pytest.mark.parametrize(
     ("dtype", "value"),
     [
