@@ -14,7 +14,6 @@ from absl import flags
 from replicator import _tf, errors
 
 _TO_MODULE = "--"
-_PACKAGES = os.sep + "site-packages" + os.sep
 _INTERRUPTED = 130  # the exit status of a program that Ctrl-C ends
 
 
@@ -118,7 +117,9 @@ def parse_of_module(name: str, arguments: Sequence[str]) -> list[str]:
 
 def _is_users(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
-    return bool(file and _tf.users_of([(file, 1, "")]) and _PACKAGES not in file)
+    return bool(
+        file and _tf.users_of([(file, 1, "")]) and not _tf.is_installed(file)
+    )
 
 
 def check_outputs(*given: flags.FlagHolder[str | None]) -> None:

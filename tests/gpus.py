@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from replicator import devices
 
-_MEMORY = 2048  # MiB per logical GPU
+_MEMORY = 512  # MiB per logical GPU, so that a small GPU holds all of them
 
 
 def split(count: int) -> None:
@@ -28,6 +28,10 @@ def split(count: int) -> None:
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         raise RuntimeError("--gpus: this machine has no GPU that TensorFlow can use")
+    # The laws compare with what NumPy and the CPU compute; the default has 10 bits.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    # For sessions, as docs/guides/sessions.md says: eager calls have it anyway.
+    tf.config.set_soft_device_placement(True)
     per_gpu = math.ceil(count / len(gpus))
     for gpu in gpus:
         tf.config.set_logical_device_configuration(

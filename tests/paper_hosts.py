@@ -94,7 +94,7 @@ def run(
         flat = [graph.get_tensor_by_name(x.name) for x in tf.nest.flatten(fetches)]
         options_of_run = tf.compat.v1.RunOptions(output_partition_graphs=True)
         metadata = tf.compat.v1.RunMetadata()
-        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(layout)})
+        config = tf.compat.v1.ConfigProto(device_count={"CPU": len(layout), "GPU": 0})
         rewrites = config.graph_options.rewrite_options
         rewrites.constant_folding = rewrites.OFF  # it would change names
         with tf.compat.v1.Session(config=config) as session:

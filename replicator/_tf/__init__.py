@@ -91,6 +91,7 @@ from replicator._tf.effects import (
 from replicator._tf.frames import (
     called_by_runtime,
     copy_line,
+    is_installed,
     passed_user_code,
     stack_depth,
     stack_since,
@@ -115,6 +116,7 @@ from replicator._tf.functions import (
 from replicator._tf.graphs import (
     operation_count,
     seeds_counted,
+    session_config,
     stands_in,
 )
 from replicator._tf.ops import (
@@ -235,6 +237,7 @@ __all__ = [
     "is_abandoned",
     "is_initialized",
     "is_loop_gradient",
+    "is_installed",
     "is_stateful",
     "is_step",
     "is_watched",
@@ -279,6 +282,7 @@ __all__ = [
     "saver_asks",
     "searched_op",
     "seeds_counted",
+    "session_config",
     "set_function",
     "set_input",
     "set_int_attr",

@@ -20,6 +20,11 @@ _LIBRARIES = tuple(
 )
 _ROOM = os.path.dirname(__file__) + os.sep
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# The names of the folders of installed packages: pip's, and Debian's.
+_PACKAGES = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-packages"))
+# pip's --target, say, installs into a folder of any name, which may be the user's own.
+_BESIDE = os.path.dirname(os.path.dirname(os.path.abspath(tf.__file__)))
+_BESIDE_TENSORFLOW = tuple(_BESIDE + library for library in _LIBRARIES)
 _GENERATED = "__autograph_generated_file"
 _ORIGINAL = "_replicator_original"  # an attribute of ops
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -31,10 +36,18 @@ _Frame = tuple[str, int, str]  # file, line, function
 def _is_library(filename: str) -> bool:
     if filename.startswith((_HERE, "<")) or _GENERATED in filename:
         return True
-    packages = "site-packages" + os.sep
-    if packages in filename:
-        return filename.partition(packages[:-1])[2].startswith(_LIBRARIES)
+    if filename.startswith(_BESIDE_TENSORFLOW):
+        return True
+    for packages in _PACKAGES:
+        _, found, within = filename.partition(packages)
+        if found:
+            return (os.sep + within).startswith(_LIBRARIES)
     return filename.startswith(_STANDARD)
+
+
+def is_installed(filename: str) -> bool:
+    """Whether a file is in a folder of installed packages, the user's or others'."""
+    return any(packages in filename for packages in _PACKAGES)
 
 
 def user_frames(

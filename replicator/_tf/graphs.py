@@ -6,12 +6,23 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context as _context
 from tensorflow.python.framework import random_seed as _random_seed
 
 
 def operation_count(graph: tf.Graph) -> int:
     """Returns the number of ops in a graph; `get_operations` would copy the list."""
     return graph.num_operations()
+
+
+def session_config() -> tf.compat.v1.ConfigProto:
+    """Returns the settings of a session that is given none: the process's devices.
+
+    The public API tells of them one by one, not of how GPUs are split.
+    """
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(_context.context().config)
+    return config
 
 
 def seeds_counted(graph: tf.Graph) -> int:

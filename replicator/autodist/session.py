@@ -274,7 +274,7 @@ class DistributedSession(tf.compat.v1.Session):
 
 
 def configured(config: Any, devices: Sequence[str]) -> Any:
-    """Returns a ConfigProto with which a session has all the CPUs that replicas use.
+    """Returns a ConfigProto with which a session has all the devices of the replicas.
 
     It switches off graph optimizations that find nothing in graphs of many replicas.
 
@@ -285,35 +285,37 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
     Raises:
         ArgumentError: `config` is not a ConfigProto.
     """
-    on_cpus = cost.share_memory(devices)
-    if config is None:
-        result = _tf.with_less_optimizing(None, on_cpus)
-        return None if result is None else _placed_in_part(result)
-    if not isinstance(config, tf.compat.v1.ConfigProto):
+    if config is not None and not isinstance(config, tf.compat.v1.ConfigProto):
         raise errors.ArgumentError(
             errors.compose(
                 f"a distributed session was given config={errors.shown(config)}.",
                 fix="pass a tf.compat.v1.ConfigProto, or None.",
             )
         )
-    result = tf.compat.v1.ConfigProto()
-    result.CopyFrom(config)
+    process, result = _tf.session_config(), tf.compat.v1.ConfigProto()
+    result.CopyFrom(process if config is None else config)
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     cpus = [spec.device_index or 0 for spec in specs if spec.device_type == "CPU"]
     if cpus:
         result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus) + 1)
-    return _placed_in_part(_tf.with_less_optimizing(result, on_cpus))
+    if not result.gpu_options.experimental.virtual_devices:  # as the process splits them
+        process.gpu_options.MergeFrom(result.gpu_options)
+        result.gpu_options.CopyFrom(process.gpu_options)
+    return _placed(_tf.with_less_optimizing(result, cost.share_memory(devices)))
 
 
-def _placed_in_part(config: Any) -> Any:
-    """Returns a ConfigProto with which TensorFlow only places the ops that it runs.
+def _placed(config: Any) -> Any:
+    """Returns a ConfigProto with which TensorFlow places the ops of all replicas.
 
-    Many ops of the graph of all replicas never run: copies of variables' initializers,
-    and each replica's copy of writes to variables that another one owns.
+    Only those that run: many ops of the graph never do, e.g. copies of variables'
+    initializers, and each replica's copy of writes to variables that another one owns.
+    And it puts what has no kernel for a GPU on its host, as it does with the user's
+    graph, whose ops ask for no device.
     """
     result = tf.compat.v1.ConfigProto()
     result.CopyFrom(config)
     result.graph_options.place_pruned_graph = True
+    result.allow_soft_placement = True
     return result
 
 

@@ -44,5 +44,7 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
     jobs = {WORKER: spec.job_tasks(WORKER), _MASTER: [master]}
     session_config = tf.compat.v1.ConfigProto()
     session_config.CopyFrom(config)
+    # Replicas ask for devices in the user's stead, who asked for none.
+    session_config.allow_soft_placement = True
     session_config.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
     return {"target": f"grpc://{master}", "config": session_config}

@@ -100,10 +100,12 @@ class Position(tf.train.experimental.PythonState):
         """Returns the positions, for `deserialize`.
 
         Raises:
-            InputError: A dataset has state that cannot be saved.
+            InputError: A dataset has state that cannot be saved, or is prefetched to
+                an accelerator.
         """
         states = []
         for iterator, home in self._iterators:
+            _check_place(iterator, "saved")
             try:
                 with places.at(home):
                     state = tf.raw_ops.SerializeIterator(
@@ -132,7 +134,8 @@ class Position(tf.train.experimental.PythonState):
             string_value: The result of `serialize`.
 
         Raises:
-            InputError: It is of a different number of pipelines or hosts.
+            InputError: It is of a different number of pipelines or hosts, or a
+                dataset is prefetched to an accelerator.
         """
         if self._peers is not None:
             string_value = self._own_part(string_value)
@@ -148,6 +151,7 @@ class Position(tf.train.experimental.PythonState):
                 )
             )
         for state, (iterator, home) in zip(states, self._iterators, strict=True):
+            _check_place(iterator, "restored")
             with places.at(home):
                 tf.raw_ops.DeserializeIterator(
                     resource_handle=_resource(iterator),
@@ -171,6 +175,21 @@ class Position(tf.train.experimental.PythonState):
                 )
             )
         return base64.b64decode(parts[self._peers.own])
+
+
+def _check_place(iterator: Any, done: str) -> None:
+    """Checks that an iterator is on a host: TensorFlow saves and restores no others."""
+    device = _resource(iterator).device
+    if tf.DeviceSpec.from_string(device).device_type != "CPU":
+        raise errors.InputError(
+            errors.compose(
+                f"the position of an input cannot be {done}: its elements are "
+                f"prefetched to {device}.",
+                fix='use input_mode="per_worker" or "global_batch", whose iterator is '
+                "on the host; or leave repl.inputs out of the checkpoint, and let the "
+                "dataset skip what was already read: dataset.skip(...).",
+            )
+        )
 
 
 def _resource(iterator: Any) -> Any:

@@ -99,6 +99,7 @@ def forward(model: Any) -> Iterator[None]:
             if only_cpus():
                 raise
             _warn(model, str(error))
+            _forget_losses(model)
             return original(*args, **kwargs)
         for output, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
             gathering.set_mask(output, mask)
@@ -106,6 +107,14 @@ def forward(model: Any) -> Iterator[None]:
 
     with hooks.replaced(model, "call", call):
         yield
+
+
+def _forget_losses(model: Any) -> None:
+    """Drops the losses that a failed attempt to compile a model's call has added.
+
+    Keras drops them when a model is called, which has happened, and offers no other way.
+    """
+    model._clear_losses()
 
 
 def _has_call(model: Any) -> bool:

@@ -24,7 +24,6 @@ _OF_STACKS = ("  File ", "Graph execution error", "Detected at node", "<stack tr
 _ROOTS = re.compile(r"\d+ root error\(s\) found\.\n +\(0\) [A-Z_]+: +")
 _TRACEBACK = "\nTraceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)\n')
-_PACKAGES = os.sep + "site-packages" + os.sep
 _MOST_SAID = 700  # characters, so that the raising line, which follows, is not cut off
 
 
@@ -157,7 +156,7 @@ def _line(error: Exception) -> str:
         (file, int(line), name) for file, line, name in _FRAME.findall(traceback)
     ]
     frames = _tf.users_of(frames_in_text) or _tf.user_frames(error)
-    return errors.innermost([f for f in frames if _PACKAGES not in f[0]] or frames)
+    return errors.innermost([f for f in frames if not _tf.is_installed(f[0])] or frames)
 
 
 def _said(error: Exception) -> str:

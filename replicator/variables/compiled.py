@@ -95,6 +95,30 @@ def outside_handle(variable: Any) -> tf.Tensor | None:
     return variable.components[0].handle
 
 
+def check_write(variable: Any) -> None:
+    """Raises if a jit-compiled function outside all steps writes several components.
+
+    Keras compiles by XLA on GPUs unless told otherwise, also a loop outside of steps.
+
+    Raises:
+        UnsupportedError: XLA reaches only what is on the device it compiles for.
+    """
+    if tf.executing_eagerly() or len(variable.outside) == 1:
+        return
+    if _tf.compiled_function(tf.compat.v1.get_default_graph(), None) is None:
+        return
+    raise errors.UnsupportedError(
+        errors.compose(
+            f"variable {variable.name}, which is on {len(variable.outside)} devices, is "
+            "written in a function with jit_compile=True outside any step. XLA reaches "
+            "only the device that it compiles for.",
+            [f"at {errors.user_line()}"],
+            "write it in a step; or leave out jit_compile=True. Keras' compile has it "
+            "by default on GPUs: model.compile(..., jit_compile=False).",
+        )
+    )
+
+
 def _check_outside(function: Any, variable: Any, inside: tf.Tensor) -> None:
     """Raises if a function traced in a step would go wrong outside one.
 

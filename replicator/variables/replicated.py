@@ -361,6 +361,7 @@ class ReplicatedVariable(
         self, write: Callable[[tf.Variable, int], Any], read_value: bool
     ) -> Any:
         """Writes every component, outside a step."""
+        compiled.check_write(self)
         keras_loops.warn_of_one_device(self)
         self._settle_in_graph()
         with self._exclusively():

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import os
+import pathlib
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -99,6 +103,40 @@ def test_user_frames_of_an_exception_of_converted_code_are_as_written():
 def test_users_of_leaves_out_what_is_of_libraries():
     frames = [("/a/train.py", 3, "step"), (tf.__file__, 1, "f"), (_tf.__file__, 2, "g")]
     assert _tf.users_of([*frames, ("<string>", 1, "h")]) == frames[:1]
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_packages_are_installed_in_folders_of_two_names(folder: str) -> None:
+    keras, own = (f"/usr/lib/{folder}/{name}/a.py" for name in ("keras", "mine"))
+    assert _tf.users_of([(keras, 1, "f"), (own, 2, "step")]) == [(own, 2, "step")]
+    assert _tf.is_installed(keras) and _tf.is_installed(own)
+    assert not _tf.is_installed("/home/me/train.py")
+
+
+def test_tensorflow_may_be_beside_the_users_program(tmp_path: pathlib.Path) -> None:
+    """As after pip install --target: its lines are not the user's."""
+    packages = pathlib.Path(tf.__file__).parents[1]
+    (tmp_path / "tensorflow").symlink_to(packages / "tensorflow")
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import tensorflow as tf\n"
+        "from replicator import _tf\n"
+        "@tf.function\n"
+        "def step():\n"
+        "    assert tf.__file__.startswith({!r}), tf.__file__\n"
+        "    print([(f, line) for f, line, _ in _tf.user_frames()])\n"
+        "step()\n".format(str(tmp_path))
+    )
+    root = pathlib.Path(_tf.__file__).parents[2]
+    path = os.pathsep.join([str(tmp_path), str(root), str(packages)])
+    printed = subprocess.run(
+        [sys.executable, str(program)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert printed.strip() == str([(str(program), 7), (str(program), 6)])
 
 
 def test_user_frames_see_through_autograph():

@@ -15,6 +15,13 @@ def test_operation_count_counts():
             tf.constant(0)
 
 
+def test_session_config_has_the_devices_of_the_process() -> None:
+    config = _tf.session_config()
+    assert config.device_count["CPU"] == len(tf.config.list_logical_devices("CPU"))
+    config.device_count["CPU"] = 1
+    assert _tf.session_config() != config
+
+
 def test_stands_in_tells_graphs_inside_a_graph() -> None:
     results = []
 

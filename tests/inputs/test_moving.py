@@ -129,7 +129,8 @@ def test_a_table_of_a_graph_stays():
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_dataset_that_reads_a_variable_stays(graph):
     with tf.Graph().as_default() if graph else tf.init_scope():
-        variable = tf.Variable(2, dtype=tf.int64)
+        with tf.device("CPU:0"):  # where datasets can read it
+            variable = tf.Variable(2, dtype=tf.int64)
         scaled = _Dataset.range(3).map(lambda x: x * variable)
         assert "reads a variable" in moving.moved(scaled, HOME).stays
 

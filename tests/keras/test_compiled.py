@@ -122,6 +122,18 @@ def test_what_cannot_be_compiled_is_refused(kind: Any, said: str) -> None:
         worlds.outcome(lambda world: _program(world, make, y=numbers(1, 17, 3)), 2)
 
 
+def test_where_keras_may_have_asked_such_models_run_uncompiled(monkeypatch) -> None:
+    """On GPUs "auto" means True: a model whose layers add losses trains all the same."""
+    monkeypatch.setattr(compiled, "only_cpus", lambda: False)
+
+    def make() -> keras.Model:
+        model = keras.Sequential([layers.Input((8,)), Added(), layers.Dense(3)])
+        model.compile("sgd", "mse", jit_compile=True)
+        return model
+
+    check(lambda world: _program(world, make, y=numbers(1, 17, 3)), [2])
+
+
 def _normalizing() -> keras.Model:
     """Returns a model whose moving statistics replicas agree on, during its call."""
     model = keras.Sequential(

@@ -236,7 +236,7 @@ def test_what_needs_no_agreement_is_written(mode: str) -> None:
 
 
 def test_what_would_have_to_be_averaged_is_refused() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, variables="mirrored")
     with repl.context():
         variable = tf.Variable(VALUE)
     compiled = jit(lambda x: variable.assign_add([x, x]))
@@ -353,7 +353,7 @@ def test_a_function_from_outside_is_refused_in_steps() -> None:
 
 def test_a_function_differentiated_around_one_that_recomputes_is_refused() -> None:
     """The recomputed part is traced outside of the compiled function, for replica 0."""
-    repl = helpers.make(2)
+    repl = helpers.make(2, variables="mirrored")
     with repl.context():
         variable = tf.Variable(VALUE)
     compiled = jit(tf.recompute_grad(lambda x: tf.reduce_sum(x * variable**2)))
@@ -388,3 +388,24 @@ def test_with_one_replica_a_function_may_be_called_anywhere(first: str) -> None:
     for call in calls * 2:
         call()
     np.testing.assert_array_equal(variable, 5 * VALUE)
+
+
+def test_writes_outside_steps_are_refused() -> None:
+    """As where Keras' fit compiles by XLA, which it does on GPUs."""
+    repl = helpers.make(2, variables="mirrored")
+    with repl.context():
+        variable = tf.Variable(VALUE)
+    compiled = jit(lambda: variable.assign_add(VALUE))
+
+    @tf.function
+    def loop() -> tf.Tensor:
+        compiled()
+        return variable.read_value()
+
+    with pytest.raises(
+        replicator.UnsupportedError,
+        match=r"(?s)on 2 devices.*jit_compile=True outside.*test_compiled\.py.*Fix:",
+    ):
+        loop()
+    helpers.assert_replicas_equal([variable])
+    np.testing.assert_array_equal(variable.numpy(), VALUE)

@@ -96,7 +96,7 @@ def _call_options(only_cpus: bool) -> tuple[Any, ...]:
     return "executor_type", options.executor_type or "", "config_proto", settings
 
 
-def with_less_optimizing(config: Any = None, only_cpus: bool = False) -> Any:
+def with_less_optimizing(config: Any, only_cpus: bool) -> Any:
     """Returns a ConfigProto with fewer graph optimizations, for a faster first run.
 
     TensorFlow runs about a dozen optimizers over each graph, twice; most find nothing
@@ -106,11 +106,11 @@ def with_less_optimizing(config: Any = None, only_cpus: bool = False) -> Any:
     process and do not cover these; those they do cover take precedence.
 
     Args:
-        config: The user's ConfigProto, whose settings stay; None: the process's.
+        config: A ConfigProto, whose settings stay.
         only_cpus: Whether all of the replicas are on CPUs.
     """
     reduced = tf.compat.v1.ConfigProto()
-    reduced.CopyFrom(_context.context().config if config is None else config)
+    reduced.CopyFrom(config)
     rewriter = reduced.graph_options.rewrite_options
     choice = type(rewriter)
     if rewriter.meta_optimizer_iterations == choice.DEFAULT_NUM_ITERS:

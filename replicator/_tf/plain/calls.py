@@ -31,11 +31,11 @@ def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
     return call
 
 
-def with_less_optimizing(config: Any = None, only_cpus: bool = False) -> Any:
-    """Returns a ConfigProto unchanged, or None for the process's.
+def with_less_optimizing(config: Any, only_cpus: bool) -> Any:
+    """Returns a ConfigProto unchanged.
 
     Args:
-        config: The user's ConfigProto, or None.
+        config: A ConfigProto.
         only_cpus: Whether all of the replicas are on CPUs; makes no difference here.
     """
     return config

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from replicator import _tf
 from replicator.graph.passes import precision
 from tests import helpers
 
@@ -83,7 +84,7 @@ def test_replicas_stay_equal_where_xla_compiles_clusters(options) -> None:
 
 
 def test_replicas_stay_equal_in_sessions_with_lower_precision() -> None:
-    config = tf.compat.v1.ConfigProto(device_count={"CPU": 8})
+    config = _tf.session_config()
     rewriter = config.graph_options.rewrite_options
     rewriter.auto_mixed_precision_onednn_bfloat16 = type(rewriter).ON
     repl, weights = helpers.make(2), list[tf.Variable]()

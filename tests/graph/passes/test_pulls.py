@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import strategy
+from replicator import _tf, strategy
 from replicator.plan import Plan
 
 _LEAST = 50  # elements; scalars, indices and control signals are smaller
@@ -32,7 +32,7 @@ _OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 def _sent(graph: tf.Graph, fetches: Any, replicas: int) -> int:
     """Runs the ops; returns the bytes of all larger tensors that left a device."""
-    config = tf.compat.v1.ConfigProto(device_count={"CPU": replicas})
+    config = _tf.session_config()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     options = tf.compat.v1.RunOptions(output_partition_graphs=True)
     metadata = tf.compat.v1.RunMetadata()
