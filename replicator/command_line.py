@@ -117,9 +117,7 @@ def parse_of_module(name: str, arguments: Sequence[str]) -> list[str]:
 
 def _is_users(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
-    return bool(
-        file and _tf.users_of([(file, 1, "")]) and not _tf.is_installed(file)
-    )
+    return bool(file and _tf.users_of([(file, 1, "")]) and not _tf.is_installed(file))
 
 
 def check_outputs(*given: flags.FlagHolder[str | None]) -> None:

@@ -71,11 +71,11 @@ class Replicator(running.Running, methods.InStep):
             device reduces and sends out the result; "shuffled": each device does so
             with one slice; "tree": neighbours combine, then pairs of neighbours;
             "ring": slices travel from each device to the next; "nccl": NVIDIA's
-            library, among the GPUs of one host. None: the cheapest for each call. Each
-            algorithm gives every replica the same bits, but the bits differ between
-            algorithms: hub and shuffled add in replica order. On several hosts with
-            several replicas each, every host reduces its own first, and the algorithm
-            is the one used between hosts.
+            library, among whole GPUs of one host. None: the cheapest for each call.
+            Each algorithm gives every replica the same bits, but the bits differ
+            between algorithms: hub and shuffled add in replica order. On several hosts
+            with several replicas each, every host reduces its own first, and the
+            algorithm is the one used between hosts.
         fusion: Whether small tensors that are reduced together are sent together.
         factors: Whether sums of matrix products may send the factors instead.
         kernels: Whether products of few rows with a large transposed matrix, for which

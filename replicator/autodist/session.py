@@ -298,7 +298,9 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
     cpus = [spec.device_index or 0 for spec in specs if spec.device_type == "CPU"]
     if cpus:
         result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus) + 1)
-    if not result.gpu_options.experimental.virtual_devices:  # as the process splits them
+    if (
+        not result.gpu_options.experimental.virtual_devices
+    ):  # as the process splits them
         process.gpu_options.MergeFrom(result.gpu_options)
         result.gpu_options.CopyFrom(process.gpu_options)
     return _placed(_tf.with_less_optimizing(result, cost.share_memory(devices)))

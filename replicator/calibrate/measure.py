@@ -136,8 +136,8 @@ def measure_algorithms(
         rounds: The number of measurements of each.
         calibration: The rates that the model uses.
     """
-    gpus = rates.are_gpus(names)
-    algorithms = [a for a in cost.ALGORITHM_NAMES if a != "nccl" or gpus]
+    nccl = rates.nccl_reaches(names)
+    algorithms = [a for a in cost.ALGORITHM_NAMES if a != "nccl" or nccl]
     times = shortest(
         {None: _step(names, nbytes, None)}
         | {algorithm: _step(names, nbytes, algorithm) for algorithm in algorithms},

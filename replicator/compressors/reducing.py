@@ -225,7 +225,8 @@ def _reduce_rows(
         policies=[link.policies[0]] * 2,
     )
     gathered = tf.IndexedSlices(tf.cast(values, rows.dtype), indices, rows.dense_shape)
-    return sparse.add_up(gathered)
+    group = link.members if link.policies[0].owner is None else ()
+    return sparse.add_up(gathered, group=group)
 
 
 def _cast(leaf: Leaf, dtype: tf.DType) -> Leaf:

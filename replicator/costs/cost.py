@@ -108,7 +108,7 @@ def choose(
     if asked is not None:
         return asked if asked in able else "hub"
     kind = rates.kind_of(devices)
-    with_nccl = rates.are_gpus(devices) and "gpu" in policy.calibration.rates
+    with_nccl = rates.nccl_reaches(devices) and "gpu" in policy.calibration.rates
     costs = {
         name: policy.calibration.seconds(
             name, kind, len(devices), _UNKNOWN_BYTES if nbytes is None else nbytes

@@ -167,7 +167,7 @@ def all_reduce(
 
 def _able(devices: Sequence[str], calibration: Calibration) -> list[str]:
     """Returns the algorithms that may be chosen unrequested; see `cost.choose`."""
-    nccl = rates.are_gpus(devices) and "gpu" in calibration.rates
+    nccl = rates.nccl_reaches(devices) and "gpu" in calibration.rates
     return [name for name in cost.ALGORITHM_NAMES if name != "nccl" or nccl]
 
 

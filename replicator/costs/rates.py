@@ -271,10 +271,25 @@ def kind_of(devices: Sequence[str]) -> str:
     return "cpu" if types == {"CPU"} else "gpu"
 
 
-def are_gpus(devices: Sequence[str]) -> bool:
-    """Whether devices are GPUs of one host."""
+def nccl_reaches(devices: Sequence[str]) -> bool:
+    """Whether devices are GPUs of one host, each a GPU of its own.
+
+    NCCL refuses logical devices that are parts of the same GPU.
+    """
     types = {tf.DeviceSpec.from_string(device).device_type for device in devices}
-    return types == {"GPU"} and kind_of(devices) == "gpu"
+    return types == {"GPU"} and kind_of(devices) == "gpu" and not _share_one(devices)
+
+
+def _share_one(devices: Sequence[str]) -> bool:
+    """Whether two of these devices are parts of the same GPU of this process."""
+    wholes: list[int] = []  # the GPU of each logical one
+    for k, gpu in enumerate(tf.config.get_visible_devices("GPU")):
+        parts = tf.config.get_logical_device_configuration(gpu) or [gpu]
+        wholes += [k] * len(parts)
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    indices = [spec.device_index or 0 for spec in specs if spec.job == "localhost"]
+    used = [wholes[index] for index in indices if index < len(wholes)]
+    return len(set(used)) < len(used)
 
 
 def load(path: str | os.PathLike[str] | None) -> Calibration:

@@ -112,7 +112,7 @@ def forward(model: Any) -> Iterator[None]:
 def _forget_losses(model: Any) -> None:
     """Drops the losses that a failed attempt to compile a model's call has added.
 
-    Keras drops them when a model is called, which has happened, and offers no other way.
+    Keras drops them when a model is called, which has happened; there is no other way.
     """
     model._clear_losses()
 

@@ -40,7 +40,7 @@ def all_reduce_when(
         parts = [total.values[:num_rows], total.indices[:num_rows]]
         values, indices = all_gather.all_gather(parts, axis=0)
         gathered = tf.IndexedSlices(values, indices, total.dense_shape)
-        replicas = context.require("all_gather").num_replicas
-        count = replicas if op == "mean" else 1
-        results.append(sparse.add_up(gathered, count))
+        group = context.require("all_gather").build.world.everyone
+        count = len(group) if op == "mean" else 1
+        results.append(sparse.add_up(gathered, count, group))
     return results

@@ -275,9 +275,11 @@ def _whole(slices: Sequence[tf.Tensor], like: tf.Tensor, device: str) -> tf.Tens
 
 
 def _check_gpus(matched: Matched) -> None:
-    """Raises ArgumentError unless the participants run on GPUs of one host."""
-    if not rates.are_gpus(matched.devices):
-        raise _unsupported(matched, "nccl", "needs GPUs on one host")
+    """Raises ArgumentError unless NCCL reaches all participants."""
+    if not rates.nccl_reaches(matched.devices):
+        raise _unsupported(
+            matched, "nccl", "needs GPUs on one host, of which none is split"
+        )
 
 
 def _unsupported(matched: Matched, name: str, problem: str) -> errors.ArgumentError:

@@ -60,6 +60,20 @@ def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:
     return tf.nest.pack_sequence_as(value, received)
 
 
+def of_first(tensors: Sequence[tf.Tensor], members: tuple[int, ...]) -> list[tf.Tensor]:
+    """Gives replicas the tensors of the first of them, in place of their own.
+
+    Args:
+        tensors: On each, tensors of the same dtypes and shapes.
+        members: The replicas.
+    """
+    values = rooted.values(tensors)
+    options = {"root": members[0]}
+    return base.communicate(
+        "broadcast", options, list(tensors), values, agreed=values, group=members
+    )
+
+
 def send(
     tensors: Sequence[tf.Tensor],
     results: Sequence[Value],

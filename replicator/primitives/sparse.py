@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import context, errors
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.graph.passes import rows
-from replicator.primitives import all_gather, arithmetic, base, unknown_shapes
+from replicator.primitives import (
+    all_gather,
+    arithmetic,
+    base,
+    broadcast,
+    unknown_shapes,
+)
 
 _FIX = "give each row its index: tf.IndexedSlices(values, indices, dense_shape)."
 
@@ -31,7 +37,8 @@ def reduce(
         policies=[policy, policy],
     )
     gathered = tf.IndexedSlices(values, indices, slices.dense_shape)
-    return add_up(gathered, len(group) if op == "mean" else 1)
+    count = len(group) if op == "mean" else 1
+    return add_up(gathered, count, group if policy.owner is None else ())
 
 
 def paired(what: str, slices: tf.IndexedSlices) -> list[tf.Tensor]:
@@ -67,7 +74,9 @@ def paired(what: str, slices: tf.IndexedSlices) -> list[tf.Tensor]:
     )
 
 
-def add_up(slices: tf.IndexedSlices, count: int = 1) -> tf.IndexedSlices:
+def add_up(
+    slices: tf.IndexedSlices, count: int = 1, group: tuple[int, ...] = ()
+) -> tf.IndexedSlices:
     """Sums the rows of each index, in their order, and divides the sums.
 
     Unsummed, an optimizer would square each row by itself (Keras' Adam does), and
@@ -76,6 +85,7 @@ def add_up(slices: tf.IndexedSlices, count: int = 1) -> tf.IndexedSlices:
     Args:
         slices: The rows of all replicas, concatenated.
         count: The divisor.
+        group: The replicas that sum these rows and need the same bits, if any do.
 
     Returns:
         Each index once, in the order of first occurrence.
@@ -86,6 +96,20 @@ def add_up(slices: tf.IndexedSlices, count: int = 1) -> tf.IndexedSlices:
         values = tf.cast(values, tf.float32)
     # On CPUs each thread computes some of the sums and scans all rows in order.
     sums = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
+    if len(group) > 1 and in_any_order(group):
+        (sums,) = broadcast.of_first([sums], group)
     if count > 1:
         sums = arithmetic.divide(sums, count)
     return tf.IndexedSlices(tf.cast(sums, dtype), indices, slices.dense_shape)
+
+
+def in_any_order(group: tuple[int, ...]) -> bool:
+    """Whether devices of these replicas may add up rows in another order each time.
+
+    GPUs do, by atomic additions: sums of the same rows differ in their last bits, by
+    which mirrored variables would drift apart.
+    """
+    devices = context.require("all_reduce").build.world.everywhere
+    return any(
+        tf.DeviceSpec.from_string(devices[r]).device_type != "CPU" for r in group
+    )

@@ -76,7 +76,7 @@ class AllReduceSynchronizer:
 
     Attributes:
         spec: "AUTO": the cheapest algorithm; "NCCL": NVIDIA's library, where all
-            replicas are on GPUs of one host, else as AUTO; "RING": around a ring.
+            replicas are on whole GPUs of one host, else as AUTO; "RING": around a ring.
         compressor: Compresses gradients in transit; "" for none.
         group: Only small gradients of the same group share a bucket.
     """

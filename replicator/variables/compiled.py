@@ -103,18 +103,19 @@ def check_write(variable: Any) -> None:
     Raises:
         UnsupportedError: XLA reaches only what is on the device it compiles for.
     """
-    if tf.executing_eagerly() or len(variable.outside) == 1:
+    num_devices = len(variable.outside)
+    if tf.executing_eagerly() or num_devices == 1:
         return
     if _tf.compiled_function(tf.compat.v1.get_default_graph(), None) is None:
         return
     raise errors.UnsupportedError(
         errors.compose(
-            f"variable {variable.name}, which is on {len(variable.outside)} devices, is "
-            "written in a function with jit_compile=True outside any step. XLA reaches "
+            f"variable {variable.name}, which is on {num_devices} devices, is written "
+            "in a function with jit_compile=True outside any step. XLA reaches "
             "only the device that it compiles for.",
             [f"at {errors.user_line()}"],
-            "write it in a step; or leave out jit_compile=True. Keras' compile has it "
-            "by default on GPUs: model.compile(..., jit_compile=False).",
+            "write it in a step; or pass jit_compile=False. On GPUs, True is the default "
+            "of Keras' model.compile, and of optimizers of tf_keras.",
         )
     )
 

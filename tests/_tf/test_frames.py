@@ -123,9 +123,9 @@ def test_tensorflow_may_be_beside_the_users_program(tmp_path: pathlib.Path) -> N
         "from replicator import _tf\n"
         "@tf.function\n"
         "def step():\n"
-        "    assert tf.__file__.startswith({!r}), tf.__file__\n"
+        f"    assert tf.__file__.startswith({str(tmp_path)!r}), tf.__file__\n"
         "    print([(f, line) for f, line, _ in _tf.user_frames()])\n"
-        "step()\n".format(str(tmp_path))
+        "step()\n"
     )
     root = pathlib.Path(_tf.__file__).parents[2]
     path = os.pathsep.join([str(tmp_path), str(root), str(packages)])

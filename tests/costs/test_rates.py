@@ -145,3 +145,29 @@ def test_two_levels_cost_both(name: str) -> None:
     assert calibration.seconds_in_levels(name, "cpu", 1, 4, nbytes) == between
     # One level of 8 replicas sends each tensor once to each of them.
     assert actual < calibration.seconds(name, "hosts", 8, nbytes)
+
+
+@pytest.mark.parametrize(
+    ("parts", "devices", "reached"),
+    [
+        ([1, 1], ["GPU:0", "GPU:1"], True),
+        ([2, 1], ["GPU:0", "GPU:1"], False),  # both are parts of the first
+        ([2, 1], ["GPU:1", "GPU:2"], True),
+        ([1, 1], ["GPU:0", "CPU:0"], False),
+    ],
+)
+def test_nccl_does_not_reach_parts_of_one_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    parts: list[int],
+    devices: list[str],
+    reached: bool,
+) -> None:
+    gpus = list(range(len(parts)))
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    monkeypatch.setattr(
+        tf.config,
+        "get_logical_device_configuration",
+        lambda gpu: ["part"] * parts[gpu] if parts[gpu] > 1 else None,
+    )
+    names = [f"/job:localhost/replica:0/task:0/device:{name}" for name in devices]
+    assert rates.nccl_reaches(names) == reached

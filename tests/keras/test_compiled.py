@@ -123,7 +123,7 @@ def test_what_cannot_be_compiled_is_refused(kind: Any, said: str) -> None:
 
 
 def test_where_keras_may_have_asked_such_models_run_uncompiled(monkeypatch) -> None:
-    """On GPUs "auto" means True: a model whose layers add losses trains all the same."""
+    """On GPUs "auto" means True: models whose layers add losses train all the same."""
     monkeypatch.setattr(compiled, "only_cpus", lambda: False)
 
     def make() -> keras.Model:

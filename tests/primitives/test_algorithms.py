@@ -420,7 +420,9 @@ def test_nccl_is_one_op_on_each_gpu(op: str, reduction: str, dtype: str) -> None
 def test_nccl_needs_gpus(given: str) -> None:
     repl = helpers.make(2, algorithm="nccl" if given == "replicator" else None)
     options = {"algorithm": "nccl"} if given == "call" else {}
-    with pytest.raises(ValueError, match="needs GPUs on one host") as caught:
+    with pytest.raises(
+        ValueError, match="needs GPUs on one host, of which none"
+    ) as caught:
         repl.run(lambda: repl.all_reduce(1.0, **options))
     message = str(caught.value)
     assert "replica 1" in message and "CPU:1" in message and "Fix: " in message

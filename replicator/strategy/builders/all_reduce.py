@@ -30,8 +30,8 @@ class AllReduce(Builder):
     Args:
         chunk_size: The number of variables, in the order of creation, whose small
             gradients share a bucket.
-        all_reduce_spec: "NCCL": NVIDIA's library where all replicas are on GPUs of one
-            host, else as "AUTO": the cheapest algorithm; or "RING".
+        all_reduce_spec: "NCCL": NVIDIA's library where all replicas are on whole GPUs
+            of one host, else as "AUTO": the cheapest algorithm; or "RING".
         compressor: Compresses gradients in transit; None for none.
 
     Raises:
