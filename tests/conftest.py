@@ -129,6 +129,8 @@ def pytest_collection_modifyitems(
         item.add_marker(pytest.mark.slow)
     if config.getoption("--hosts"):
         hosts.mark(items)
+    if config.getoption("--gpus"):
+        gpus.mark(items)
     chosen = config.getoption("--with")
     sample = config.getoption("--sample")
     options = sampling.draw(sample, items) if sample else {item: [] for item in items}

@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pytest --gpus`: the tests' CPU:k are logical GPUs of any physical GPUs.
 
-For `make gpu-check`. Each GPU is split into as many logical ones as necessary.
+For `make gpu-check`. Each GPU is split into as many logical ones as necessary. Tests
+that cannot pass, as they expect CPUs or what TensorFlow does on CPUs only, are in
+tests/not_on_gpus.txt, with the reason.
 """
 
 from __future__ import annotations
 
 import math
+import pathlib
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import tensorflow as tf
 
 from replicator import devices
+from tests import listed
+
+LIST = pathlib.Path(__file__).with_name("not_on_gpus.txt")
+_CRASH = "TensorFlow crashes"  # how the reason begins for tests that are not run
 
 _MEMORY = 512  # MiB per logical GPU, so that a small GPU holds all of them
 
@@ -54,3 +63,12 @@ def mapped(names: Any, count: int) -> Any:
     if k == names or not k.isdecimal() or int(k) >= count:
         return names
     return f"GPU:{k}"
+
+
+def mark(items: Sequence[pytest.Item]) -> None:
+    """Marks the listed tests. GPUs differ, so that some may pass on another one."""
+    listed.mark(
+        items,
+        LIST,
+        lambda why: pytest.mark.xfail(reason=why, run=not why.startswith(_CRASH)),
+    )

@@ -18,7 +18,7 @@ import pytest
 
 import replicator
 from replicator import devices
-from tests import helpers
+from tests import helpers, listed
 from tests.cluster import servers
 
 LIST = pathlib.Path(__file__).with_name("not_on_hosts.txt")
@@ -55,22 +55,4 @@ def mapped(names: Any, num_cpus: int) -> Any:
 
 def mark(items: Sequence[pytest.Item]) -> None:
     """Marks the listed tests, which cannot pass there."""
-    reasons = listed()
-    for item in items:
-        function = item.nodeid.partition("[")[0]
-        for name in (item.nodeid, function, function.partition("::")[0]):
-            if name in reasons:
-                reason = reasons[name]
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
-                break
-
-
-def listed() -> dict[str, str]:
-    """Returns the reason of each listed test."""
-    reasons, reason = {}, ""
-    for line in LIST.read_text().splitlines():
-        if line.startswith("[") and line.endswith("]"):
-            reason = line.strip("[]")
-        elif line and not line.startswith("#"):
-            reasons[line] = reason
-    return reasons
+    listed.mark(items, LIST, lambda why: pytest.mark.xfail(reason=why, strict=True))

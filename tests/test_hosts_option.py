@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests import hosts
+from tests import gpus, hosts, listed
 from tests.cluster import servers
 
 _TESTS = pathlib.Path(__file__).parent
@@ -54,8 +54,9 @@ def test_neighbours_are_on_different_hosts(name, device):
     assert hosts.mapped(name, 8) == device
 
 
-def test_what_is_listed_exists():
-    for entry in hosts.listed():
+@pytest.mark.parametrize("path", [hosts.LIST, gpus.LIST], ids=["hosts", "gpus"])
+def test_what_is_listed_exists(path):
+    for entry in listed.read(path):
         path, _, test = entry.partition("::")
         text = (_TESTS.parent / path).read_text()
         assert f"def {test.partition('[')[0]}(" in text, entry

@@ -114,8 +114,8 @@ def check_write(variable: Any) -> None:
             "in a function with jit_compile=True outside any step. XLA reaches "
             "only the device that it compiles for.",
             [f"at {errors.user_line()}"],
-            "write it in a step; or pass jit_compile=False. On GPUs, True is the default "
-            "of Keras' model.compile, and of optimizers of tf_keras.",
+            "write it in a step; or pass jit_compile=False. On GPUs, Keras' "
+            "model.compile and optimizers of tf_keras have True by default.",
         )
     )
 
