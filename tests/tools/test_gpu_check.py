@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import types
+from typing import Any
 
 import pytest
 
 import replicator
-from tests import gpus
+from tests import gpus, listed
 from tools import gpu_check, gpu_programs
 
 
@@ -134,3 +136,18 @@ def test_programs_of_several_gpus_find_none_here(name) -> None:
     else:
         with pytest.raises(replicator.DeviceError):
             gpu_programs.nccl()
+
+
+def test_tests_that_cannot_pass_are_marked_and_those_that_crash_do_not_run() -> None:
+    marks: dict[str, list[Any]] = {}
+
+    def item(nodeid: str) -> Any:
+        add = marks.setdefault(nodeid, []).append
+        return types.SimpleNamespace(nodeid=nodeid, add_marker=add)
+
+    reasons = listed.read(gpus.LIST)
+    gpus.mark([item(nodeid) for nodeid in [*reasons, "tests/test_other.py::test_it"]])
+    assert marks.pop("tests/test_other.py::test_it") == []
+    for nodeid, (mark,) in marks.items():
+        assert mark.kwargs["reason"] == reasons[nodeid]
+        assert mark.kwargs["run"] == ("crashes" not in reasons[nodeid])
