@@ -9,7 +9,8 @@ already combined unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -66,6 +67,9 @@ class LegacyKerasAdapter(LaterSlots):
         def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
             _set_back(inner if own is None else own)
             pairs = list(zip(*sparsity.settled(combined, updated), strict=True))
+            if own is None and context.current() is None:
+                with _uncompiled(inner):
+                    return base_apply(pairs, **options)
             if own is None:
                 return base_apply(pairs, **options)
             result = own.apply_gradients(pairs, **options)
@@ -80,6 +84,22 @@ class LegacyKerasAdapter(LaterSlots):
         if hasattr(self, "_index_dict"):
             return parts.expand_keyed(self, state, division, "_index_dict")
         return parts.expand_slots(self, state, division)
+
+
+@contextlib.contextmanager
+def _uncompiled(optimizer: Any) -> Iterator[None]:
+    """Lets an optimizer update in this block without XLA, which reaches one device.
+
+    tf_keras compiles updates by default where there are GPUs.
+    """
+    compiles = getattr(optimizer, "jit_compile", False)
+    if compiles:
+        optimizer.jit_compile = False
+    try:
+        yield
+    finally:
+        if compiles:
+            optimizer.jit_compile = True
 
 
 def _scope_of(optimizer: Any) -> str:
