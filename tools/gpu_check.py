@@ -2,7 +2,8 @@
 """Checks and measures on the GPUs of this machine: `make gpu-check`.
 
 One GPU is enough: it is split into logical GPUs. Each check runs in its own process, as
-each configures TensorFlow. The report says whether a check passed, failed or did not
+each configures TensorFlow; with --processes=N, the tests of each in N, which takes 5 GiB
+of the GPU for each. The report says whether a check passed, failed or did not
 run, and why. Without a GPU nothing runs, and the status is 0.
 """
 
@@ -21,6 +22,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 _REPORT = "gpu-report.md"
 _LIMIT = 3600  # seconds per check
+_PROCESSES = "--processes="
+_COUNTS = [str(count) for count in range(1, 65)]
+_USAGE = "python -m tools.gpu_check [--processes=N] [REPORT.md]"
 # The rooms whose programs run on the devices they name. The others start processes of
 # their own, or run nothing.
 _ROOMS = (
@@ -106,19 +110,21 @@ def run(command: Sequence[str]) -> tuple[int, str]:
     return process.returncode, process.stdout
 
 
-def outcome(check: Check, gpus: int, run: Run) -> Outcome:
+def outcome(check: Check, gpus: int, run: Run, processes: int = 1) -> Outcome:
     """Runs a check if there are enough GPUs.
 
     Args:
         check: The check.
         gpus: The number of GPUs.
         run: Runs a command.
+        processes: How many run the tests.
     """
     if gpus < check.gpus:
         available = "no GPU" if not gpus else f"{gpus} GPU{'s' * (gpus > 1)}"
         return Outcome(check, NOT_RUN, f"needs {check.gpus}, and there is {available}")
     if check.tests:
-        options = ("--gpus", "-m", "not slow", "--numprocesses=0", "-q")
+        workers = processes if processes > 1 else 0
+        options = ("--gpus", "-m", "not slow", f"--numprocesses={workers}", "-q")
         status, printed = run(("-m", "pytest", *options, *check.tests))
     else:
         status, printed = run(("-m", "tools.gpu_programs", check.name))
@@ -173,28 +179,31 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def check_all(run: Run) -> tuple[str, int]:
+def check_all(run: Run, processes: int = 1) -> tuple[str, int]:
     """Runs all checks; returns the report, and the exit status: 1 if any failed."""
     gpus = found_gpus(run)
     outcomes = []
     for check in CHECKS:
         if len(gpus) >= check.gpus:
             print(f"{check.name}: {check.about} ...", file=sys.stderr, flush=True)
-        outcomes.append(outcome(check, len(gpus), run))
+        outcomes.append(outcome(check, len(gpus), run, processes))
     failed = any(result.status == FAILED for result in outcomes)
     return report(gpus, outcomes), int(failed)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the checks, prints and writes the report; returns the exit status."""
-    if len(argv) > 1 or argv and argv[0].startswith("-"):
-        print("usage: python -m tools.gpu_check [REPORT.md]", file=sys.stderr)
+    processes, rest = "1", list(argv)
+    if rest and rest[0].startswith(_PROCESSES):
+        processes = rest.pop(0).removeprefix(_PROCESSES)
+    if len(rest) > 1 or rest and rest[0].startswith("-") or processes not in _COUNTS:
+        print(f"usage: {_USAGE}", file=sys.stderr)
         return 2
-    path = pathlib.Path(argv[0] if argv else ROOT / _REPORT)
+    path = pathlib.Path(rest[0] if rest else ROOT / _REPORT)
     if not path.parent.is_dir():
         print(f"there is no folder {path.parent}", file=sys.stderr)
         return 2
-    text, status = check_all(run)
+    text, status = check_all(run, int(processes))
     path.write_text(text)
     print(f"{text}\nwritten to {path}")
     return status

@@ -19,9 +19,11 @@ class Machine:
 
     def __init__(self, count: int, failing: tuple[str, ...] = ()) -> None:
         self.count, self.failing, self.ran = count, failing, []
+        self.workers: set[str] = set()
 
     def run(self, command):
         name = command[-1]
+        self.workers |= {part for part in command if part.startswith("--num")}
         if "pytest" in command:
             name = {check.tests: check.name for check in _SUITE}[tuple(command[7:])]
         if name == "devices":
@@ -90,7 +92,18 @@ def test_the_report_is_written_and_status_is_0_without_gpus(
     assert path.read_text() in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--all"], ["a.md", "b.md"], ["no/where/a.md"]])
+def test_tests_may_run_in_several_processes() -> None:
+    machine = Machine(1)
+    gpu_check.check_all(machine.run, processes=3)
+    assert machine.workers == {"--numprocesses=3"}
+    gpu_check.check_all(machine.run)
+    assert machine.workers == {"--numprocesses=3", "--numprocesses=0"}
+
+
+_BAD = [["--all"], ["a.md", "b.md"], ["no/where/a.md"], ["--processes=0"]]
+
+
+@pytest.mark.parametrize("arguments", [*_BAD, ["--processes=two", "a.md"]])
 def test_bad_arguments_are_one_line(arguments, capsys) -> None:
     assert gpu_check.main(arguments) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
