@@ -3,8 +3,8 @@
 
 One GPU is enough: it is split into logical GPUs. Each check runs in its own process, as
 each configures TensorFlow; with --processes=N, the tests of each run in N processes,
-which take 5 GiB of a GPU each. The report says whether a check passed, failed or did not
-run, and why. Without a GPU nothing runs, and the status is 0.
+which take 5 GiB of a GPU each. The report says whether a check passed, failed or did
+not run, and why. Without a GPU nothing runs, and the status is 0.
 """
 
 from __future__ import annotations
