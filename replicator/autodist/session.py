@@ -279,7 +279,9 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
     It switches off graph optimizations that find nothing in graphs of many replicas.
 
     Args:
-        config: The user's; with None, a session has the logical devices of the program.
+        config: The user's; with None, a session has the logical devices of the program,
+            and puts what has no kernel for a GPU on its host, as it does in the user's
+            graph, whose ops ask for no device.
         devices: The device of each replica.
 
     Raises:
@@ -298,27 +300,22 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
     cpus = [spec.device_index or 0 for spec in specs if spec.device_type == "CPU"]
     if cpus:
         result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus) + 1)
-    if (
-        not result.gpu_options.experimental.virtual_devices
-    ):  # as the process splits them
+    if not _chooses_gpus(result):  # the process may split them
         process.gpu_options.MergeFrom(result.gpu_options)
         result.gpu_options.CopyFrom(process.gpu_options)
-    return _placed(_tf.with_less_optimizing(result, cost.share_memory(devices)))
-
-
-def _placed(config: Any) -> Any:
-    """Returns a ConfigProto with which TensorFlow places the ops of all replicas.
-
-    Only those that run: many ops of the graph never do, e.g. copies of variables'
-    initializers, and each replica's copy of writes to variables that another one owns.
-    And it puts what has no kernel for a GPU on its host, as it does with the user's
-    graph, whose ops ask for no device.
-    """
-    result = tf.compat.v1.ConfigProto()
-    result.CopyFrom(config)
+    if config is None:
+        result.allow_soft_placement = True
+    # Many ops never run: copies of variables' initializers, and each replica's copy of
+    # writes to variables that another one owns. TensorFlow need not place them.
     result.graph_options.place_pruned_graph = True
-    result.allow_soft_placement = True
-    return result
+    return _tf.with_less_optimizing(result, cost.share_memory(devices))
+
+
+def _chooses_gpus(config: tf.compat.v1.ConfigProto) -> bool:
+    """Whether a ConfigProto says which GPUs a session has, or how they are split."""
+    options = config.gpu_options
+    chosen = options.visible_device_list or "GPU" in config.device_count
+    return bool(chosen or options.experimental.virtual_devices)
 
 
 def _flat(fetches: Any) -> list[Any]:

@@ -27,7 +27,8 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
         ArgumentError: `config` is neither, or has a cluster_def of its own.
     """
     if config is None:
-        config = tf.compat.v1.ConfigProto()
+        # Replicas ask for devices in the user's stead, who asked for none.
+        config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
     if not isinstance(config, tf.compat.v1.ConfigProto) or config.cluster_def.job:
         problem = "one with a cluster_def of its own"
         if not isinstance(config, tf.compat.v1.ConfigProto):
@@ -44,7 +45,5 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
     jobs = {WORKER: spec.job_tasks(WORKER), _MASTER: [master]}
     session_config = tf.compat.v1.ConfigProto()
     session_config.CopyFrom(config)
-    # Replicas ask for devices in the user's stead, who asked for none.
-    session_config.allow_soft_placement = True
     session_config.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
     return {"target": f"grpc://{master}", "config": session_config}

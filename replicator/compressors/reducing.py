@@ -225,8 +225,7 @@ def _reduce_rows(
         policies=[link.policies[0]] * 2,
     )
     gathered = tf.IndexedSlices(tf.cast(values, rows.dtype), indices, rows.dense_shape)
-    group = link.members if link.policies[0].owner is None else ()
-    return sparse.add_up(gathered, group=group)
+    return sparse.add_up(gathered, 1, link.members, link.policies[0])
 
 
 def _cast(leaf: Leaf, dtype: tf.DType) -> Leaf:

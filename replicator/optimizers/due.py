@@ -32,7 +32,7 @@ def all_reduce_when(
         else []
     )
     results: list[Gradient] = []
-    for total in totals:
+    for total, policy in zip(totals, policies, strict=True):
         if not isinstance(total, tf.IndexedSlices):
             results.append(next(reduced))
             continue
@@ -42,5 +42,5 @@ def all_reduce_when(
         gathered = tf.IndexedSlices(values, indices, total.dense_shape)
         group = context.require("all_gather").build.world.everyone
         count = len(group) if op == "mean" else 1
-        results.append(sparse.add_up(gathered, count, group))
+        results.append(sparse.add_up(gathered, count, group, policy))
     return results

@@ -13,7 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
+from replicator.graph.ir.placeholder import (
+    Call,
+    Facts,
+    OperandPolicy,
+    Placeholder,
+    Value,
+)
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import all_reduce, base, groups, levels, rooted
 
@@ -60,18 +66,43 @@ def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:
     return tf.nest.pack_sequence_as(value, received)
 
 
-def of_first(tensors: Sequence[tf.Tensor], members: tuple[int, ...]) -> list[tf.Tensor]:
-    """Gives replicas the tensors of the first of them, in place of their own.
+def in_place(
+    tensors: Sequence[tf.Tensor],
+    root: int,
+    members: tuple[int, ...],
+    policy: OperandPolicy,
+) -> list[tf.Tensor]:
+    """Gives replicas the root's tensors in place of their own, which are as good.
 
     Args:
-        tensors: On each, tensors of the same dtypes and shapes.
+        tensors: What each has computed of the same operands, in its own order.
+        root: The replica whose tensors all get.
         members: The replicas.
+        policy: The variable that the tensors belong to.
+
+    Returns:
+        The root's tensors, with the gradients of the replica's own.
     """
     values = rooted.values(tensors)
-    options = {"root": members[0]}
-    return base.communicate(
-        "broadcast", options, list(tensors), values, agreed=values, group=members
+    received = base.communicate(
+        "broadcast",
+        {"root": root},
+        tensors,  # of all: copies of a replica must not differ from it
+        values,
+        agreed=values,
+        group=members,
+        differentiable=False,
+        policies=[policy] * len(tensors),
     )
+
+    @tf.custom_gradient
+    def made(*_: tf.Tensor) -> Any:
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            return list(upstream)
+
+        return list(map(tf.identity, received)), gradient
+
+    return list(made(*tensors))
 
 
 def send(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.graph.ir.placeholder import OperandPolicy
+from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.passes import rows
 from replicator.primitives import (
     all_gather,
@@ -37,8 +37,7 @@ def reduce(
         policies=[policy, policy],
     )
     gathered = tf.IndexedSlices(values, indices, slices.dense_shape)
-    count = len(group) if op == "mean" else 1
-    return add_up(gathered, count, group if policy.owner is None else ())
+    return add_up(gathered, len(group) if op == "mean" else 1, group, policy)
 
 
 def paired(what: str, slices: tf.IndexedSlices) -> list[tf.Tensor]:
@@ -75,7 +74,10 @@ def paired(what: str, slices: tf.IndexedSlices) -> list[tf.Tensor]:
 
 
 def add_up(
-    slices: tf.IndexedSlices, count: int = 1, group: tuple[int, ...] = ()
+    slices: tf.IndexedSlices,
+    count: int = 1,
+    group: tuple[int, ...] = (),
+    policy: OperandPolicy = NO_POLICY,
 ) -> tf.IndexedSlices:
     """Sums the rows of each index, in their order, and divides the sums.
 
@@ -85,7 +87,9 @@ def add_up(
     Args:
         slices: The rows of all replicas, concatenated.
         count: The divisor.
-        group: The replicas that sum these rows and need the same bits, if any do.
+        group: The replicas that sum these rows and need the same bits, if any do: also
+            where one owns the variable, others may compute its norm.
+        policy: The variable of the rows, and the replica that owns it.
 
     Returns:
         Each index once, in the order of first occurrence.
@@ -97,7 +101,8 @@ def add_up(
     # On CPUs each thread computes some of the sums and scans all rows in order.
     sums = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     if len(group) > 1 and in_any_order(group):
-        (sums,) = broadcast.of_first([sums], group)
+        root = policy.owner if policy.owner in group else group[0]
+        (sums,) = broadcast.in_place([sums], root, group, policy)
     if count > 1:
         sums = arithmetic.divide(sums, count)
     return tf.IndexedSlices(tf.cast(sums, dtype), indices, slices.dense_shape)

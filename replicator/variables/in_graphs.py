@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enters variables in a tf.Graph's collections and makes their initializers."""
+"""Variables in a tf.Graph: their collections, initializers, and what orders writes."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,3 +32,21 @@ def initializer(variables: Sequence[tf.Variable]) -> tf.Operation:
     """Returns the op that initializes several variables, in a tf.Graph."""
     initializers = dict.fromkeys(variable.initializer for variable in variables)
     return tf.group(*initializers, name="initialize")
+
+
+def known_before(*values: Any) -> contextlib.AbstractContextManager[None]:
+    """Returns a block whose ops run after all of these values are known.
+
+    In a session, nothing else orders the reads of a variable that a value is computed
+    of, and the writes of components that do not depend on the value.
+
+    Args:
+        *values: Nests of tensors, or of anything else.
+    """
+    parts = [
+        (leaf.values, leaf.indices) if isinstance(leaf, tf.IndexedSlices) else leaf
+        for leaf in tf.nest.flatten(values)
+    ]
+    leaves = tf.nest.flatten(parts)
+    tensors: Any = [leaf for leaf in leaves if tf.is_symbolic_tensor(leaf)]
+    return tf.control_dependencies(tensors)

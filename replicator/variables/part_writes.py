@@ -9,7 +9,13 @@ import tensorflow as tf
 
 from replicator import _tf, context
 from replicator.primitives import base
-from replicator.variables import agreement, part_values, python_calls, unbuilt
+from replicator.variables import (
+    agreement,
+    in_graphs,
+    part_values,
+    python_calls,
+    unbuilt,
+)
 
 _SUM = tf.VariableAggregation.SUM
 
@@ -41,9 +47,10 @@ class PartWriter(_tf.HandleVariable):
         assignments = []
         if self.placement.is_aggregated:
             # The write needs the aggregated value in place, so assign that first.
-            assignment = self.assign(self._aggregated(), read_value=False)
+            with in_graphs.known_before(args, kwargs):
+                assignment = self.assign(self._aggregated(), read_value=False)
             assignments = [] if assignment is None else [assignment]
-        with tf.control_dependencies(assignments):
+        with in_graphs.known_before(args, kwargs), tf.control_dependencies(assignments):
             return self._write_all(
                 lambda component, r: (
                     tf.no_op()

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import _tf, arguments, context, errors
 from replicator.cluster.peers import Peers
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.graph.order import effects
@@ -37,6 +37,7 @@ from replicator.variables import (
     compiled,
     copies,
     elsewhere,
+    in_graphs,
     keras_loops,
     locks,
     part_writes,
@@ -348,8 +349,9 @@ class ReplicatedVariable(
     ) -> Any:
         """Writes every component's share of `value`, outside a step."""
         written = self.placement.written
-        # Shares that are zeros do not depend on a value that was read of the variable.
-        with tf.control_dependencies([value] if tf.is_symbolic_tensor(value) else []):
+        if not tf.executing_eagerly():
+            value = tf.convert_to_tensor(arguments.native(value), self.dtype)
+        with in_graphs.known_before(value):
             return self._write_all(
                 lambda component, r: getattr(component, method)(
                     written(value, Write(self, r, method)), name=name, read_value=False

@@ -13,11 +13,13 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator import context
+from replicator import _tf, context, strategy
 from replicator.graph.ir.placeholder import NO_POLICY
 from replicator.primitives import sparse
 from replicator.world import World
 from tests import helpers
+
+v1 = tf.compat.v1
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64])
@@ -85,6 +87,69 @@ def test_where_sums_have_any_order_all_have_those_of_the_first(
     for total, gradient in zip(totals, gradients, strict=True):
         np.testing.assert_array_equal(total, [[6.0], [6.0]])
         np.testing.assert_allclose(gradient, [[6.0], [6.0]], rtol=1e-6)
+
+
+class _Clipped(v1.train.GradientDescentOptimizer):
+    """Clips by the global norm: every replica uses the sums of all variables."""
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        clipped, _ = tf.clip_by_global_norm(list(gradients), 0.5)
+        pairs = zip(clipped, variables, strict=True)
+        return super().apply_gradients(list(pairs), *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"variables": "mirrored"}, {"strategy": strategy.Parallax()}],
+    ids=["mirrored", "some have an owner"],
+)
+def test_components_stay_equal_where_sums_have_any_order(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "in_any_order", lambda group: True)
+    with tf.Graph().as_default() as graph:
+        repl = helpers.make(3, **options)
+        with repl.context():
+            rows = tf.Variable(tf.ones([6, 4]), name="rows")
+            dense = tf.Variable(tf.ones([4, 2]), name="dense")
+        optimizer = repl.wrap_optimizer(_Clipped(0.5))
+
+        def step_fn() -> tf.Tensor:
+            indices = tf.constant([0, 1, 1, 3]) + repl.replica_id
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(
+                    (tf.nn.embedding_lookup(rows, indices) @ dense) ** 2
+                )
+            gradients = tape.gradient(loss, [rows, dense])
+            pairs = zip(gradients, [rows, dense], strict=True)
+            with tf.control_dependencies([optimizer.apply_gradients(pairs)]):
+                return tf.identity(loss)
+
+        fetches = repl.run(step_fn)
+        _deviate(graph)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for _ in range(3):
+                session.run(list(fetches))
+            for variable in (rows, dense):
+                first, *others = session.run(list(variable.components))
+                for other in others:
+                    np.testing.assert_array_equal(first, other)
+
+
+def _deviate(graph: tf.Graph) -> None:
+    """Scales each device's sums of rows, after all is built and taken as equal."""
+    sums = [op for op in graph.get_operations() if op.type == "UnsortedSegmentSum"]
+    assert len(sums) >= 3
+    for op in sums:
+        (total,) = op.outputs
+        places = [(c, list(c.inputs).index(total)) for c in total.consumers()]
+        index = tf.DeviceSpec.from_string(op.device).device_index
+        with tf.device(op.device):
+            other = total * (1.0 + 1e-4 * index)
+        for consumer, place in places:
+            _tf.set_input(consumer, place, other)
 
 
 def test_accelerators_sum_in_any_order() -> None:

@@ -98,26 +98,49 @@ def _before(op: tf.Operation) -> set[tf.Operation]:
     return found
 
 
+_COMPUTED: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    "tensor": (
+        lambda v: v.read_value() + 1.0,
+        lambda v, value: v.assign(value, read_value=False),
+    ),
+    "list": (
+        lambda v: tf.unstack(v.read_value()),
+        lambda v, value: v.assign(value, read_value=False),
+    ),
+    "rows": (
+        lambda v: v.sparse_read([0]),
+        lambda v, value: v.scatter_add(tf.IndexedSlices(value, [0])),
+    ),
+    "slice": (lambda v: v[0:1] + 1.0, lambda v, value: v[0:1].assign(value)),
+}
+
+
 @pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+@pytest.mark.parametrize("kind", _COMPUTED)
 def test_no_component_is_written_before_the_written_value_is_read(
-    aggregation: str,
+    kind: str, aggregation: str
 ) -> None:
     # In a session, nothing else orders what reads and what writes a variable.
-    repl = helpers.make(3)
+    compute, write = _COMPUTED[kind]
     facts = {
         "synchronization": ON_READ,
         "aggregation": getattr(AGGREGATION, aggregation),
     }
     with tf.Graph().as_default() as graph:
-        variable = make(repl, **facts)
+        with helpers.make(3).context():
+            variable = tf.Variable([1.0, 2.0], **facts)
         made = set(graph.get_operations())
-        variable.assign(variable.read_value() + 1.0, read_value=False)
-        new = [op for op in graph.get_operations() if op not in made]
-    writes = [op for op in new if op.type == "AssignVariableOp"]
-    reads = {op for op in new if op.type == "ReadVariableOp"}
-    assert len(writes) == 3 and len(reads) >= 3
-    for write in writes:
-        assert reads <= _before(write), write.name
+        value = compute(variable)
+        reads = set(graph.get_operations()) - made
+        write(variable, value)
+        written = set(graph.get_operations()) - made - reads
+    assert len(reads) >= 3
+    types = ("AssignVariableOp", "ResourceScatterAdd", "ResourceStridedSliceAssign")
+    writes = [op for op in written if op.type in types]
+    assert len(writes) >= 3
+    value_ops = {tensor.op for tensor in tf.nest.flatten(value)}
+    for op in writes:
+        assert value_ops <= _before(op), op.name
 
 
 @pytest.mark.parametrize(
