@@ -74,7 +74,9 @@ def check(
         return variables.setdefault(variable.key, variable)
 
     acting = [[op for op in ops if op not in initializers] for ops in replicas]
-    level = equality.of_step(acting, variable_of, flow, own)
+    world = build.world
+    num_replicas = world.num_replicas if world.processes else None
+    level = equality.of_step(acting, variable_of, flow, own, num_replicas)
 
     def key_of(handle: tf.Tensor) -> str | None:
         variable = variable_of(handle)

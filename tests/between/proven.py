@@ -48,12 +48,33 @@ def proofs(cluster: Any) -> dict[str, list[str]]:
         lambda: repl.run(lambda: update(repl.all_reduce(tf.fill([2], host + 1.0)))),
     )
     tried("count", lambda: repl.run(lambda: [count.assign_add(host + 1)]))
+    for write in (count.assign_add, lambda n: _add_unseen(v, n)):
+        name = "count" if write == count.assign_add else "unseen write"
+        tried(f"{name}, by a group", lambda w=write: repl.run(lambda: _chosen(repl, w)))
     v.assign([5.0, 6.0 + host])
     tried("written outside", lambda: repl.run(lambda: v * 2.0))
     v.assign([5.0, 6.0])
     tried("equal again", lambda: repl.run(lambda: v * 3.0))
     _orders(repl, tried)
     return results
+
+
+def _add_unseen(variable: tf.Variable, number: int) -> None:
+    """Adds a number by a raw op, which no method of the variable sees."""
+    value = tf.fill(variable.shape, tf.cast(number, variable.dtype))
+    tf.raw_ops.AssignAddVariableOp(resource=variable.handle, value=value)
+
+
+def _chosen(repl: Replicator, write: Callable[[int], Any]) -> tf.Tensor:
+    """Writes on one host only, by a choice that its own group makes."""
+    group = repl.groups([[0], [1]])
+
+    def writes() -> tf.Tensor:
+        write(1)
+        return repl.all_reduce(1.0, group=group)
+
+    total = repl.all_reduce(float(repl.replica_id), group=group)
+    return tf.cond(total > 0.5, writes, lambda: repl.all_reduce(2.0, group=group))
 
 
 def _orders(repl: Replicator, tried: Callable[[str, Callable[[], Any]], None]) -> None:

@@ -23,6 +23,12 @@ def found(told: list[dict[str, Any]]) -> list[dict[str, list[str]]]:
         ("constant", "MismatchError", ("writes variables", "host 0 (", "host 1 (")),
         ("reduced", "", ()),
         ("count", "MismatchError", ("writes variables", "proven.py")),
+        (
+            "count, by a group",
+            "InvalidArgumentError",
+            ("replicas disagree in a conditional", "assign_add"),
+        ),
+        ("unseen write, by a group", "ContextError", ("drift apart", "proven.py")),
         ("written outside", "MismatchError", ("holds variables", "host 1 (")),
         ("equal again", "", ()),
         ("circle", "DeadlockError", ("in a cycle", "replica 0", "replica 1")),

@@ -42,6 +42,7 @@ class Level:
         writes: `writes[r]` maps the id of a resource (a replicated variable or any
             other) to replica r's ops that write it, in order.
         resources: The resources by these ids.
+        num_replicas: If other processes build some replicas, the number of all.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Level:
         inputs: Inputs,
     ) -> None:
         self._inputs = inputs
+        self.num_replicas = inputs.num_replicas
         self._known: dict[tuple[int, ...], Ops | None] = {}
         self._inside: dict[tuple[Ops, int], Level | None] = {}
         self._versions: list[dict[tuple[tf.Operation, int], Any]] = []
@@ -150,7 +152,8 @@ class Level:
         if calls[0] is not None:
             keys = {None if call is None else call.key for call in calls}
             same = calls[0].same_for_all(len(ops[0].outputs))
-            return None if len(keys) == 1 and column[0].value_index < same else ops
+            is_same = self._is_of_all(calls[0]) and column[0].value_index < same
+            return None if len(keys) == 1 and is_same else ops
         if kind_of(ops[0]).calls:
             return self._of_call(ops, column[0].value_index)
         dependencies = [x for op in ops if (x := self._given(op)) is not None]
@@ -210,7 +213,14 @@ class Level:
         they are then compared at run time. Ops that communicate with others, in another
         group or at another place of the program, may choose otherwise.
         """
-        calls = [{call.key for call in control_flow.calls_inside(op)} for op in ops]
+        calls = [
+            {
+                call.key
+                for call in control_flow.calls_inside(op)
+                if self._is_of_all(call)
+            }
+            for op in ops
+        ]
         if set.intersection(*calls):
             return None
         if control_flow.CONSTRUCTS.get(ops[0].type) == "function":
@@ -222,6 +232,13 @@ class Level:
             outputs = (_tf.called_graphs(op)[0][1].outputs[0] for op in ops)
             return cond.difference(tuple(outputs))
         return self.difference(tuple(op.inputs[0] for op in ops))
+
+    def _is_of_all(self, call: placeholder.Call) -> bool:
+        """Whether replicas of other processes take part in a call, too, if there are.
+
+        Those of this process have calls of the same key if they take part.
+        """
+        return self.num_replicas in (None, len(call.group))
 
     def _of_call(self, ops: Ops, output: int) -> Ops | None:
         """Returns the ops that make a result of control flow or a function differ."""
@@ -299,6 +316,7 @@ def of_step(
     variable_of: Callable[[tf.Tensor], Any],
     flow: switching.Flow = switching.NONE,
     own: Container[int] | None = None,
+    num_replicas: int | None = None,
 ) -> Level:
     """Returns the outermost level of a step.
 
@@ -308,8 +326,9 @@ def of_step(
         variable_of: Returns the replicated variable behind a handle, or None.
         flow: Which ops are in TensorFlow 1 control flow.
         own: As in `Inputs`.
+        num_replicas: As in `Inputs`.
     """
-    return Level(replicas, Inputs(variable_of, flow, own))
+    return Level(replicas, Inputs(variable_of, flow, own, num_replicas))
 
 
 def _key(column: Column) -> tuple[int, ...]:

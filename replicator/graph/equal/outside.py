@@ -40,6 +40,7 @@ class Inputs:
         flow: Which ops are in TensorFlow 1 control flow.
         own: If other processes build all other replicas, the ids of the tensors that
             the only local replica has to itself.
+        num_replicas: If other processes build some replicas, the number of all.
     """
 
     flow = switching.NONE
@@ -49,7 +50,9 @@ class Inputs:
         variable_of: Callable[[tf.Tensor], Any],
         flow: switching.Flow,
         own: Container[int] | None = None,
+        num_replicas: int | None = None,
     ) -> None:
+        self.num_replicas = num_replicas
         self.flow = flow
         self._own = own
         self._variable_of = variable_of
@@ -103,6 +106,7 @@ class Arguments(Inputs):
         place: Any,
         stays: Sequence[bool] | None,
     ) -> None:
+        self.num_replicas = outer.num_replicas
         self._outer = outer
         self._ops = ops
         self._offset = offset
