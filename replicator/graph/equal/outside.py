@@ -21,6 +21,7 @@ class Level(Protocol):
     """The calling level as seen from a function; implemented in equality.py."""
 
     writes: list[dict[int, list[tf.Operation]]]
+    num_replicas: int | None
 
     def resource(self, r: int, tensor: tf.Tensor) -> Any:
         """Returns the replicated variable behind a handle, or any other resource."""
