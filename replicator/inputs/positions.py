@@ -180,7 +180,7 @@ class Position(tf.train.experimental.PythonState):
 def _check_place(iterator: Any, done: str) -> None:
     """Checks that an iterator is on a host: TensorFlow saves and restores no others."""
     device = _resource(iterator).device
-    if tf.DeviceSpec.from_string(device).device_type != "CPU":
+    if tf.DeviceSpec.from_string(device).device_type not in ("CPU", None):
         raise errors.InputError(
             errors.compose(
                 f"the position of an input cannot be {done}: its elements are "

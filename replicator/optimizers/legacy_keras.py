@@ -67,11 +67,10 @@ class LegacyKerasAdapter(LaterSlots):
         def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
             _set_back(inner if own is None else own)
             pairs = list(zip(*sparsity.settled(combined, updated), strict=True))
-            if own is None and context.current() is None:
-                with _uncompiled(inner):
-                    return base_apply(pairs, **options)
             if own is None:
-                return base_apply(pairs, **options)
+                inside = context.current() is not None
+                with contextlib.nullcontext() if inside else _uncompiled(inner):
+                    return base_apply(pairs, **options)
             result = own.apply_gradients(pairs, **options)
             vars(inner).update(_python_state(own))
             return result

@@ -13,13 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.ir.placeholder import (
-    Call,
-    Facts,
-    OperandPolicy,
-    Placeholder,
-    Value,
-)
+from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import all_reduce, base, groups, levels, rooted
 
@@ -64,45 +58,6 @@ def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:
         group=members,
     )
     return tf.nest.pack_sequence_as(value, received)
-
-
-def in_place(
-    tensors: Sequence[tf.Tensor],
-    root: int,
-    members: tuple[int, ...],
-    policy: OperandPolicy,
-) -> list[tf.Tensor]:
-    """Gives replicas the root's tensors in place of their own, which are as good.
-
-    Args:
-        tensors: What each has computed of the same operands, in its own order.
-        root: The replica whose tensors all get.
-        members: The replicas.
-        policy: The variable that the tensors belong to.
-
-    Returns:
-        The root's tensors, with the gradients of the replica's own.
-    """
-    values = rooted.values(tensors)
-    received = base.communicate(
-        "broadcast",
-        {"root": root},
-        tensors,  # of all: copies of a replica must not differ from it
-        values,
-        agreed=values,
-        group=members,
-        differentiable=False,
-        policies=[policy] * len(tensors),
-    )
-
-    @tf.custom_gradient
-    def made(*_: tf.Tensor) -> Any:
-        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            return list(upstream)
-
-        return list(map(tf.identity, received)), gradient
-
-    return list(made(*tensors))
 
 
 def send(

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator.graph.ir import shapes
-from replicator.graph.ir.placeholder import Value
+from replicator.graph.ir.placeholder import OperandPolicy, Value
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import base, flows, unknown_shapes
 
@@ -97,6 +97,38 @@ def zeros(like: Sequence[tf.Tensor], tied: bool) -> list[tf.Tensor | None]:
         else tf.zeros_like(x) + tf.cast(receipt, x.dtype)
         for x in like
     ]
+
+
+def in_place(
+    tensor: tf.Tensor, root: int, members: tuple[int, ...], policy: OperandPolicy
+) -> tf.Tensor:
+    """Gives replicas the root's tensor in place of their own, which are as good.
+
+    Args:
+        tensor: What each has computed of the same operands, in its own order.
+        root: The replica whose tensor all get.
+        members: The replicas.
+        policy: The variable that the tensor belongs to.
+
+    Returns:
+        The root's tensor, with the gradient of the replica's own.
+    """
+    (received,) = base.communicate(
+        "broadcast",
+        {"root": root},
+        [tensor],  # of all: copies of a replica must not differ from it
+        values([tensor]),
+        agreed=values([tensor]),
+        group=members,
+        differentiable=False,
+        policies=[policy],
+    )
+
+    @tf.custom_gradient
+    def made(_: tf.Tensor) -> Any:
+        return tf.identity(received), lambda upstream: upstream
+
+    return made(tensor)
 
 
 def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor:

@@ -12,7 +12,7 @@ from replicator.primitives import (
     all_gather,
     arithmetic,
     base,
-    broadcast,
+    rooted,
     unknown_shapes,
 )
 
@@ -102,7 +102,7 @@ def add_up(
     sums = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     if len(group) > 1 and in_any_order(group):
         root = policy.owner if policy.owner in group else group[0]
-        (sums,) = broadcast.in_place([sums], root, group, policy)
+        sums = rooted.in_place(sums, root, group, policy)
     if count > 1:
         sums = arithmetic.divide(sums, count)
     return tf.IndexedSlices(tf.cast(sums, dtype), indices, slices.dense_shape)

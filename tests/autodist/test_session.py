@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator import _tf
+from replicator.autodist.session import configured
 from tests.autodist import helpers
 
 v1 = tf.compat.v1
@@ -260,3 +262,26 @@ def test_a_config_of_the_users_gets_the_devices_of_all_replicas():
         assert session.run(x * 2, {x: [1, 2, 3]}).tolist() == [2, 4, 6]
         with pytest.raises(replicator.ArgumentError, match="(?s)config='no'.*Fix"):
             autodist.create_distributed_session("no")
+
+
+@pytest.mark.parametrize("given", [None, False, True])
+def test_ops_without_a_kernel_go_to_the_host_unless_a_config_decides(given):
+    config = None if given is None else v1.ConfigProto(allow_soft_placement=given)
+    made = configured(config, ["/job:localhost/task:0/device:CPU:0"])
+    assert made.allow_soft_placement == (given in (None, True))
+
+
+@pytest.mark.parametrize("chosen", ["", "0"])
+def test_gpus_stay_split_unless_a_config_chooses_them(chosen, monkeypatch):
+    process = v1.ConfigProto()
+    process.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[512, 512])
+    monkeypatch.setattr(_tf, "session_config", lambda: process)
+    config = v1.ConfigProto()
+    config.gpu_options.allow_growth = True
+    config.gpu_options.visible_device_list = chosen
+    made = configured(config, ["/job:localhost/task:0/device:GPU:1"])
+    parts = made.gpu_options.experimental.virtual_devices
+    assert [list(part.memory_limit_mb) for part in parts] == (
+        [] if chosen else [[512, 512]]
+    )
+    assert made.gpu_options.allow_growth

@@ -43,6 +43,15 @@ def test_other_settings_are_kept_and_the_users_are_not_changed() -> None:
     assert made == config
 
 
+@pytest.mark.parametrize("given", [None, False, True])
+def test_ops_without_a_kernel_go_to_the_host_unless_a_config_decides(
+    given: Any,
+) -> None:
+    config = None if given is None else v1.ConfigProto(allow_soft_placement=given)
+    made = sessions.arguments(_connection(**HOSTS), config)["config"]
+    assert made.allow_soft_placement == (given in (None, True))
+
+
 def _with_hosts() -> Any:
     hosts = tf.train.ClusterSpec({"worker": ["z:9"]}).as_cluster_def()
     return v1.ConfigProto(cluster_def=hosts)

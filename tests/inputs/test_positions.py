@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import gc
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import replicator
+from replicator.inputs import positions
 from tests import helpers
 
 
@@ -124,3 +126,21 @@ def test_inputs_that_are_gone_are_not_saved(tmp_path):
     path = tf.train.Checkpoint(inputs=repl.inputs).save(str(tmp_path / "a"))
     names = [name for name, _ in tf.train.list_variables(path)]
     assert not any("inputs" in name for name in names), names
+
+
+@pytest.mark.parametrize("done", ["saved", "restored"])
+def test_positions_on_a_gpu_are_refused(done, tmp_path, monkeypatch):
+    repl = helpers.make(2)
+    step = repl.build(lambda x: x, tf.data.Dataset.range(50))
+    _values(step, 1)
+    checkpoint = tf.train.Checkpoint(inputs=repl.inputs)
+    path = checkpoint.save(str(tmp_path / "a"))
+    there = types.SimpleNamespace(device="/job:localhost/task:0/device:GPU:1")
+    monkeypatch.setattr(positions, "_resource", lambda iterator: there)
+    with pytest.raises(
+        replicator.InputError, match=f"(?s)cannot be {done}.*GPU:1.*Fix: .*per_worker"
+    ):
+        if done == "saved":
+            checkpoint.save(str(tmp_path / "b"))
+        else:
+            checkpoint.restore(path)
