@@ -241,6 +241,11 @@ class ReplicaContext:
         """The number of replicas in all."""
         return self.build.world.num_replicas
 
+    @property
+    def is_outermost(self) -> bool:
+        """Whether ops are being added to the step itself, not to a function in it."""
+        return tf.compat.v1.get_default_graph() is self.build.graph
+
     def count(self, key: Any) -> int:
         """Returns how often `key` was counted before, and counts it once more."""
         seen = self.counts.get(key, 0)

@@ -14,6 +14,7 @@ from replicator.graph.ir.placeholder import Value
 from replicator.plan.rows import Row, Rows, Total
 
 _MOST_TENSORS = 3  # shown per call
+_MOST_LINES = 3  # shown per row
 _WIDTH = 150  # characters, if standard output is no terminal
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -110,9 +111,17 @@ def _rows(plan: Rows) -> rich.table.Table:
             row.place,
             "?" if row.times is None else str(row.times),
             "backward" if row.backward else "forward",
-            "\n".join(row.lines),
+            "\n".join(lines(row)),
         )
     return table
+
+
+def lines(row: Row) -> list[str]:
+    """Returns a row's lines, or the first few and how many there are besides."""
+    more = len(row.lines) - _MOST_LINES
+    if more <= 1:
+        return list(row.lines)
+    return [*row.lines[:_MOST_LINES], f"and {more} more lines"]
 
 
 def _levels(row: Row) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from replicator import errors
-from replicator.graph.ir.placeholder import Call, OperandPolicy
+from replicator.graph.ir.placeholder import TOGETHER, WRITES, Call, OperandPolicy
 from replicator.graph.lowering.record import Communication
 from replicator.plan import files, reading
 from replicator.plan.rows import Row, Rows
@@ -165,7 +165,8 @@ def make_plan(
 def _row(kept: Communication, algorithm: str) -> Row:
     options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
     options.pop("algorithm", None)  # the row's algorithm says that
-    options.pop("writes", None)
+    options.pop(WRITES, None)
+    options.pop(TOGETHER, None)
     place = kept.place
     if options.pop("when", False):  # an operand decides when the step runs
         place = place.inside("conditional (when due)", None)
@@ -201,4 +202,5 @@ def _synchronizers(policies: Sequence[OperandPolicy]) -> str:
 
 
 def _lines(calls: Sequence[Call]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(call.line for call in calls))
+    lines = (line for call in calls for line in (call.line, *call.merged))
+    return tuple(dict.fromkeys(lines))

@@ -37,7 +37,7 @@ class Row:
         times: Executions per step; None if the number is only known when the step runs:
             in a conditional, or in a loop whose iterations cannot be counted.
         lines: The user's lines that request it, e.g. "train.py:42 in step_fn"; several
-            if the replicas' lines differ.
+            if the replicas' lines differ, or for values that travel together.
         backward: Whether it belongs to a gradient.
         wires: Which host sends how much to which, per execution; empty on one host.
         seconds: Its time between hosts in seconds, by the calibration, on otherwise

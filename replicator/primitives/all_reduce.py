@@ -112,6 +112,7 @@ def combine(
     policies: Sequence[OperandPolicy] | None = None,
     group: tuple[int, ...] | None = None,
     algorithm: str | None = None,
+    together: bool = False,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces gradients over all replicas, each to where it is needed.
 
@@ -122,6 +123,7 @@ def combine(
         policies: The variable of each gradient, and how it is communicated.
         group: The ids of the participating replicas; all by default.
         algorithm: As for `all_reduce`.
+        together: As for `reduce_dense`.
 
     Returns:
         The reduced gradients, on every replica; unread copies are pruned, so they cost
@@ -134,6 +136,7 @@ def combine(
         groups.members("all_reduce", None) if group is None else group,
         policies,
         algorithm,
+        together,
     )
 
 
@@ -144,10 +147,11 @@ def _reduce_leaves(
     group: tuple[int, ...],
     policies: Sequence[OperandPolicy] | None = None,
     algorithm: str | None = None,
+    together: bool = False,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces dense leaves in one call and sparse ones by gathering their rows."""
     if weight is not None:
-        return _weighted_mean(leaves, op, weight, group, policies, algorithm)
+        return _weighted_mean(leaves, op, weight, group, policies, algorithm, together)
     policies = policies or [NO_POLICY] * len(leaves)
     is_sparse = [isinstance(leaf, tf.IndexedSlices) for leaf in leaves]
     dense = [k for k in range(len(leaves)) if not is_sparse[k]]
@@ -158,6 +162,7 @@ def _reduce_leaves(
             group=group,
             policies=[policies[k] for k in dense],
             algorithm=algorithm,
+            together=together,
         )
         if dense
         else []
@@ -192,14 +197,16 @@ def reduce_dense(
         group: The participating replicas; by default all, or those of `of`.
         policies: The variable of each tensor, and how it is communicated.
         algorithm: As for `all_reduce`; a gradient uses its call's algorithm.
-        together: Whether the call may be merged with adjacent calls of this kind.
+        together: Whether the call may be merged with others of this kind that come
+            soon after it, unless it is in a function.
 
     Returns:
         The reduced tensors; for "argmin" and "argmax" all values, then all owners.
     """
     results = reductions.results(op, tensors)
     options = base.all_reduce_options(op, algorithm, of)
-    options |= {TOGETHER: True} if together else {}
+    if together and context.require("all_reduce").is_outermost:
+        options |= {TOGETHER: True}
     if when is None:
         return base.communicate(
             *("all_reduce", options, tensors, results),
@@ -224,6 +231,7 @@ def _weighted_mean(
     group: tuple[int, ...],
     policies: Sequence[OperandPolicy] | None,
     algorithm: str | None,
+    together: bool,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Sums the weighted values and the weights in one call, then divides."""
     if op != "mean":
@@ -246,7 +254,7 @@ def _weighted_mean(
     if policies is not None:
         policies = [*policies, NO_POLICY]
     *sums, total = _reduce_leaves(
-        [*scaled, weight], "sum", None, group, policies, algorithm
+        [*scaled, weight], "sum", None, group, policies, algorithm, together
     )
 
     def divided(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

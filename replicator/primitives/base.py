@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator import _tf, arguments, context, errors
 from replicator.graph.ir import placeholder
-from replicator.graph.ir.placeholder import Call, OperandPolicy, Value
+from replicator.graph.ir.placeholder import WRITES, Call, OperandPolicy, Value
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.matching import control_flow
 from replicator.primitives import weighing
@@ -233,7 +233,7 @@ def communicate(
     values = tuple(Value.of(t) for t in operands)
     facts = replica.build.facts[primitive]
     if replica.writing is not None:
-        options = {**options, "writes": list(replica.writing)}
+        options = {**options, WRITES: list(replica.writing)}
     call = Call(
         primitive=primitive,
         options=options,

@@ -72,7 +72,7 @@ def _process(op: Ran) -> str:
 
 
 def _title(number: int, row: Row) -> str:
-    return f"{number}: {display.title(row)}, {' and '.join(row.lines)}"
+    return f"{number}: {display.title(row)}, {', '.join(display.lines(row))}"
 
 
 def _about(row: Row) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _parts(report: Report) -> rich.table.Table:
     if measured.once:
         add("computing by one for all", measured.once)
     for row, seconds in zip(measured.rows, measured.communication, strict=True):
-        lines = "\n".join(row.lines)
+        lines = "\n".join(display.lines(row))
         add(display.title(row), seconds, display.size(row.nbytes), lines)
     add("a step", measured.step)
     if not measured.needs_all:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ def _parts(axes: Axes, report: Report) -> None:
         ("computing by one for all", measured.once),
     ]
     bars += [
-        (f"{display.title(row)}\n{_short(row.lines)}", seconds)
+        (f"{display.title(row)}\n{_short(display.lines(row))}", seconds)
         for seconds, row in rows[:_MOST_PARTS]
     ]
     rest = sum(seconds for seconds, _ in rows[_MOST_PARTS:])
@@ -87,6 +88,6 @@ def _speed_ups(axes: Axes, report: Report) -> None:
     axes.set_title("predicted", fontsize=9)
 
 
-def _short(lines: tuple[str, ...]) -> str:
+def _short(lines: Sequence[str]) -> str:
     """Returns the user's lines without their directories."""
     return ", ".join(os.path.basename(line) for line in lines)

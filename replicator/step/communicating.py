@@ -19,12 +19,11 @@ _WRITTEN_TOGETHER = "written by one op together with variables elsewhere"
 
 
 def join_calls(draft: Draft) -> None:
-    """Makes one call of neighbouring ones that may travel together."""
+    """Makes one call of several that may travel together."""
     if draft.settings.peers is None:  # else each process has to join the same ones
-        draft.replicas = [
-            together.join(ops, scope)
-            for ops, scope in zip(draft.replicas, draft.scopes, strict=True)
-        ]
+        draft.replicas = together.join(
+            draft.replicas, draft.scopes, draft.build.aliases.variable
+        )
 
 
 def lower(draft: Draft) -> None:

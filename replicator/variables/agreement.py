@@ -79,13 +79,13 @@ def agree(
             if agreed is not None:
                 return agreed
         if how == tf.VariableAggregation.SUM:
-            return _combined(value, "sum", variable)
+            return _combined(value, "sum", variable, together=True)
         if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return broadcast.broadcast(value, root=0)
         has_mean = variable.dtype.is_floating or variable.dtype.is_complex
         if how == tf.VariableAggregation.MEAN or has_mean:
             # A batch without examples may give NaN statistics; they get no weight.
-            return _combined(value, "mean", variable, replica.examples)
+            return _combined(value, "mean", variable, replica.examples, together=True)
         if is_compared(variable, replica.build):
             return _checked_equal(value, variable.name)
         return value
@@ -182,10 +182,17 @@ def _is_of_nothing(given: Any) -> tf.Tensor:
     return tf.reduce_any(checks) if checks else tf.constant(False)
 
 
-def _combined(value: tf.Tensor, op: str, variable: Any, weight: Any = None) -> Any:
+def _combined(
+    value: tf.Tensor,
+    op: str,
+    variable: Any,
+    weight: Any = None,
+    together: bool = False,
+) -> Any:
     """Reduces a value over all replicas, under the variable's operand policy."""
     reductions.check("all_reduce", value, op)
-    return all_reduce.combine([value], op, weight, [variable.policy])[0]
+    policies = [variable.policy]
+    return all_reduce.combine([value], op, weight, policies, together=together)[0]
 
 
 def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | None:

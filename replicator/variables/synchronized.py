@@ -138,16 +138,12 @@ def _sum_gradient(variable: Any, gradient: Any) -> Any:
         (total,) = all_reduce.reduce_dense(
             *([tf.convert_to_tensor(gradient)], "sum"),
             policies=[variable.policy],
-            together=_is_outermost(replica),
+            together=True,
         )
     if isinstance(total, tf.IndexedSlices):
         values = _with_weighted_gradient(total.values)
         return tf.IndexedSlices(values, total.indices, total.dense_shape)
     return _with_weighted_gradient(total)
-
-
-def _is_outermost(replica: context.ReplicaContext) -> bool:
-    return tf.compat.v1.get_default_graph() is replica.build.graph
 
 
 def _with_weighted_gradient(total: tf.Tensor) -> tf.Tensor:
@@ -162,7 +158,7 @@ def _with_weighted_gradient(total: tf.Tensor) -> tf.Tensor:
     _tf.record_gradient(
         "Identity", [identity], [total], lambda d: [_weight_gradient(d)]
     )
-    if _is_outermost(replica):
+    if replica.is_outermost:
         _note_stand_in(replica, identity, total)
     return identity
 

@@ -98,6 +98,14 @@ def test_what_looks_like_markup_is_printed_as_it_is() -> None:
     assert "[bold]step[/bold]" in _printed(Plan((row,), ("/device:CPU:0",) * 3))
 
 
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(1, ["0"]), (4, ["0", "1", "2", "3"]), (6, ["0", "1", "2", "and 3 more lines"])],
+)
+def test_of_many_lines_the_first_are_shown(number: int, shown: list[str]) -> None:
+    assert display.lines(_row(lines=tuple(map(str, range(number))))) == shown
+
+
 def test_an_empty_plan_prints() -> None:
     assert "Communication of 2 replicas" in _printed(Plan((), ("CPU:0", "CPU:1")))
 

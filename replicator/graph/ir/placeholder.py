@@ -34,8 +34,9 @@ TYPE = "PyFuncStateless"
 _MARK = "replicator:"
 _NO_NAME = re.compile(r"[^0-9]+")  # everything in a key but its numbers
 _REMEMBERED = 1024  # calls whose parsed attributes are cached
-TOGETHER = "together"  # the option of calls that may be joined with their neighbours
-_UNSHOWN = ("writes", TOGETHER)  # options left out of the list of options in messages
+TOGETHER = "together"  # the option of calls that may be merged with later ones
+WRITES = "writes"  # the option that names the assignment of a value agreed on
+_UNSHOWN = (WRITES, TOGETHER)  # options left out of the list of options in messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +141,7 @@ class Call:
         policies: One per operand, or none at all; the replicas must agree on them.
         states: How many of the last operands are a state that the lowering keeps on
             each replica; as many of the last results are its next value.
+        merged: The lines of further calls that were merged into this one.
     """
 
     primitive: str
@@ -156,6 +158,7 @@ class Call:
     facts: Facts = Facts()
     policies: tuple[OperandPolicy, ...] = ()
     states: int = 0
+    merged: tuple[str, ...] = ()
 
     def same_for_all(self, count: int) -> int:
         """Returns how many of the first `count` results are equal on all replicas."""
@@ -188,7 +191,7 @@ class Call:
     @property
     def writes(self) -> str:
         """The assignment whose value the replicas agree on by this call, if any."""
-        name, method, _ = self.options.get("writes", ("", "", ""))
+        name, method, _ = self.options.get(WRITES, ("", "", ""))
         return f"{name}.{method}" if name else ""
 
     @property
@@ -208,7 +211,7 @@ class Call:
             for name, value in self.options.items()
             if value is not None and name not in _UNSHOWN
         )
-        if "writes" in self.options:
+        if WRITES in self.options:
             options += f" for {self.writes}"
         if self.channel and self.pairs_as != "message":
             options += f" group={list(self.group)}"
@@ -338,6 +341,7 @@ def call_of(token: bytes) -> Call | None:
         return None
     fields = json.loads(text.removeprefix(_MARK))
     fields["group"] = tuple(fields["group"])
+    fields["merged"] = tuple(fields["merged"])
     fields["facts"] = Facts(**fields["facts"])
     fields["policies"] = tuple(OperandPolicy(*policy) for policy in fields["policies"])
     for name in ("operands", "agreed"):

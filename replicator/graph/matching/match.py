@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import tensorflow as tf
 
 from replicator import errors
-from replicator.graph.ir.placeholder import Call
+from replicator.graph.ir.placeholder import WRITES, Call
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.matching import near_misses
 
@@ -169,7 +169,7 @@ def _difference(first: Call, other: Call) -> str:
         return "not the same primitive"
     if first.pairs_as == "message" and first.primitive == other.primitive:
         return f"both replicas {first.primitive}"
-    if first.options.get("writes") != other.options.get("writes"):
+    if first.options.get(WRITES) != other.options.get(WRITES):
         return _other_write(first, other)
     for name in {**first.options, **other.options}:
         if first.options.get(name) != other.options.get(name):

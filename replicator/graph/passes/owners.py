@@ -148,6 +148,12 @@ class Aliases:
         """Returns the variable behind each alias and noted handle, by handle id."""
         return {**self._noted, **self._variables}
 
+    def variable(self, handle: tf.Tensor) -> Any | None:
+        """Returns the variable behind a handle in the step; None if it is unknown."""
+        key = id(self._captures.outermost(handle))
+        found = self._variables.get(key)
+        return self._noted.get(key) if found is None else found
+
     def variables(self) -> dict[int, Any]:
         """Returns the variable behind each alias, by the alias's id."""
         return self._variables

@@ -1,64 +1,129 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins a replica's adjacent calls into one call of all their tensors.
+"""Joins calls of a replica that do not need one another's results into one.
 
-A program for one device takes the gradients of its variables one by one, and a call of
-its own sums each. Adjacent calls that do not need one another's results become one
+A program for one device takes the gradients of its variables one by one, and assigns
+the statistics of each batch normalization apart; each is a call of its own. Those that
+follow one another, with nothing in between that needs their results at once, become one
 call: small tensors then share a message, and cloned replicas copy one placeholder in
 place of hundreds.
 
-Runs once per build on each replica that step_fn was called for, before any is copied.
+Runs once per build on the replicas that step_fn was called for, before any is copied.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import placeholder
-from replicator.graph.ir.kinds import kind_of
-from replicator.graph.ir.placeholder import TOGETHER, Call, Placeholder, Value
+from replicator.graph.ir import placeholder, switching
+from replicator.graph.ir.kinds import Kind, kind_of, resource_inputs
+from replicator.graph.ir.placeholder import (
+    TOGETHER,
+    WRITES,
+    Call,
+    Placeholder,
+    Value,
+)
+
+# Writes that may come later, as long as nothing else touches their variables.
+_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_Calls = list[Placeholder]  # that become one
 
 
-def join(ops: Sequence[tf.Operation], scope: str) -> list[tf.Operation]:
-    """Joins those calls of one replica that may share messages.
+def join(
+    replicas: Sequence[Sequence[tf.Operation]],
+    scopes: Sequence[str],
+    variable_of: Callable[[tf.Tensor], Any],
+) -> list[list[tf.Operation]]:
+    """Joins those calls of each replica that may share messages on all of them.
 
     Args:
-        ops: The replica's ops in build order, which is topological.
-        scope: The replica's name scope, with the final "/".
+        replicas: The ops of each replica in build order, which is topological.
+        scopes: The name scope of each replica, with the final "/".
+        variable_of: Returns the variable behind a handle; None if it is unknown.
 
     Returns:
-        The ops in a topological order, with joined calls in place of single ones.
+        The ops of each replica in a topological order, with joined calls in place of
+        single ones.
     """
-    joiner = _Joiner(scope)
+    plans = [_planned(ops, variable_of) for ops in replicas]
+    starts = [_starts(plan) for plan in plans]
+    if any(start != starts[0] for start in starts):
+        # What stands between two calls on one replica only parts them on all.
+        plans = [_planned(ops, variable_of, set().union(*starts)) for ops in replicas]
+    if _differ(plans):  # let the error that follows name single calls
+        return [list(ops) for ops in replicas]
+    return [
+        [_join_calls(step, scope) if isinstance(step, list) else step for step in plan]
+        for plan, scope in zip(plans, scopes, strict=True)
+    ]
+
+
+def _planned(
+    ops: Sequence[tf.Operation],
+    variable_of: Callable[[tf.Tensor], Any],
+    starts: Container[str] = (),
+) -> list[tf.Operation | _Calls]:
+    """Returns the ops of a replica in their new order, with the calls to join."""
+    joiner = _Joiner(variable_of, starts, switching.Flow(ops))
     for op in ops:
         joiner.add(op)
     joiner.flush()
-    return joiner.ops
+    return joiner.steps
+
+
+def _starts(plan: Sequence[tf.Operation | _Calls]) -> set[str]:
+    """Returns the key of the first of each calls that become one."""
+    return {step[0].call.key for step in plan if isinstance(step, list)}
+
+
+def _differ(plans: Sequence[Sequence[tf.Operation | _Calls]]) -> bool:
+    """Whether the calls that would be joined do not pair across replicas."""
+    described = [
+        [
+            [(part.call.key, part.call.options, part.call.agreed) for part in step]
+            for step in plan
+            if isinstance(step, list)
+        ]
+        for plan in plans
+    ]
+    return any(calls != described[0] for calls in described)
 
 
 class _Joiner:
     """Goes through ops in order, and delays those that need the pending calls.
 
     Args:
-        scope: The name scope of the replica.
+        variable_of: Returns the variable behind a handle; None if it is unknown.
+        starts: The keys of calls before which the pending ones are joined.
+        flow: The ops in TensorFlow 1 control flow, whose calls are not joined.
 
     Attributes:
-        ops: The ops so far, in their new order.
+        steps: The ops so far in their new order, with a list for calls to join.
     """
 
-    def __init__(self, scope: str) -> None:
-        self.ops: list[tf.Operation] = []
-        self._scope = scope
-        self._pending: list[Placeholder] = []  # calls that will become one
+    def __init__(
+        self,
+        variable_of: Callable[[tf.Tensor], Any],
+        starts: Container[str],
+        flow: Container[tf.Operation],
+    ) -> None:
+        self.steps: list[tf.Operation | _Calls] = []
+        self._variable_of = variable_of
+        self._starts = starts
+        self._flow = flow
+        self._pending: _Calls = []  # calls that will become one
         self._delayed: list[tf.Operation] = []  # ops that need its results
         self._waiting: set[tf.Operation] = set()  # all of these, for look-ups
+        self._written: set[int | None] = set()  # what delayed ops write
 
     def add(self, op: tf.Operation) -> None:
         """Adds the next op."""
-        call = _joinable_call(op)
+        call = None if op in self._flow else _joinable_call(op)
         if self._pending and self._must_flush(op, call):
             self.flush()
         if call is not None:
@@ -67,20 +132,48 @@ class _Joiner:
         elif self._pending and self._needs_pending(op):
             self._delayed.append(op)
             self._waiting.add(op)
+            self._written.update(self._touched(op))
         else:
-            self.ops.append(op)
+            self.steps.append(op)
 
     def _must_flush(self, op: tf.Operation, call: Call | None) -> bool:
         """Whether the pending calls must come before an op."""
         if call is not None:
             first = self._pending[0].call
-            is_alike = (call.options, call.group) == (first.options, first.group)
-            return not is_alike or self._needs_pending(op)
+            is_alike = (_shared(call), call.group) == (_shared(first), first.group)
+            return call.key in self._starts or not is_alike or self._needs_pending(op)
         # Effects and communication keep the order in which they were built.
         kind = kind_of(op)
         if placeholder.read(op) is not None or kind.calls:
             return True
-        return kind.stateful and self._needs_pending(op)
+        if self._written and self._follows_writes(op, kind):
+            return True
+        return kind.stateful and self._needs_pending(op) and not self._may_wait(op)
+
+    def _follows_writes(self, op: tf.Operation, kind: Kind) -> bool:
+        """Whether an op may have to come after the writes that were delayed."""
+        touched = self._touched(op)
+        if not touched:
+            return kind.effect
+        return None in touched or not self._written.isdisjoint(touched)
+
+    def _may_wait(self, op: tf.Operation) -> bool:
+        """Whether an op that needs the pending calls is a write that may come later."""
+        return (
+            op.type in _WRITES
+            and op not in self._flow
+            and None not in self._touched(op)
+        )
+
+    def _touched(self, op: tf.Operation) -> set[int | None]:
+        """Returns what identifies each resource of an op; None for an unknown one."""
+        return {self._identity(tensor) for _, tensor in resource_inputs(op)}
+
+    def _identity(self, handle: tf.Tensor) -> int | None:
+        variable = self._variable_of(handle)
+        if variable is not None:
+            return id(variable)
+        return None if handle.op.inputs else id(handle)
 
     def _needs_pending(self, op: tf.Operation) -> bool:
         """Whether an op depends on the results of the pending calls."""
@@ -88,15 +181,12 @@ class _Joiner:
         return not self._waiting.isdisjoint([*sources, *op.control_inputs])
 
     def flush(self) -> None:
-        """Joins the pending calls, and adds the delayed ops behind them."""
-        parts = self._pending
-        if parts:
-            is_single = len(parts) == 1
-            self.ops.append(
-                parts[0].op if is_single else _join_calls(parts, self._scope)
-            )
-        self.ops += self._delayed
-        self._pending, self._delayed, self._waiting = [], [], set()
+        """Adds the pending calls as one step, and the delayed ops behind it."""
+        if self._pending:
+            self.steps.append(self._pending)
+        self.steps += self._delayed
+        self._pending, self._delayed = [], []
+        self._waiting, self._written = set(), set()
 
 
 def _joinable_call(op: tf.Operation) -> Call | None:
@@ -107,15 +197,26 @@ def _joinable_call(op: tf.Operation) -> Call | None:
     return call
 
 
-def _join_calls(parts: Sequence[Placeholder], scope: str) -> tf.Operation:
+def _shared(call: Call) -> dict[str, Any]:
+    """Returns the options that calls need to share to be joined."""
+    return {name: value for name, value in call.options.items() if name != WRITES}
+
+
+def _join_calls(parts: _Calls, scope: str) -> tf.Operation:
     """Replaces several calls by one; returns its op."""
+    first = parts[0].call
+    if len(parts) == 1:
+        return parts[0].op
+    calls = [part.call for part in parts]
     call = dataclasses.replace(
-        parts[0].call,
-        operands=tuple(value for part in parts for value in part.call.operands),
-        agreed=tuple(value for part in parts for value in part.call.agreed),
+        first,
+        options=_shared(first),  # the policies tell whose values they are
+        operands=tuple(value for call in calls for value in call.operands),
+        agreed=tuple(value for call in calls for value in call.agreed),
         policies=tuple(
-            part.call.policy(k) for part in parts for k in range(len(part.operands))
+            call.policy(k) for call in calls for k in range(len(call.operands))
         ),
+        merged=tuple(dict.fromkeys(call.line for call in calls[1:])),
     )
     operands = [tensor for part in parts for tensor in part.operands]
     results = [tensor for part in parts for tensor in part.results]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that are taken one by one share a bucket, unless one needs another."""
+"""Values that are reduced one by one share a message, unless one needs another."""
 
 from __future__ import annotations
+
+import inspect
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from replicator.graph.ir.placeholder import TOGETHER, Call, Value
 from replicator.graph.passes import together
 from tests.autodist import helpers
 
+THREE = ["CPU:0", "CPU:1", "CPU:2"]
 X = np.random.default_rng(0).normal(size=[6, 2]).astype(np.float32)
 
 
@@ -61,7 +64,7 @@ def _updated_between(v, w, x):
     first = tape.gradient(loss, v)
     v.assign_sub(first)  # effects keep the order in which they were built
     second = tape.gradient(loss, w) + 0 * v
-    w.assign_sub(second)
+    w.assign_sub(second)  # a call of its own: its mean
     return [first, second]
 
 
@@ -74,10 +77,10 @@ def _clipped_between(v, w, x):
 
 @pytest.mark.parametrize("build", ["clone", "trace"])
 @pytest.mark.parametrize(
-    ("gradients", "calls"), [(_updated_between, 2), (_clipped_between, 1)]
+    ("gradients", "calls"), [(_updated_between, 3), (_clipped_between, 1)]
 )
 def test_what_stands_between_keeps_its_place(gradients, calls, build):
-    autodist = replicator.AutoDist(["CPU:0", "CPU:1", "CPU:2"], build=build)
+    autodist = replicator.AutoDist(THREE, build=build)
     with autodist.scope():
         v, w = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
     actual = autodist.function(lambda x: gradients(v, w, x))(X)
@@ -85,8 +88,8 @@ def test_what_stands_between_keeps_its_place(gradients, calls, build):
     expected = gradients(*alone, tf.constant(X))
     for own, one in zip([*actual, v, w], [*expected, *alone], strict=True):
         np.testing.assert_allclose(own, one, rtol=1e-5)
-    rows = list(autodist.replicator.plan)
-    assert len([row for row in rows if TOGETHER in row.options]) == calls
+    rows = [row for row in autodist.replicator.plan if row.synchronizer]
+    assert len(rows) == calls
 
 
 def _built(graph):
@@ -115,7 +118,7 @@ def test_ops_stay_in_an_order_in_which_each_comes_after_what_it_needs():
     graph = tf.Graph()
     ops = _built(graph)
     with graph.as_default():
-        joined = together.join(ops, "replica_0/")
+        (joined,) = together.join([ops], ["replica_0/"], lambda handle: None)
     place = {op: n for n, op in enumerate(joined)}
     for op in joined:
         assert all(place[tensor.op] < place[op] for tensor in op.inputs)
@@ -125,3 +128,160 @@ def test_ops_stay_in_an_order_in_which_each_comes_after_what_it_needs():
     left = set(ops) - set(joined)
     assert {op.type for op in left} == {placeholder.TYPE}
     assert not any(output.consumers() for op in left for output in op.outputs)
+
+
+# --- Assignments ----------------------------------------------------------------------
+# All are linear in x, so that their means over replicas are what the mean of x gives.
+
+
+def _averages(values, x):
+    for k, v in enumerate(values):
+        v.assign(0.9 * v + 0.1 * x[k])
+
+
+def _chain(values, x):
+    a, b, c = values
+    a.assign(x[0])
+    b.assign(a + x[1])  # reads what was just assigned
+    c.assign_add(2.0 * b)
+
+
+def _same_variable(values, x):
+    a, b, _ = values
+    a.assign(x[0])
+    a.assign_sub(2.0 * x[1])
+    b.assign(x[2])
+
+
+def _read_afterwards(values, x):
+    a, b, c = values
+    a.assign(x[0])
+    b.assign(x[1])
+    c.assign(a * b)
+
+
+def _read_before(values, x):
+    a, b, c = values
+    before = a + b
+    a.assign(x[0])
+    b.assign(before + x[1])
+    c.assign(before + x[2])
+
+
+def _function_between(values, x):
+    a, b, c = values
+    a.assign(x[0])
+    tf.function(lambda: b.assign(a + 1.0))()
+    c.assign(b + x[1])
+
+
+def _condition_after(values, x):
+    a, b, c = values
+    a.assign(x[0])
+    b.assign(x[1])
+    c.assign(x[2])
+    tf.cond(a > 100.0, lambda: a.assign(b + 1.0), lambda: a.assign(b - 1.0))
+
+
+def _assertion_between(values, x):
+    a, b, _ = values
+    a.assign(x[0])
+    tf.debugging.assert_less(x[0], 1e6)
+    b.assign(x[1])
+
+
+def _gradient_between(values, x):
+    a, b, c = values
+    with tf.GradientTape() as tape:
+        loss = x[0] * c
+    a.assign(x[1])
+    b.assign(tape.gradient(loss, c))
+
+
+# The numbers of values that travel together, in order.
+_ASSIGNING = {
+    _averages: [3],
+    _chain: [1, 1, 1],
+    _same_variable: [2, 1],
+    _read_afterwards: [2, 1],
+    _read_before: [3],
+    _function_between: [1, 1, 1],
+    _condition_after: [3, 1, 1],
+    _assertion_between: [1, 1],
+    _gradient_between: [2],
+}
+
+
+@pytest.mark.parametrize("build", ["clone", "trace"])
+@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
+@pytest.mark.parametrize("assign", _ASSIGNING, ids=lambda assign: assign.__name__)
+def test_assigned_values_travel_together_unless_one_needs_another(
+    assign, variables, build
+):
+    repl = replicator.Replicator(THREE, variables=variables, build=build)
+    with repl.context():
+        values = [tf.Variable(float(k)) for k in range(3)]
+    alone = [tf.Variable(float(k)) for k in range(3)]
+    xs = tf.constant(np.random.default_rng(1).normal(size=[3, 3]), tf.float32)
+    for _ in range(2):  # the second step starts from what the first has assigned
+        repl.run(lambda x: assign(values, x), lambda ctx: xs[ctx.replica_id])
+        assign(alone, tf.reduce_mean(xs, axis=0))
+    for v, one in zip(values, alone, strict=True):
+        np.testing.assert_allclose(v, one, rtol=1e-5)
+    assert [len(row.operands[0]) for row in repl.plan] == _ASSIGNING[assign]
+
+
+def test_what_parts_values_on_one_replica_parts_them_on_all():
+    repl = replicator.Replicator(THREE)
+    with repl.context():
+        values = [tf.Variable(float(k)) for k in range(4)]
+
+    def step():
+        for k, v in enumerate(values):
+            v.assign(float(k) + repl.replica_id)
+            if repl.replica_id == k == 1:
+                tf.debugging.assert_positive(v.read_value())
+
+    repl.run(step)
+    assert [v.numpy() for v in values] == [1.0, 2.0, 3.0, 4.0]
+    assert [len(row.operands[0]) for row in repl.plan] == [2, 2]
+
+
+def test_replicas_that_assign_to_different_variables_are_told_which():
+    repl = replicator.Replicator(THREE)
+    with repl.context():
+        first, a, b = (tf.Variable(0.0, name=name) for name in ("first", "a", "b"))
+
+    def step():
+        first.assign(1.0 * repl.replica_id)
+        (b if repl.replica_id == 2 else a).assign(1.0)
+
+    with pytest.raises(replicator.MismatchError, match="a:0.assign and b:0.assign"):
+        repl.run(step)
+
+
+def test_a_row_of_the_plan_has_the_lines_of_all_its_values():
+    repl = replicator.Replicator(THREE)
+    with repl.context():
+        a, b, c = (tf.Variable(0.0) for _ in range(3))
+
+    def step():
+        a.assign(1.0 * repl.replica_id)
+        for v in (b, c):
+            v.assign(2.0 * repl.replica_id)
+
+    repl.run(step)
+    (row,) = repl.plan
+    start = inspect.getsourcelines(step)[1]
+    numbers = [int(line.split(":")[-1].split()[0]) for line in row.lines]
+    assert numbers == [start + 1, start + 3]
+
+
+def test_batch_normalizations_share_a_message():
+    repl = replicator.Replicator(THREE)
+    with repl.context():
+        layers = [tf.keras.layers.BatchNormalization() for _ in range(3)]
+        model = tf.keras.Sequential([tf.keras.Input([2]), *layers])
+    repl.run(lambda: tf.reduce_sum(model(X[repl.replica_id :], training=True)))
+    (row,) = repl.plan
+    assert len(row.operands[0]) == 6
