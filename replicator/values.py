@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 
 _BINARY = "add sub mul truediv floordiv mod divmod pow matmul lshift rshift and or xor"
 _UNARY = "neg pos invert abs"
@@ -52,6 +52,9 @@ class PerReplica(tuple):
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return (tuple(self),)
+
+    def __tf_tracing_type__(self, context: Any) -> tf.types.experimental.TraceType:
+        return _tf.KeptTuple.of(self, context)  # else functions make it a plain tuple
 
     def __repr__(self) -> str:
         return f"PerReplica({', '.join(map(repr, self))})"
@@ -126,6 +129,15 @@ class PerReplica(tuple):
             raise _refused(ufunc.__name__, self)
         plain = [np.asarray(x) if isinstance(x, PerReplica) else x for x in inputs]
         return getattr(ufunc, method)(*plain, **rest)
+
+
+def is_in(nest: Any) -> bool:
+    """Whether a nest of tuples, lists and dicts contains a PerReplica."""
+    if isinstance(nest, PerReplica):
+        return True
+    if isinstance(nest, Mapping):
+        return any(map(is_in, nest.values()))
+    return isinstance(nest, tuple | list) and any(map(is_in, nest))
 
 
 _UFUNCS = frozenset(

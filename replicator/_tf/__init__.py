@@ -119,6 +119,7 @@ from replicator._tf.graphs import (
     session_config,
     stands_in,
 )
+from replicator._tf.nests import KeptTuple
 from replicator._tf.ops import (
     abandon,
     add_control_inputs,
@@ -179,6 +180,7 @@ from replicator._tf.variables import (
 __all__ = [
     "CombinedContext",
     "HandleVariable",
+    "KeptTuple",
     "LeftAsItIs",
     "Nodes",
     "PythonFunction",

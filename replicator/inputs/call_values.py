@@ -232,11 +232,13 @@ def _is_variable(value: Any) -> bool:
 
 
 def _like(nest: Any, entries: list[Any]) -> Any:
-    """Returns a tuple or list of the same type as another."""
+    """Returns a namedtuple, PerReplica, list or tuple, as another is."""
     kind = type(nest)
     if hasattr(kind, "_fields"):  # a namedtuple
         return kind(*entries)
-    return kind(entries) if kind in (list, PerReplica) else tuple(entries)
+    if isinstance(nest, list):  # maybe one that TensorFlow tracks for a module
+        return entries
+    return PerReplica(entries) if kind is PerReplica else tuple(entries)
 
 
 def _filled(numbered: Any, replica_id: int, leaves: Sequence[Any]) -> Any:

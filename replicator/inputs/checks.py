@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import _tf, errors, values
 from replicator.primitives import base
 
 DATASETS = (tf.data.Dataset, tf.compat.v1.data.Dataset)
@@ -33,6 +33,12 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
         raise useless(*giver, "a function that requires arguments")
     if kind == "a tensor structure":
         check_element(source, *giver)
+        if values.is_in(source):
+            raise useless(
+                *(*giver, "a PerReplica, of which each replica would get all values"),
+                "return the value of replica ctx.replica_id, for an argument ctx of "
+                "input_fn; or pass the PerReplica itself in place of input_fn.",
+            )
     if input_mode == "per_worker" and kind != "a Dataset":
         raise errors.InputError(
             errors.compose(
@@ -42,6 +48,23 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
                 'return a tf.data.Dataset, or use input_mode="per_replica".',
             )
         )
+
+
+def not_one_batch(who: str) -> errors.InputError:
+    """Returns the error for a PerReplica where one value is for all replicas.
+
+    Args:
+        who: The one that holds it, with a verb.
+    """
+    return errors.InputError(
+        errors.compose(
+            f'{who} a PerReplica with input_mode="global_batch", which splits one '
+            "batch for all replicas.",
+            [f"at {errors.user_line()}"],
+            'pass one batch; or use input_mode="per_replica", where each replica gets '
+            "its own value.",
+        )
+    )
 
 
 def called(

@@ -52,6 +52,14 @@ def fold(
     return result
 
 
+def holds(x: tf.Tensor, extremum: tf.Tensor) -> tf.Tensor:
+    """Where a replica's tensor equals the extremum; NaN counts as equal to NaN."""
+    same = tf.equal(x, extremum)
+    if not x.dtype.is_floating:
+        return same
+    return same | (tf.math.is_nan(x) & tf.math.is_nan(extremum))
+
+
 def shield(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor that TensorFlow's graph optimizer does not look through.
 

@@ -74,7 +74,7 @@ def _extrema(
     for n, (x, (value,)) in enumerate(zip(job.column, values, strict=True)):
         with tf.device(job.devices[n]):
             holder_ids = tf.where(
-                reductions.holds(x, value), job.group[n], tf.int32.max
+                arithmetic.holds(x, value), job.group[n], tf.int32.max
             )
             ids.append(arithmetic.ensure_shape(holder_ids, x.shape))
     owners = all_reduce(

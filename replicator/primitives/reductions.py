@@ -187,7 +187,7 @@ def combine(
     value = steps.finish(partial(op, column, steps))
     if not REDUCTIONS[op].located:
         return [value]
-    holders = [holds(x, value) for x in column]
+    holders = [arithmetic.holds(x, value) for x in column]
     owner = tf.fill(tf.shape(value), tf.constant(group[-1], tf.int32))
     for replica_id, mask in reversed(list(zip(group[:-1], holders[:-1], strict=True))):
         owner = tf.where(mask, replica_id, owner)
@@ -226,7 +226,7 @@ def settle(
     value = partial(op, values, steps)
     nobody = tf.constant(tf.int32.max)
     ids = [
-        tf.where(holds(x, value), owner, nobody)
+        tf.where(arithmetic.holds(x, value), owner, nobody)
         for x, owner in zip(values, owners, strict=True)
     ]
     return [value, arithmetic.fold(tf.minimum, ids)]
@@ -288,14 +288,6 @@ def share(
 def _add(one: tf.Tensor, two: tf.Tensor) -> tf.Tensor:
     """Adds two tensors; fails at run time if their shapes differ."""
     return tf.add_n([one, two])
-
-
-def holds(x: tf.Tensor, extremum: tf.Tensor) -> tf.Tensor:
-    """Where a replica's tensor equals the extremum; NaN counts as equal to NaN."""
-    same = tf.equal(x, extremum)
-    if not x.dtype.is_floating:
-        return same
-    return same | (tf.math.is_nan(x) & tf.math.is_nan(extremum))
 
 
 # --- The table ------------------------------------------------------------------------

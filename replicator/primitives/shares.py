@@ -46,10 +46,15 @@ def in_equal_parts(done: Reduced) -> list[tf.Tensor]:
 
 
 def to_holders(done: Reduced) -> list[tf.Tensor]:
-    """Splits the gradient equally among the replicas that hold the extremum."""
+    """Splits the gradient equally among the replicas that hold the extremum.
+
+    The others get zeros, even where the gradient is infinite or NaN.
+    """
+    masks = [
+        arithmetic.holds(x, y) for x, y in zip(done.operands, done.results, strict=True)
+    ]
     held = [
-        tf.cast(tf.equal(x, y), x.dtype)
-        for x, y in zip(done.operands, done.results, strict=True)
+        tf.cast(mask, x.dtype) for mask, x in zip(masks, done.operands, strict=True)
     ]
     holders = base.communicate(
         "all_reduce",
@@ -59,8 +64,8 @@ def to_holders(done: Reduced) -> list[tf.Tensor]:
         of=done.of,
     )
     return [
-        mask * tf.math.divide_no_nan(total, tf.stop_gradient(count))
-        for mask, total, count in zip(held, done.totals, holders, strict=True)
+        tf.where(mask, total / tf.maximum(tf.stop_gradient(count), 1), 0)
+        for mask, total, count in zip(masks, done.totals, holders, strict=True)
     ]
 
 

@@ -63,6 +63,8 @@ class CallArguments:
         self.leaves: list[Any] = []
         if request.by_value:
             self._element = CallValues(request.inputs, "input_fn", num_local)
+            if self._element.each and request.input_mode == "global_batch":
+                raise checks.not_one_batch("the inputs hold")
         if args:
             self._args = CallValues(tuple(args), "args", num_local)
         parts = [part for part in (self._element, self._args) if part is not None]

@@ -18,6 +18,8 @@ from replicator.primitives import all_gather, all_reduce, broadcast, reductions
 # Keys, each with a variable's, of what a build may know:
 UNEVEN = "written unevenly by an optimizer"
 DOUBTED = "assigned values that may differ and have no mean"
+# What TensorFlow compares in place of quantized numbers.
+_BITS = {tf.qint8: tf.int8, tf.quint8: tf.uint8, tf.qint32: tf.int32}
 
 
 def is_equal(variable: Any, replica: context.ReplicaContext) -> bool:
@@ -43,9 +45,9 @@ def is_compared(variable: Any, build: context.Build) -> bool:
 
 
 def is_taken_as_equal(variable: Any) -> bool:
-    """Whether assigned values are never combined: integers and booleans."""
-    counted = variable.dtype.is_integer or variable.dtype.is_bool
-    return counted and variable.aggregation == tf.VariableAggregation.NONE
+    """Whether assigned values are never combined: integers, booleans and strings."""
+    has_mean = variable.dtype.is_floating or variable.dtype.is_complex
+    return not has_mean and variable.aggregation == tf.VariableAggregation.NONE
 
 
 def agree(
@@ -217,11 +219,13 @@ def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | Non
 def _checked_equal(value: tf.Tensor, name: str) -> tf.Tensor:
     """Returns `value` after asserting that all replicas pass the same one."""
     line = errors.user_line()
-    everyone = all_gather.all_gather(value)
+    bits = _BITS.get(value.dtype)
+    comparable = value if bits is None else tf.bitcast(value, bits)
+    everyone = all_gather.all_gather(comparable)
     with tf.control_dependencies(
         [
             tf.debugging.Assert(
-                tf.reduce_all(tf.equal(everyone, value)),
+                tf.reduce_all(tf.equal(everyone, comparable)),
                 [
                     f"the replicas assign different values to variable {name}.",
                     f"at {line}",

@@ -20,13 +20,13 @@ _ALWAYS = frozenset(
     Const Placeholder PlaceholderWithDefault Identity IdentityN StopGradient NoOp
     PreventGradient Shape ShapeN Size Rank ZerosLike OnesLike Snapshot DeepCopy
     ReadVariableOp VariableShape VarHandleOp VarIsInitializedOp RngReadAndSkip RngSkip
-    StatelessRandomGetAlg StatelessRandomGetKeyCounter Print PrintV2 AsString
+    StatelessRandomGetAlg Print PrintV2 AsString
     StringFormat
     Switch Merge Enter Exit NextIteration LoopCond ControlTrigger
     Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
     Expm1 Floor Imag Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Ndtri
     Neg Real Reciprocal Relu Relu6 LeakyRelu Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh
-    Softplus Softsign Sqrt Square Tan Tanh Cast Bitcast Conj Angle ComplexAbs
+    Softplus Softsign Sqrt Square Tan Tanh Cast Conj Angle ComplexAbs
     """.split()
 )
 
@@ -37,7 +37,7 @@ _SHAPED = frozenset(
     Add AddN AddV2 ApproximateEqual Atan2 BiasAdd BiasAddGrad BiasAddV1 Complex
     DivNoNan Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr
     Maximum Minimum Mul MulNoNan RealDiv SquaredDifference Sub Xdivy Xlogy Xlog1py
-    Select SelectV2 ClipByValue BitwiseAnd BitwiseOr BitwiseXor NextAfter
+    Bitcast Select SelectV2 ClipByValue BitwiseAnd BitwiseOr BitwiseXor NextAfter
     EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad
     SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad TanhGrad
     MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum L2Loss LogSoftmax Softmax
@@ -54,6 +54,7 @@ _SHAPED = frozenset(
     FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 MaxPool MaxPoolGrad
     MaxPoolV2 MaxPoolGradV2 LRN LRNGrad
     RandomStandardNormal RandomUniform RandomShuffle TruncatedNormal
+    StatelessRandomGetKeyCounter
     StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomUniform
     StatelessRandomUniformV2 StatelessTruncatedNormal StatelessTruncatedNormalV2
     """.split()
@@ -74,6 +75,8 @@ _TOLD = {
     **dict.fromkeys("Slice SplitV".split(), (1, 2)),
     **dict.fromkeys("StridedSlice TensorStridedSliceUpdate".split(), (1, 2, 3)),
     "ConcatV2": (-1,),
+    "MatrixBandPart": (1, 2),
+    "MaxPoolGradV2": (3, 4),
     "Split": (0,),
     "StridedSliceGrad": (0, 1, 2, 3),
 }
@@ -114,7 +117,7 @@ class Facts:
             parameters = _TOLD.get(type_)
             if parameters and any(op.inputs[k].op.type != "Const" for k in parameters):
                 return True
-            return not self._shapes_known(op)
+            return not self._shapes_known(op) or _seeks_in_nothing(op)
         if type_ in _DIVISIONS:
             integers = op.outputs[0].dtype.is_integer
             return integers or not self._shapes_known(op)
@@ -147,3 +150,8 @@ class Facts:
                 tensor.shape.is_fully_defined() for tensor in op.outputs
             )
         return all_known
+
+
+def _seeks_in_nothing(op: tf.Operation) -> bool:
+    """Whether an op looks for an extremum's index where there may be no values."""
+    return op.type in ("ArgMax", "ArgMin") and 0 in op.inputs[0].shape

@@ -37,6 +37,9 @@ SAFE: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {
         (KNOWN,),
     ),
     "floats divided": (lambda x, y: tf.raw_ops.FloorDiv(x=x, y=y), (KNOWN, KNOWN)),
+    "bits of a known shape": (lambda x: tf.bitcast(x, tf.int32), (KNOWN,)),
+    "an index": (lambda x: tf.raw_ops.ArgMax(input=x, dimension=1), (KNOWN,)),
+    "a band": (lambda x: tf.linalg.band_part(x, 0, -1), (KNOWN,)),
     "a safe function": (lambda x: tf.function(tf.sin)(x), (UNKNOWN,)),
 }
 FAILING: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {
@@ -62,6 +65,25 @@ FAILING: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {
     "a function that can": (
         lambda x, k: tf.function(lambda x, k: tf.gather(x, k))(x, k),
         (KNOWN, INTEGERS),
+    ),
+    "bits of unknown shape": (lambda x: tf.bitcast(x, tf.int32), (UNKNOWN,)),
+    "an index among no values": (
+        lambda x: tf.raw_ops.ArgMax(input=x, dimension=1),
+        (tf.TensorSpec([2, 0]),),
+    ),
+    "a band with a computed bound": (
+        lambda x, k: tf.raw_ops.MatrixBandPart(input=x, num_lower=k[0], num_upper=0),
+        (KNOWN, INTEGERS),
+    ),
+    "a pool of a computed size": (
+        lambda x, k: tf.raw_ops.MaxPoolGradV2(
+            orig_input=x, orig_output=x, grad=x, ksize=k, strides=k, padding="SAME"
+        ),
+        (tf.TensorSpec([1, 2, 2, 1]), tf.TensorSpec([4], tf.int32)),
+    ),
+    "a seed of unknown shape": (
+        lambda s: tf.raw_ops.StatelessRandomGetKeyCounter(seed=s).key,
+        (tf.TensorSpec([None], tf.int32),),
     ),
     "an unlisted op": (lambda x: tf.raw_ops.Cholesky(input=x), (KNOWN,)),
 }
