@@ -80,9 +80,20 @@ def test_survives_session_run(make, count):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_function_returns_its_values(count):
-    """TensorFlow returns plain tuples from functions."""
-    returned = tf.function(lambda: PerReplica([tf.constant(3)] * count))()
+    returned = tf.function(lambda: {"x": PerReplica([tf.constant(3)] * count)})()["x"]
+    assert type(returned) is PerReplica
     assert [int(t) for t in returned] == [3] * count
+
+
+def test_a_function_takes_its_values_for_those_of_the_replicas():
+    step = helpers.make(2).build(tf.reduce_sum, args=(PerReplica(0.0, 0.0),))
+    run = tf.function(lambda x: step(x))
+    for pair in ([1.0, 10.0], [2.0, 20.0]):
+        given = [tf.constant(value) for value in pair]
+        assert [float(y) for y in run(PerReplica(given))] == pair
+        # All of a plain tuple goes to each replica.
+        assert [float(y) for y in run(tuple(given))] == [sum(pair)] * 2
+    assert run.experimental_get_tracing_count() == 2
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps a class of tuples through the arguments and results of tf.functions.
 
-A tf.function takes subclasses of tuple other than namedtuples for plain tuples. What
-else a class tells by `__tf_tracing_type__`, a public protocol, is a TraceType, of which
-the one for tuples is private.
+A tf.function takes subclasses of tuple other than namedtuples for plain tuples. A class
+can say otherwise by `__tf_tracing_type__`, a public protocol; but the type to return
+can be saved, and made of any values, by private names only.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.function import trace_type as _trace_type
 from tensorflow.core.function.trace_type import default_types as _types
+from tensorflow.core.function.trace_type import serialization as _serialization
 
 
-class KeptTuple(_types.Tuple):
+class KeptTuple(tf.types.experimental.TraceType, _serialization.Serializable):
     """The trace type of tuples of a class, which stay of that class in functions.
+
+    It is no subclass of the type of plain tuples, for which it would be taken.
 
     Args:
         kind: The class, which is made from a plain tuple.
-        components: The trace types of its entries.
+        plain: The trace type of a plain tuple of the same entries.
     """
 
-    def __init__(
-        self, kind: type[tuple[Any, ...]], *components: tf.types.experimental.TraceType
-    ) -> None:
-        super().__init__(*components)
-        self._kind = kind
+    def __init__(self, kind: type[tuple[Any, ...]], plain: Any) -> None:
+        self._kind, self._plain = kind, plain
 
     @classmethod
     def of(cls, value: tuple[Any, ...], context: Any) -> KeptTuple:
@@ -38,33 +38,53 @@ class KeptTuple(_types.Tuple):
             value: The tuple.
             context: What `__tf_tracing_type__` was given.
         """
-        return cls(type(value), *(_trace_type.from_value(x, context) for x in value))
+        entries = [_trace_type.from_value(entry, context) for entry in value]
+        return cls(type(value), _types.Tuple(*entries))
 
-    def is_subtype_of(self, other: tf.types.experimental.TraceType) -> bool:
-        return self._is_alike(other) and super().is_subtype_of(other)
+    def is_subtype_of(self, other: Any) -> bool:
+        return self._is_alike(other) and self._plain.is_subtype_of(other._plain)
 
-    def most_specific_common_supertype(
-        self, others: Sequence[tf.types.experimental.TraceType]
-    ) -> KeptTuple | None:
+    def most_specific_common_supertype(self, others: Sequence[Any]) -> Any:
         if not all(map(self._is_alike, others)):
             return None
-        plain = super().most_specific_common_supertype(others)
-        return None if plain is None else KeptTuple(self._kind, *plain.components)
+        plains = [other._plain for other in others]
+        plain = self._plain.most_specific_common_supertype(plains)
+        return None if plain is None else KeptTuple(self._kind, plain)
 
     def placeholder_value(self, placeholder_context: Any) -> Any:
-        return self._kind(super().placeholder_value(placeholder_context))
+        return self._kind(self._plain.placeholder_value(placeholder_context))
+
+    def to_tensors(self, value: Any) -> Any:
+        return self._plain.to_tensors(value)
 
     def from_tensors(self, tensors: Any) -> Any:
-        return self._kind(super().from_tensors(tensors))
+        return self._kind(self._plain.from_tensors(tensors))
 
-    def cast(self, value: Any, casting_context: Any) -> Any:
-        return self._kind(super().cast(value, casting_context))
+    def flatten(self) -> Any:
+        return self._plain.flatten()
+
+    def cast(self, value: Any, cast_context: Any) -> Any:
+        return self._kind(self._plain.cast(value, cast_context))
+
+    @classmethod
+    def experimental_type_proto(cls) -> Any:
+        return _types.Tuple.experimental_type_proto()
+
+    @classmethod
+    def experimental_from_proto(cls, proto: Any) -> Any:
+        return _types.Tuple.experimental_from_proto(proto)  # whose class is not saved
+
+    def experimental_as_proto(self) -> Any:
+        return self._plain.experimental_as_proto()
 
     def _is_alike(self, other: Any) -> bool:
         return isinstance(other, KeptTuple) and other._kind is self._kind
 
     def __eq__(self, other: object) -> bool:
-        return self._is_alike(other) and super().__eq__(other) is True
+        return self._is_alike(other) and bool(self._plain == other._plain)  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
-        return hash((self._kind, self.components))
+        return hash((self._kind, self._plain))
+
+    def __repr__(self) -> str:
+        return f"{self._kind.__name__}({self._plain!r})"

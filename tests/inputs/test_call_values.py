@@ -360,6 +360,18 @@ def test_a_placeholder_is_fed_in_a_session() -> None:
                 assert session.run(total, {x: k}) == (2 * k, 2 * k)
 
 
+def test_a_list_that_a_module_tracks_is_a_list() -> None:
+    module = tf.Module()
+    module.values = [tf.constant(1.0), tf.constant(2.0)]
+
+    def step(values: list[tf.Tensor]) -> tf.Tensor:
+        values[0] = tf.constant(10.0)
+        return tf.add_n(values + [tf.constant(100.0)])
+
+    repl = helpers.make(2)
+    assert [float(y) for y in repl.run(step, args=(module.values,))] == [112.0] * 2
+
+
 def test_a_tensor_of_a_function_is_fed() -> None:
     repl = helpers.make(2)
     call = tf.function(lambda x: repl.run(lambda x: repl.all_reduce(x), args=(x,)))

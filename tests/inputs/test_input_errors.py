@@ -72,6 +72,25 @@ def test_what_cannot_feed_a_step_is_refused(input_fn, said, mode):
     assert isinstance(caught.value, ValueError)
 
 
+def _of_each(ctx):
+    return {"x": [replicator.PerReplica(tf.ones([2]), tf.zeros([2]))]}
+
+
+@pytest.mark.parametrize("input_mode", ["per_replica", "global_batch"])
+def test_an_input_fn_that_returns_all_replicas_values_is_refused(input_mode):
+    said = "_of_each returned a PerReplica, of which each replica would get all values"
+    with pytest.raises(InputError, match=said) as caught:
+        helpers.make(2).run(lambda x: x, _of_each, input_mode=input_mode)
+    assert "\nFix: return the value of replica ctx.replica_id" in str(caught.value)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"x": [x]}])
+def test_a_value_of_each_replica_is_no_global_batch(wrap):
+    values = wrap(replicator.PerReplica([1, 2], [3, 4]))
+    with pytest.raises(InputError, match="hold a PerReplica.*splits one batch"):
+        helpers.make(2).run(lambda x: x, values, input_mode="global_batch")
+
+
 ARGUMENTS = {
     "an iterator": (iter([1]), r"input_fn is list_iterator .*Fix: .*lambda: \.\.\."),
     "a number": (4, r"input_fn is int 4.*Fix: .*args=\(\.\.\.\)"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -314,6 +315,24 @@ def test_ties_share_equally(op: str, sign: float, dtype: str) -> None:
 
 def test_zeros_of_either_sign_tie() -> None:
     assert _gradient([0.0, -0.0], "max") == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("op", ["max", "argmax"])
+def test_replicas_without_the_extremum_get_zeros_whatever_the_gradient(op: str) -> None:
+    repl = helpers.make(3)
+
+    def step(values: Sequence[float], loss: Any) -> tf.Tensor:
+        x = helpers.opaque(tf.constant(values)[repl.replica_id])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = repl.all_reduce(x, op)
+            y = loss(total if op == "max" else total.value)
+        return tape.gradient(y, x)
+
+    steep = repl.run(lambda: step([1.0, 2.0, 0.0], lambda y: tf.sqrt(y - 2.0)))
+    assert [d.numpy() for d in steep] == [0.0, np.inf, 0.0]
+    nan = repl.run(lambda: step([1.0, np.nan, 0.0], lambda y: 3.0 * y))
+    assert [d.numpy() for d in nan] == [0.0, 9.0, 0.0]  # NaN is the extremum
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

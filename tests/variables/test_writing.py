@@ -152,18 +152,28 @@ def test_integers_bools_and_strings_are_taken_as_equal(value: Any) -> None:
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize(
-    ("dtype", "options"), [("int64", {}), ("bool", {}), ("int64", {"check": True})]
+    ("dtype", "options"),
+    [
+        *[(dtype, {}) for dtype in ("int64", "bool", "string", "qint8", "quint8")],
+        ("qint32", {}),
+        ("int64", {"check": True}),
+    ],
 )
-def test_unequal_integers_and_bools_are_found(
+def test_unequal_values_without_a_mean_are_found(
     mode: str, dtype: str, options: dict[str, Any]
 ) -> None:
     repl = helpers.make(2, **options)
 
     def make_step() -> Callable[[], Any]:
-        variable = make(repl, tf.cast([0, 0], dtype))
+        def given(*numbers: int) -> tf.Tensor:
+            text = [str(number) for number in numbers]
+            return tf.constant(text) if dtype == "string" else tf.cast(numbers, dtype)
+
+        variable = make(repl, given(0, 0))
 
         def step_fn() -> tf.Tensor:
-            return variable.assign(tf.cast([1, repl.replica_id], dtype)).read_value()
+            variable.assign(given(1, repl.replica_id))
+            return variable.read_value()
 
         return step_fn
 
