@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.optimizers import checks, parts, sparsity
+from replicator.optimizers import checks, overrides, parts, sparsity
 from replicator.optimizers.wrapped import Wrapped
 from replicator.variables import unbuilt
 from replicator.variables.replicated import plain
@@ -40,17 +40,28 @@ class KerasAdapter(Wrapped):
 
     @_tf.not_converted
     def apply(
-        self, grads: Sequence[Any], trainable_variables: Any = None, weight: Any = None
+        self,
+        grads: Sequence[Any],
+        trainable_variables: Any = None,
+        *args: Any,
+        **options: Any,
     ) -> Any:
         """Combines the replicas' gradients and applies them.
 
         Args:
             grads: This replica's gradients; None for a variable that it did not use.
             trainable_variables: As for the Keras optimizer.
-            weight: The weight of this replica's gradients in the mean, e.g. its number
-                of examples; None: all replicas weigh the same.
+            *args: As for the optimizer, if its class takes more.
+            **options: The same. `weight` is the weight of this replica's gradients in
+                the mean, e.g. its number of examples; None: all replicas weigh the
+                same.
         """
         base_apply = super().apply
+        if overrides.is_given_combined(self):
+            return self._replicator_apply_combined(
+                base_apply, grads, trainable_variables, *args, **options
+            )
+        weight, args, options = overrides.weight_of(base_apply, 2, args, options)
         if trainable_variables is None:
             if not self.built:
                 return base_apply(grads)  # raises, in Keras' words
@@ -64,17 +75,72 @@ class KerasAdapter(Wrapped):
         if not grads:
             return None
 
+        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
+            apply = base_apply if own is None else own.apply
+            return self._replicator_apply_combined(
+                apply, combined, updated, *args, **options
+            )
+
+        return self._replicator_update(grads, variables, weight, update)
+
+    @_tf.not_converted
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
+        """Combines the replicas' gradients and applies them; see `apply`.
+
+        If the user's class overrides this method, it gets the combined gradients.
+        """
+        import keras
+
+        base = super().apply_gradients
+        if overrides.is_given_combined(self):
+            return base(grads_and_vars, *args, **options)
+        weight, args, options = overrides.weight_of(base, 1, args, options)
+        grads, variables = checks.pairs(type(self).__name__, grads_and_vars)
+        own = keras.optimizers.Optimizer.apply_gradients
+        if not grads or getattr(base, "__func__", None) is own:
+            self._replicator_apply(grads, variables, weight)
+            return self.iterations
+        results: list[Any] = []
+
+        def update(_: Any, combined: Sequence[Any], updated: Sequence[Any]) -> None:
+            _refuse_lost_conditions(self)
+            # Also those without gradients, as on one device.
+            pairs = list(zip(combined, updated, strict=True))
+            results.append(base(pairs, *args, **options))
+
+        self._replicator_update(grads, variables, weight, update)
+        accumulates = self._replicator_combiner.accumulation_steps > 1
+        return self.iterations if accumulates or not results else results[-1]
+
+    def _replicator_apply(self, grads: Any, variables: Any, weight: Any) -> None:
+        """Calls `apply`, whatever parameters that of the user's class has."""
+        self.apply(grads, variables, **({} if weight is None else {"weight": weight}))
+
+    def _replicator_apply_combined(
+        self, apply: Any, grads: Any, variables: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Applies combined gradients; a later replica's build knows all that exist."""
+        _refuse_lost_conditions(self)
+        if variables is not None and self._replicator_takes_some:
+            grads, variables = list(grads), list(variables)
+            if len(grads) == len(variables):
+                grads, variables = sparsity.settled(grads, variables)
+        return apply(grads, variables, *args, **options)
+
+    def _replicator_update(
+        self, grads: Any, variables: Any, weight: Any, update: Callable[..., Any]
+    ) -> Any:
+        """Combines gradients and calls `update`, whose calls combine no more."""
+
         def prepare(_: Sequence[Any]) -> None:
             if not self.built:
                 _build(self, variables)
 
-        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
-            _refuse_lost_conditions(self)
-            if self._replicator_takes_some:
-                combined, updated = sparsity.settled(combined, updated)
-            return (base_apply if own is None else own.apply)(combined, updated)
+        def update_combined(*given: Any) -> Any:
+            with overrides.given_combined(self):
+                return update(*given)
 
-        result = self._combined(grads, variables, weight, prepare, update)
+        result = self._combined(grads, variables, weight, prepare, update_combined)
         replica = context.current()
         finding = ("scaled early", id(self))
         # Not built yet: this build is only to find which variables are used at all.
@@ -82,13 +148,6 @@ class KerasAdapter(Wrapped):
             replica.build.knowledge[replica.build.findings[finding]] = True
             raise context.BuildAgain
         return result
-
-    @_tf.not_converted
-    def apply_gradients(self, grads_and_vars: Any, weight: Any = None) -> Any:
-        """Combines the replicas' gradients and applies them; see `apply`."""
-        grads, variables = checks.pairs(type(self).__name__, grads_and_vars)
-        self.apply(grads, variables, weight=weight)
-        return self.iterations
 
     def _expanded(
         self, state: dict[str, Any], division: parts.Division

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls the methods that a user's optimizer class overrides, with combined gradients.
+
+Users override `apply_gradients` or `apply` to clip gradients, for example, and may add
+arguments. Their methods run once the gradients are combined, as on one device; what
+they call in turn must not combine them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_combined: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
+    "_combined", default=frozenset()
+)
+
+
+@contextlib.contextmanager
+def given_combined(optimizer: Any) -> Iterator[None]:
+    """Declares that an optimizer's methods are given combined gradients here."""
+    token = _combined.set(_combined.get() | {id(optimizer)})
+    try:
+        yield
+    finally:
+        _combined.reset(token)
+
+
+def is_given_combined(optimizer: Any) -> bool:
+    """Whether an optimizer's methods are given gradients that are combined already."""
+    return id(optimizer) in _combined.get()
+
+
+def weight_of(
+    method: Callable[..., Any], taken: int, args: tuple[Any, ...], options: Any
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Tells the weight of a replica's gradients from arguments of the user's method.
+
+    Args:
+        method: The optimizer's own method, bound.
+        taken: How many of its parameters the gradients and variables take.
+        args: Further positional arguments of the call.
+        options: Keyword arguments of the call. `weight` is the replica's weight unless
+            the method itself has a parameter of this name.
+
+    Returns:
+        The weight or None, and the arguments to pass on.
+
+    Raises:
+        TypeError: The method does not take them.
+    """
+    signature, options, weight = inspect.signature(method), dict(options), None
+    if "weight" not in signature.parameters:
+        weight = options.pop("weight", None)
+        kinds = [parameter.kind for parameter in signature.parameters.values()]
+        is_open = inspect.Parameter.VAR_POSITIONAL in kinds
+        if weight is None and len(args) == 1 and not is_open and len(kinds) == taken:
+            (weight,), args = args, ()
+    try:
+        signature.bind(*[None] * taken, *args, **options)
+    except TypeError as error:
+        name = getattr(method, "__qualname__", "apply")
+        raise TypeError(f"{name}(): {error}") from None
+    return weight, args, options
