@@ -40,6 +40,7 @@ def replicate(repl: Any, model: Any) -> Any:
         model: As for `keras_model`.
     """
     _check(model)
+    _refuse_own_functions(model)
     if repl._settings.peers is not None:
         _check_seed(repl._settings.peers)
         backups.refuse(model, repl._settings.peers)
@@ -61,6 +62,32 @@ def _check(model: Any) -> None:
             "pass a Keras 3 model, created under `with repl.context():`; of a legacy "
             "Keras model, run the step, repl.run(model.train_step, input_fn), with a "
             "wrapped optimizer.",
+        )
+
+
+def _refuse_own_functions(model: Any) -> None:
+    """Raises ArgumentError if a model makes the functions that fit calls itself.
+
+    They would be replaced, and what the user's do would not happen.
+    """
+    import keras
+
+    for name in _NAMES:
+        method = f"make_{name}_function"
+        on_object = vars(model).get(method)
+        on_class = getattr(type(model), method)
+        if getattr(on_object, "_replicator_made", False):
+            on_object = None  # by an earlier keras_model
+        if on_object is None and on_class is getattr(keras.Model, method):
+            continue
+        raise errors.ArgumentError(
+            errors.compose(
+                f"the model {model.name}, of class {type(model).__name__}, has its own "
+                f"{method}, which keras_model would replace: what it does would not "
+                "happen.",
+                errors.sites_of(method, on_object or on_class),
+                f"put it into {name}_step, which runs on each replica.",
+            )
         )
 
 
@@ -98,6 +125,7 @@ def _maker(repl: Any, kept: Any, name: str) -> Callable[..., Any]:
         return getattr(model, attribute)
 
     make.__name__ = f"make_{attribute}"
+    vars(make)["_replicator_made"] = True
     return make
 
 

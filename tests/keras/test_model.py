@@ -187,6 +187,49 @@ def test_several_optimizers() -> None:
     check(program)
 
 
+class Clipping(keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        pairs = [(tf.clip_by_norm(g, 0.01), v) for g, v in grads_and_vars]
+        return super().apply_gradients(pairs)
+
+
+def test_an_optimizers_own_apply_gradients_is_called() -> None:
+    def program(world: World) -> Any:
+        model = world.made(lambda: classifier(optimizer=Clipping(1.0)))
+        return model.fit(X, Y, **FIT).history, model.get_weights()
+
+    check(program, [2])
+
+
+@pytest.mark.parametrize("name", ["train", "test", "predict"])
+@pytest.mark.parametrize("on_object", [False, True])
+def test_models_that_make_their_own_functions_are_refused(
+    name: str, on_object: bool
+) -> None:
+    method = f"make_{name}_function"
+
+    def make(self: Any = None, force: bool = False) -> Any:
+        raise AssertionError
+
+    kind = type("Own", (keras.Sequential,), {} if on_object else {method: make})
+    repl = helpers.make(2)
+    with repl.context():
+        model = kind([layers.Input((8,)), layers.Dense(3)])
+        model.compile("sgd", "mse")
+    if on_object:
+        setattr(model, method, make)
+    pattern = f"(?s)Own.*{method}.*test_model.py.*{name}_step"
+    with pytest.raises(ArgumentError, match=pattern):
+        repl.keras_model(model)
+
+
+def test_keras_model_may_be_called_again() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        model = classifier()
+    assert repl.keras_model(repl.keras_model(model)) is model
+
+
 # --- Files and copies -----------------------------------------------------------------
 
 
