@@ -207,6 +207,25 @@ def given_to_metric() -> list[Any] | None:
 _METRICS = ("keras.src.metrics", "tf_keras.src.metrics")
 
 
+def stateful_layer(variable: tf.Variable) -> Any:
+    """Returns the stateful RNN layer whose call is writing its state, or None.
+
+    Args:
+        variable: The variable that is being written.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if frame.f_code.co_name.removeprefix("tf__") == "call" and (
+            getattr(owner, "stateful", False) is True
+        ):
+            states = tf.nest.flatten(getattr(owner, "states", None))
+            if any(getattr(s, "value", s) is variable or s is variable for s in states):
+                return owner
+        frame = frame.f_back
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Differentiation:
     """A running GradientTape.gradient or tf.gradients.

@@ -85,12 +85,35 @@ def agree(
         if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return broadcast.broadcast(value, root=0)
         has_mean = variable.dtype.is_floating or variable.dtype.is_complex
+        if how == tf.VariableAggregation.NONE and variable.shape.rank:
+            _refuse_row_states(variable)
         if how == tf.VariableAggregation.MEAN or has_mean:
             # A batch without examples may give NaN statistics; they get no weight.
             return _combined(value, "mean", variable, replica.examples, together=True)
         if is_compared(variable, replica.build):
             return _checked_equal(value, variable.name)
         return value
+
+
+def _refuse_row_states(variable: Any) -> None:
+    """Raises UnsupportedError if a stateful RNN writes its state, a row per example.
+
+    The rows of different replicas are those of different examples: a mean is wrong.
+    """
+    layer = _tf.stateful_layer(variable)
+    if layer is None:
+        return
+    raise errors.UnsupportedError(
+        errors.compose(
+            f"the layer {layer.name} ({type(layer).__name__}) is stateful: it keeps "
+            f"state for each row of a batch, in {variable.name}, but the rows of each "
+            "replica are those of other examples.",
+            [f"at {errors.user_line()}"],
+            "create it with stateful=False and return_state=True, and keep the states "
+            "in variables with synchronization=tf.VariableSynchronization.ON_READ, "
+            "passed as initial_state; or run it on one device.",
+        )
+    )
 
 
 def is_one(variable: Any, replica: context.ReplicaContext | None) -> bool:

@@ -369,3 +369,23 @@ def test_searched_op_is_what_custom_gradient_looks_for() -> None:
         tf.gradients(tf.recompute_grad(lambda x: x * v)(x), x)
         assert names and set(names) == {"v"}
         assert Watched().op is not None and names[-1] is None
+
+
+def test_stateful_layer() -> None:
+    found = []
+
+    class Layer:
+        stateful = True
+
+        def __init__(self) -> None:
+            self.states = [tf.Variable(1.0)]
+
+        def call(self, written: Any) -> None:
+            found.append(_tf.stateful_layer(written))
+
+    layer = Layer()
+    layer.call(layer.states[0])
+    layer.call(tf.Variable(1.0))
+    layer.stateful = False
+    layer.call(layer.states[0])
+    assert found == [layer, None, None]
