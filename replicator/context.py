@@ -173,6 +173,7 @@ class ReplicaContext:
             different numbers of examples; see primitives/weighing.py.
         claims: The optimizer that has applied each of these gradients, by the key of
             the call and the number of its gradient.
+        combined: The sums over replicas that step_fn took by itself, by their ids.
         weighed: The ids of optimizers whose loss is already multiplied by the replica's
             weight, until they apply its gradients.
         synchronizes: Scales a gradient by its replica's share of the sum over replicas,
@@ -199,6 +200,7 @@ class ReplicaContext:
     shard: Any = None
     taken: list[Any] = dataclasses.field(default_factory=list)
     claims: dict[tuple[str, int], Any] = dataclasses.field(default_factory=dict)
+    combined: dict[int, Any] = dataclasses.field(default_factory=dict)
     weighed: set[int] = dataclasses.field(default_factory=set)
     synchronizes: Callable[[Any, bool], Any] | None = None
     agrees: Callable[[Any, Any], Any] | None = None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,11 +84,66 @@ def begins_tape(op: tf.Operation) -> bool:
     """
     if not op.name.rpartition("/")[2].startswith("ones"):
         return False
-    names = [frame.name for frame in op.traceback]
+    return _created_by_tape(op)
+
+
+def _created_by_tape(op: tf.Operation) -> bool:
+    names = [frame.name for frame in op.traceback or ()]
     if "imperative_grad" not in names:
         return False
     start = len(names) - 1 - names[::-1].index("imperative_grad")
     return not {"_gradient_function", "_backprop_call"} & set(names[start:])
+
+
+def is_part_of_pass(op: tf.Operation) -> bool:
+    """Whether a GradientTape.gradient or tf.gradients created an op.
+
+    Ops added in bulk have no traceback. They pass on what their first operand is.
+    """
+    while op.traceback is None and op.inputs:
+        op = op.inputs[0].op
+    frames = op.traceback or ()
+    return any(
+        frame.name in ("imperative_grad", "_GradientsHelper") for frame in frames
+    )
+
+
+def begins_pass(op: tf.Operation) -> bool:
+    """Whether an op is among the ones that such a call began from; see above."""
+    place = _BEGINNING.search(op.name)
+    if place is None:
+        return False
+    return is_part_of_pass(op) if place["ys"] else _created_by_tape(op)
+
+
+# A tape's ones and the ops that they are made of; the ones of tf.gradients.
+_BEGINNING = re.compile(r"(^|/)((?P<ys>grad_ys_\d+)|ones(_like)?)(_\d+)?(/[^/]+)?$")
+
+
+def passes_begun(graph: tf.Graph) -> list[int]:
+    """Returns the numbers of the ops at which such calls began, if they did from ones.
+
+    The ones of one call follow each other.
+    """
+    numbers, before = [], False
+    for op in graph.get_operations():
+        begins = begins_pass(op)
+        if begins and not before:
+            numbers.append(number_of(op))
+        before = begins
+    return numbers
+
+
+def number_of(op: tf.Operation) -> int:
+    """Returns a number that grows with each op of a graph; the public API has none."""
+    return int(op._id)
+
+
+def is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a tape that is now recording watches one of the tensors."""
+    if not record.could_possibly_record():
+        return False
+    return bool(record.should_record_backprop(list(tensors)))
 
 
 def own_gradient(op: tf.Operation) -> Callable[..., Any] | None:

@@ -18,7 +18,7 @@ from replicator import errors
 from replicator.compressors import reducing, specs
 from replicator.compressors.kept import Kept, place_of
 from replicator.compressors.memory import Place
-from replicator.primitives import algorithms, base, groups, reductions
+from replicator.primitives import algorithms, base, groups, reductions, weighing
 from replicator.primitives import all_reduce as exact
 
 
@@ -106,4 +106,6 @@ def all_reduce(
         place = Place(tf.Module(name="all_reduce"), "all_reduce")
     call = reducing.Call(*(op, members, weight, place, algorithm), differentiable=True)
     reduced = reducing.reduce(call, leaves, [active] * len(leaves))
+    if weight is None:
+        weighing.note_combined(reduced, op, members)
     return tf.nest.pack_sequence_as(value, reduced)

@@ -43,6 +43,7 @@ from replicator.primitives import (
     sparse,
     sufficient,
     unknown_shapes,
+    weighing,
     zeros,
 )
 from replicator.primitives.levels import Received
@@ -87,6 +88,8 @@ def all_reduce(
     if op == "mean" and weight is None:
         _warn_of_uneven_shards()
     reduced = _reduce_leaves(leaves, op, weight, members, algorithm=algorithm)
+    if weight is None:
+        weighing.note_combined(reduced, op, members)
     return tf.nest.pack_sequence_as(value, reduced)
 
 

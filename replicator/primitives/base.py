@@ -333,7 +333,7 @@ def differentiate(
     ]
     with replica.backward_pass():
         return weighing.taken(
-            *(replica, placed.call.key, dense),
+            *(replica, placed, dense),
             lambda dense: gradient(placed, dense),
         )
 

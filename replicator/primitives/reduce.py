@@ -27,6 +27,7 @@ from replicator.primitives import (
     rooted,
     sparse,
     unknown_shapes,
+    weighing,
 )
 
 FACTS = Facts()
@@ -77,7 +78,10 @@ def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any
             results.append(_reduce_sparse(leaf, root, op, members))
         else:
             results.append(next(received, None))
-    return tf.nest.pack_sequence_as(value, results) if rooted.is_root(root) else None
+    if not rooted.is_root(root):
+        return None
+    weighing.note_combined(results, op, members)
+    return tf.nest.pack_sequence_as(value, results)
 
 
 def _reduce_dense(

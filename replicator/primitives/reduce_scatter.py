@@ -28,6 +28,7 @@ from replicator.primitives import (
     partials,
     reductions,
     unknown_shapes,
+    weighing,
 )
 
 FACTS = Facts(split="axis")
@@ -82,6 +83,7 @@ def reduce_scatter(
         ],
         group=members,
     )
+    weighing.note_combined(received, op, members)
     return tf.nest.pack_sequence_as(value, reductions.as_leaves(op, received))
 
 

@@ -9,9 +9,10 @@ one that receives them. So if a wrapped optimizer takes such a mean, the step is
 second time: gradients are multiplied by their replica's weight before they are sent and
 divided by the receiver's weight when they arrive.
 
-A communication's gradients belong to the optimizer whose applied gradients are computed
-from them. An optimizer that sums, or is given weights, takes them unweighed; no
-gradient can be both.
+A communication's gradients belong to the optimizer whose applied gradients passed
+through them (applied.py). An optimizer that sums, or is given weights, takes them
+unweighed; no gradient can be both. Any other gradient is a value like any other, that
+of the sum of all replicas' losses.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import context, errors
+from replicator import _tf, context, errors
 from replicator.costs import hosts
 from replicator.graph.ir import placeholder
-from replicator.graph.matching import control_flow
-from replicator.primitives import unknown_shapes
+from replicator.primitives import applied, unknown_shapes
 
 _WEIGHED = "gradients weighed by whose losses they are of"  # key in Build.knowledge
 
@@ -39,16 +39,18 @@ class Taken:
         key: The key of the call.
         number: How many times its gradient was taken before.
         calls: The keys of the calls that this gradient made.
+        recorded: Whether a tape recorded it.
     """
 
     key: str
     number: int
     calls: tuple[str, ...]
+    recorded: bool
 
 
 def taken(
     replica: context.ReplicaContext,
-    key: str,
+    placed: placeholder.Placeholder,
     upstream: Sequence[tf.Tensor],
     take: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor | None]],
 ) -> list[tf.Tensor | None]:
@@ -56,12 +58,13 @@ def taken(
 
     Args:
         replica: The replica that takes it.
-        key: The key of the call.
+        placed: The call.
         upstream: The gradients of its results.
         take: Computes the gradients of its operands from them.
     """
     if replica.examples is None or replica.synchronizes is not None:
         return list(take(upstream))
+    key = placed.call.key
     number = replica.count(("gradients taken of", key))
     counter = ("gradient of", key)  # under which base.py counts the calls
     first = replica.counts.get(counter, 0)
@@ -72,7 +75,8 @@ def taken(
     gradients = take(upstream)
     last = replica.counts.get(counter, 0)
     calls = tuple(f"{key}/{k}" for k in range(first, last))
-    replica.taken.append(Taken(key, number, calls))
+    recorded = _tf.is_recorded([*placed.op.inputs, *placed.op.outputs])
+    replica.taken.append(Taken(key, number, calls, recorded))
     if not weighed:
         return list(gradients)
     inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), weight)
@@ -117,18 +121,14 @@ def claim(
     """
     if not replica.taken:
         return list(gradients)
-    # A gradient that was differentiated again is part of a loss: a gradient penalty.
-    taken_keys = {entry.key for entry in replica.taken}
-    reached = _reached(gradients)
     new_claim = Claim(weighed, who, errors.user_line())
     to_weigh, conflict = set(), None
-    for entry in replica.taken:
-        if taken_keys.isdisjoint(entry.calls) and not reached.isdisjoint(entry.calls):
-            earlier = replica.claims.setdefault((entry.key, entry.number), new_claim)
-            if earlier.weighed == weighed:
-                to_weigh.add((entry.key, entry.number))
-            else:
-                conflict = earlier
+    for entry in _applied(replica, gradients):
+        earlier = replica.claims.setdefault((entry.key, entry.number), new_claim)
+        if earlier.weighed == weighed:
+            to_weigh.add((entry.key, entry.number))
+        else:
+            conflict = earlier
     if weighed and not to_weigh <= replica.build.knowledge.get(_WEIGHED, frozenset()):
         previous = replica.build.knowledge.get(_WEIGHED, frozenset())
         replica.build.knowledge[_WEIGHED] = previous | to_weigh
@@ -138,29 +138,36 @@ def claim(
     return _if_even(replica, gradients, conflict, new_claim)
 
 
-def _reached(gradients: Sequence[Any]) -> set[str]:
-    """Returns the keys of all calls that the gradients are computed from."""
-    keys: set[str] = set()
-    tensors = tf.nest.flatten(list(gradients), expand_composites=True)
-    pending = [x for x in tensors if tf.is_symbolic_tensor(x)]
-    seen = {id(x): x for x in pending}
-    outer_of: dict[tf.Graph, dict[int, tf.Tensor]] = {}
-    while pending:
-        tensor = pending.pop()
-        op, graph = tensor.op, tensor.graph
-        call = placeholder.read(op)
-        calls = control_flow.calls_inside(op) if call is None else (call,)
-        keys.update(reached_call.key for reached_call in calls)
-        sources = list(op.inputs)
-        if op.type == "Placeholder" and graph.building_function:
-            if graph not in outer_of:
-                outer_of[graph] = {id(x): outer for outer, x in graph.captures}
-            outer = outer_of[graph].get(id(tensor))
-            sources = [] if outer is None else [outer]
-        new = [x for x in sources if tf.is_symbolic_tensor(x) and id(x) not in seen]
-        seen.update((id(x), x) for x in new)
-        pending += new
-    return keys
+def _applied(replica: context.ReplicaContext, gradients: Sequence[Any]) -> list[Taken]:
+    """Returns what was taken for these gradients, and not for a loss."""
+    reached = applied.reached(gradients, replica.combined)
+    entries = [
+        entry
+        for entry in replica.taken
+        if not reached.own.isdisjoint(entry.calls)
+        or not (entry.recorded or reached.unless_recorded.isdisjoint(entry.calls))
+    ]
+    # What they differentiated again is part of the loss: a gradient penalty.
+    differentiated = {entry.key for entry in entries}
+    return [entry for entry in entries if differentiated.isdisjoint(entry.calls)]
+
+
+def note_combined(combined: Sequence[Any], op: str, members: Sequence[int]) -> None:
+    """Notes what step_fn reduced by itself over the replicas, without weights.
+
+    Sums of gradients are complete: an optimizer's mean of them changes nothing.
+
+    Args:
+        combined: The results.
+        op: The reduction.
+        members: The replicas that took part.
+    """
+    replica = context.require("a reduction")
+    if replica.examples is None or op not in ("sum", "mean"):
+        return
+    if len(members) == replica.num_replicas:
+        tensors = tf.nest.flatten(list(combined), expand_composites=True)
+        replica.combined.update((id(x), x) for x in tensors)
 
 
 def _if_even(

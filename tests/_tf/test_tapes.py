@@ -90,6 +90,40 @@ def test_begun_by_tape_is_what_the_running_tape_started_from():
     assert none == []
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_pass_is_told_from_the_ops_before_and_after_it(version):
+    @tf.function(autograph=False)
+    def step(x):
+        before = tf.ones_like(x) * tf.tanh(x)
+        results = []
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.tanh(x)
+            results.append(tape.gradient(y, x) if version == 2 else tf.gradients(y, x))
+        first, second = (tf.nest.flatten(result)[0] for result in results)
+        after = second * 2.0
+        parts = [_tf.is_part_of_pass(t.op) for t in (before, y, first, second, after)]
+        assert parts == [False, False, True, True, False]
+        begun = _tf.passes_begun(after.graph)
+        ends = [_tf.number_of(t.op) for t in (before, first, second)]
+        assert ends[0] < begun[0] < ends[1] < begun[1] < ends[2] and len(begun) == 2
+        begins = [op for op in after.graph.get_operations() if _tf.begins_pass(op)]
+        assert {_tf.number_of(op) for op in begins} >= set(begun)
+        return after
+
+    step(tf.ones([2]))
+
+
+def test_is_recorded_by_a_tape_that_watches_a_tensor():
+    x, y = tf.constant(1.0), tf.constant(2.0)
+    assert not _tf.is_recorded([x])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        assert _tf.is_recorded([y, x]) and not _tf.is_recorded([y])
+    assert not _tf.is_recorded([x])
+
+
 def test_own_gradient_is_what_a_user_gave_and_says_whether_it_trains_variables():
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [None])

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the communication that gradients pass through on their way to an optimizer.
+
+A gradient that an optimizer applies was computed by one call of tape.gradient, or of
+tf.gradients: one pass over the ops of a loss, backwards. The calls made in that pass
+are the gradient's own. The pass also uses values of the forward pass, and another
+gradient may be among them: that of an adversary, a penalty, or an inner step. It is a
+number like any other there, so the walk back through the graph ends at the values that
+a pass uses.
+
+It goes on through a value only if that is itself passed on as a gradient: the
+`output_gradients` of the pass, or the other factor of a product, as in
+`tf.reduce_sum(hidden * tf.stop_gradient(gradient))`, whose gradient is the same.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir import placeholder
+from replicator.graph.ir.kinds import kind_of
+from replicator.graph.matching import control_flow
+
+# Ops whose results are linear in each of their operands: what a gradient may pass
+# through between two passes and still be one. A sum is one if all of its terms are.
+_LINEAR = frozenset(
+    "BatchMatMul BatchMatMulV2 BatchMatMulV3 BroadcastTo Cast ConcatV2 Einsum "
+    "ExpandDims GatherNd GatherV2 Identity IdentityN MatMul Mean Mul MulNoNan Neg Pack "
+    "PreventGradient RealDiv Reshape ResourceGather Slice Split SplitV Squeeze "
+    "StopGradient StridedSlice Sum TensorListFromTensor TensorListGetItem "
+    "TensorListPushBack TensorListSetItem TensorListStack Tile Transpose "
+    "Unpack".split()
+)
+_SUMS = frozenset(("AddN", "AddV2", "Add", "Sub"))
+_MOVES = frozenset(("all_gather", "all_to_all", "broadcast", "permute"))
+_PRODUCTS = frozenset(
+    "BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul MulNoNan".split()
+)
+_FAR = 100  # ops between two passes, beyond which a value is taken for a number
+# Ops that ask for no more than the shape of a value.
+_SHAPES = frozenset(
+    "BroadcastGradientArgs OnesLike Rank Shape ShapeN Size ZerosLike".split()
+)
+
+
+# Results of passes, and whether tf.stop_gradient was passed, by id.
+Ends: TypeAlias = dict[int, tuple[tf.Tensor, bool]]
+
+
+class Reached(NamedTuple):
+    """The keys of the calls that gradients are computed from.
+
+    Attributes:
+        own: Those that gradients passed through, as far as the graph tells.
+        unless_recorded: Those that they passed through unless a tape recorded their
+            pass: then they are differentiated again, and part of a loss.
+    """
+
+    own: set[str]
+    unless_recorded: set[str]
+
+
+def reached(gradients: Sequence[Any], combined: Container[int]) -> Reached:
+    """Returns the calls that gradients pass through, once applied.
+
+    Args:
+        gradients: Tensors, IndexedSlices or None.
+        combined: The ids of tensors that are sums over the replicas already: what they
+            are computed from is complete without being weighed.
+    """
+    return _Walk(combined).reached(gradients)
+
+
+class _Walk:
+    """One walk back through the graph, from gradients to what they passed through."""
+
+    def __init__(self, combined: Container[int]) -> None:
+        self._combined = combined
+        self._passes = _Passes()
+        self._caller: dict[tf.Graph, tf.Operation] = {}
+        self._captured: dict[tf.Graph, dict[int, tf.Tensor]] = {}
+        self._keys: dict[bool, set[str]] = {False: set(), True: set()}
+        self._ends_of: dict[int, Ends] = {}
+        self._seen: dict[tuple[int, bool], tf.Tensor] = {}
+
+    def reached(self, gradients: Sequence[Any]) -> Reached:
+        """Walks from the gradients; see the function of this name."""
+        tensors = tf.nest.flatten(list(gradients), expand_composites=True)
+        pending = [(x, False) for x in tensors if tf.is_symbolic_tensor(x)]
+        while pending:
+            uses, begun = self._through(pending)
+            pending = []
+            for op, value, doubtful in uses:
+                for end, stopped in self._ends(value).values():
+                    if self._is_factor(op, value, end, begun):
+                        pending.append((end, doubtful or not stopped))
+        return Reached(self._keys[False], self._keys[True])
+
+    def _through(
+        self, pending: list[tuple[tf.Tensor, bool]]
+    ) -> tuple[list[tuple[tf.Operation, tf.Tensor, bool]], set[Any]]:
+        """Walks through what was done to gradients, and the passes they come from.
+
+        Args:
+            pending: Tensors, and whether they are gradients only unless recorded.
+
+        Returns:
+            The values that passes use, with their ops; and the passes whose beginnings
+            were reached.
+        """
+        uses, begun = [], set()
+        while pending:
+            tensor, doubtful = pending.pop()
+            if (id(tensor), doubtful) in self._seen or id(tensor) in self._combined:
+                continue
+            self._seen[id(tensor), doubtful] = tensor
+            op = tensor.op
+            own = self._passes.of(op)
+            if own is not None and _tf.begins_pass(op):
+                begun.add(own)
+                continue
+            call = placeholder.read(op)
+            if own is None:
+                if call is not None:
+                    self._keys[doubtful].add(call.key)
+                pending += [(x, doubtful) for x in self._sources(tensor)]
+                continue
+            calls = control_flow.calls_inside(op) if call is None else (call,)
+            self._keys[doubtful].update(inner.key for inner in calls)
+            for x in op.inputs:
+                if self._passes.of(x.op) == own:
+                    pending.append((x, doubtful))
+                elif op.type not in _SHAPES:
+                    uses.append((op, x, doubtful))
+        return uses, begun
+
+    def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what a tensor is computed from, in and outside of functions."""
+        op = tensor.op
+        if op.type == "Placeholder":
+            outer = self._outer(tensor)
+            return [] if outer is None else [outer]
+        results = self._results(tensor)
+        if "While" in op.type:  # each iteration uses all results of the one before
+            results = [x for output in op.outputs for x in self._results(output)]
+        return [*op.inputs, *results]
+
+    def _results(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what a tensor is inside of the functions that its op calls."""
+        op = tensor.op
+        results: list[Any] = []
+        for _, body in _tf.called_graphs(op) if kind_of(op).calls else ():
+            self._caller[body] = op
+            if len(body.outputs) == len(op.outputs):
+                results.append(body.outputs[tensor.value_index])
+            else:
+                results += body.outputs
+        return [
+            x for x in results if tf.is_symbolic_tensor(x) and x.graph is not op.graph
+        ]
+
+    def _outer(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns what a function's parameter is outside of it, as far as is known."""
+        graph: Any = tensor.graph
+        if not graph.building_function:
+            return None
+        if graph not in self._captured:
+            known = {id(inner): outer for outer, inner in graph.captures}
+            caller = self._caller.get(graph)
+            if caller is not None:  # a conditional's first operand is its condition
+                given = list(caller.inputs)[len(caller.inputs) - len(graph.inputs) :]
+                known |= dict(zip(map(id, graph.inputs), given, strict=False))
+            self._captured[graph] = known
+        outer = self._captured[graph].get(id(tensor))
+        return outer if tf.is_symbolic_tensor(outer) else None
+
+    def _ends(self, value: tf.Tensor, depth: int = 0) -> Ends:
+        """Returns the gradients that a value is, times constants, if it is any.
+
+        Args:
+            value: What a pass uses of the forward pass.
+            depth: How many ops were passed before.
+        """
+        if id(value) not in self._ends_of:
+            self._ends_of[id(value)] = {}  # of itself, in a loop
+            self._ends_of[id(value)] = self._find_ends(value, depth)
+        return self._ends_of[id(value)]
+
+    def _find_ends(self, value: tf.Tensor, depth: int) -> Ends:
+        op = value.op
+        if self._passes.of(op) is not None:
+            return {id(value): (value, False)}
+        call = placeholder.read(op)
+        moves = call is not None and call.primitive in _MOVES
+        is_linear = op.type in _LINEAR or op.type in _SUMS or moves
+        sources = self._results(value)
+        if depth > _FAR or not (is_linear or sources or op.type == "Placeholder"):
+            return {}
+        if not sources:
+            sources = self._sources(value)
+        if op.type == "RealDiv":
+            sources = sources[:1]
+        elif op.type == "IdentityN":
+            sources = [sources[value.value_index]]
+        found = [self._ends(x, depth + 1) for x in sources]
+        if op.type in _SUMS and not all(found):
+            return {}
+        stops = op.type == "StopGradient"
+        return {
+            key: (end, stopped or stops)
+            for ends in found
+            for key, (end, stopped) in ends.items()
+        }
+
+    def _is_factor(
+        self, op: tf.Operation, value: tf.Tensor, end: tf.Tensor, begun: set[Any]
+    ) -> bool:
+        """Whether a pass multiplies its own gradient by a value, and by nothing else.
+
+        Args:
+            op: The op of the pass.
+            value: What it uses of the forward pass.
+            end: The gradient that the value is.
+            begun: The passes that begin from ones. Others are given gradients to begin
+                from, so that a value may be one of these, whatever its op.
+        """
+        if kind_of(op).calls:
+            return True  # as far as can be seen from here
+        others = [x for x in op.inputs if x is not value]
+        own = self._passes.of(op)
+        if own in begun:
+            if op.type not in _PRODUCTS:
+                return False
+            if not self._depends(others, lambda x: _tf.begins_pass(x.op), own):
+                return False
+        return not self._depends(others, lambda x: x is end)
+
+    def _depends(
+        self,
+        tensors: Sequence[tf.Tensor],
+        on: Callable[[tf.Tensor], bool],
+        within: Any = None,
+    ) -> bool:
+        """Whether any of the tensors is computed from a certain one.
+
+        Args:
+            tensors: The tensors.
+            on: Says which one.
+            within: The pass to stay in, if any.
+        """
+        pending = list(tensors)
+        seen = set(map(id, pending))
+        while pending:
+            tensor = pending.pop()
+            if within is not None and self._passes.of(tensor.op) != within:
+                continue
+            if on(tensor):
+                return True
+            if tensor.op.type in _SHAPES:
+                continue
+            new = [x for x in self._sources(tensor) if id(x) not in seen]
+            seen.update(map(id, new))
+            pending += new
+        return False
+
+
+class _Passes:
+    """Tells the passes apart: by their graphs, and the ops that they begin from."""
+
+    def __init__(self) -> None:
+        self._is_part: dict[tf.Operation, bool] = {}
+        self._begun: dict[tf.Graph, list[int]] = {}
+
+    def of(self, op: tf.Operation) -> Any:
+        """Returns what identifies the pass that an op is part of; None: it is in none.
+
+        Passes that are given gradients to begin from are not told from the one before.
+        """
+        if op not in self._is_part:
+            self._is_part[op] = _tf.is_part_of_pass(op)
+        if not self._is_part[op]:
+            return None
+        if op.graph not in self._begun:
+            self._begun[op.graph] = _tf.passes_begun(op.graph)
+        return op.graph, bisect.bisect(self._begun[op.graph], _tf.number_of(op))
