@@ -76,6 +76,36 @@ def reached(gradients: Sequence[Any], combined: Container[int]) -> Reached:
     return _Walk(combined).reached(gradients)
 
 
+def is_upstream(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is computed from the gradients given to the running pass.
+
+    Other tensors in a gradient function are values of the forward pass, or computed
+    from them once more (tf.recompute_grad). False where no pass is running.
+    """
+    running = _tf.differentiated()
+    if running is None:
+        return False
+    given = {id(x) for x in running.given}
+    pending, seen = [tensor], {id(tensor)}
+    while pending:
+        tensor = pending.pop()
+        if id(tensor) in given:
+            return True
+        op, graph = tensor.op, tensor.graph
+        if op.type == "Placeholder" and graph.building_function:
+            sources = [outer for outer, inner in graph.captures if inner is tensor]
+        elif not _tf.is_part_of_pass(op) or op.type in _SHAPES:
+            continue
+        elif _tf.begins_pass(op):
+            return True
+        else:
+            sources = list(op.inputs)
+        new = [x for x in sources if tf.is_symbolic_tensor(x) and id(x) not in seen]
+        seen.update(map(id, new))
+        pending += new
+    return False
+
+
 class _Walk:
     """One walk back through the graph, from gradients to what they passed through."""
 
@@ -116,7 +146,7 @@ class _Walk:
         uses, begun = [], set()
         while pending:
             tensor, doubtful = pending.pop()
-            if (id(tensor), doubtful) in self._seen or id(tensor) in self._combined:
+            if (id(tensor), doubtful) in self._seen:
                 continue
             self._seen[id(tensor), doubtful] = tensor
             op = tensor.op
@@ -125,6 +155,8 @@ class _Walk:
                 begun.add(own)
                 continue
             call = placeholder.read(op)
+            if own is None and id(tensor) in self._combined:
+                continue
             if own is None:
                 if call is not None:
                     self._keys[doubtful].add(call.key)

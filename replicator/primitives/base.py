@@ -231,6 +231,10 @@ def communicate(
         replica.trace_anew()
         replica.build.in_functions = True
     values = tuple(Value.of(t) for t in operands)
+    key = _next_key(replica, of, group, channel)
+    weights: list[tf.Tensor | None] = []
+    if of is None:
+        operands, weights = weighing.in_own_gradient(replica, primitive, key, operands)
     facts = replica.build.facts[primitive]
     if replica.writing is not None:
         options = {**options, WRITES: list(replica.writing)}
@@ -240,7 +244,7 @@ def communicate(
         replica_id=replica.replica_id,
         device=replica.device,
         group=_members(replica, group, of),
-        key=_next_key(replica, of, group, channel),
+        key=key,
         operands=values,
         agreed=values if agreed is None else tuple(agreed),
         line=line,
@@ -270,7 +274,7 @@ def communicate(
     outputs = _identities(op)
     if receipt:
         replica.receipts.append(outputs.pop())
-    return outputs
+    return weighing.received(outputs, weights)
 
 
 def _identities(op: tf.Operation) -> list[tf.Tensor]:

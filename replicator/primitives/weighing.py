@@ -40,12 +40,15 @@ class Taken:
         number: How many times its gradient was taken before.
         calls: The keys of the calls that this gradient made.
         recorded: Whether a tape recorded it.
+        unclear: Where the step's own gradient function made the call: what it is, if
+            nothing tells whether it passes gradients on.
     """
 
     key: str
     number: int
     calls: tuple[str, ...]
     recorded: bool
+    unclear: str = ""
 
 
 def taken(
@@ -79,8 +82,72 @@ def taken(
     replica.taken.append(Taken(key, number, calls, recorded))
     if not weighed:
         return list(gradients)
-    inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), weight)
-    return [None if d is None else _times(d, inverse) for d in gradients]
+    return [None if d is None else _divided(d, weight) for d in gradients]
+
+
+_OWN = -1  # the number of a call that is itself part of a gradient
+# Only one replica's operands count, or there are none on the receiver.
+_ONE_SIDED = frozenset(("broadcast", "gather", "recv", "reduce", "scatter", "send"))
+
+
+def in_own_gradient(
+    replica: context.ReplicaContext,
+    primitive: str,
+    key: str,
+    operands: Sequence[tf.Tensor],
+) -> tuple[list[tf.Tensor], list[tf.Tensor | None]]:
+    """Weighs what the step's own gradient function sends, as of tf.custom_gradient.
+
+    Args:
+        replica: The replica that sends it.
+        primitive: The name of the call's primitive.
+        key: The key of the call.
+        operands: What it passes.
+
+    Returns:
+        The operands, and the weight by which each was multiplied, if any.
+    """
+    weights: list[tf.Tensor | None] = [None] * len(operands)
+    if (
+        replica.examples is None
+        or replica.synchronizes is not None
+        or replica.writing is not None  # all replicas must receive the same
+        or _tf.differentiated() is None
+    ):
+        return list(operands), weights
+    # Under a tape, a forward pass is being repeated.
+    unclear = primitive in _ONE_SIDED and not _tf.may_record()
+    upstream = [applied.is_upstream(x) for x in operands]
+    if not (unclear or any(upstream)):
+        return list(operands), weights
+    what = f"{primitive} at {errors.user_line()}" if unclear else ""
+    recorded = _tf.is_recorded(operands)
+    replica.taken.append(Taken(key, _OWN, (key,), recorded, what))
+    if not unclear and (key, _OWN) in replica.build.knowledge.get(_WEIGHED, ()):
+        weight = _relative_weight(replica)
+        weights = [weight if x else None for x in upstream]
+    pairs = list(zip(operands, weights, strict=True))
+    return [x if weight is None else _times(x, weight) for x, weight in pairs], weights
+
+
+def received(
+    results: list[tf.Tensor], weights: Sequence[tf.Tensor | None]
+) -> list[tf.Tensor]:
+    """Divides what arrives by the weights of what was sent; see `in_own_gradient`.
+
+    Args:
+        results: What the call gave: as many as its operands, or else all of one kind.
+        weights: The weight of each operand, if any.
+    """
+    used = [weight for weight in weights if weight is not None]
+    if not used:
+        return results
+    if len(results) != len(weights):
+        weights = [used[0]] * len(results)
+    return [
+        x if weight is None else _divided(x, weight)
+        for x, weight in zip(results, weights, strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +190,8 @@ def claim(
         return list(gradients)
     new_claim = Claim(weighed, who, errors.user_line())
     to_weigh, conflict = set(), None
-    for entry in _applied(replica, gradients):
+    entries = _applied(replica, gradients)
+    for entry in entries:
         earlier = replica.claims.setdefault((entry.key, entry.number), new_claim)
         if earlier.weighed == weighed:
             to_weigh.add((entry.key, entry.number))
@@ -133,9 +201,12 @@ def claim(
         previous = replica.build.knowledge.get(_WEIGHED, frozenset())
         replica.build.knowledge[_WEIGHED] = previous | to_weigh
         raise context.BuildAgain
-    if conflict is None:
-        return list(gradients)
-    return _if_even(replica, gradients, conflict, new_claim)
+    unclear = [entry.unclear for entry in entries if entry.unclear]
+    if weighed and unclear:
+        gradients = _if_even(replica, gradients, *_about_unclear(unclear, new_claim))
+    if conflict is not None:
+        gradients = _if_even(replica, gradients, *_about_both(conflict, new_claim))
+    return list(gradients)
 
 
 def _applied(replica: context.ReplicaContext, gradients: Sequence[Any]) -> list[Taken]:
@@ -148,7 +219,7 @@ def _applied(replica: context.ReplicaContext, gradients: Sequence[Any]) -> list[
         or not (entry.recorded or reached.unless_recorded.isdisjoint(entry.calls))
     ]
     # What they differentiated again is part of the loss: a gradient penalty.
-    differentiated = {entry.key for entry in entries}
+    differentiated = {entry.key for entry in entries if entry.number != _OWN}
     return [entry for entry in entries if differentiated.isdisjoint(entry.calls)]
 
 
@@ -170,29 +241,63 @@ def note_combined(combined: Sequence[Any], op: str, members: Sequence[int]) -> N
         replica.combined.update((id(x), x) for x in tensors)
 
 
+def _about_both(first: Claim, own: Claim) -> tuple[str, list[str], str]:
+    """Returns the problem of gradients that two optimizers take, the sites, the fix.
+
+    Args:
+        first: The claim that came first.
+        own: The claim being made.
+    """
+    return (
+        f"{first.who} is also given. They come from other replicas, weighted for one "
+        "of the two by each replica's number of examples",
+        [f"{claimant.who} at {claimant.line}" for claimant in (first, own)],
+        "take the gradients of each optimizer with its own call of tape.gradient, "
+        "with a tf.GradientTape(persistent=True); or feed batches that divide evenly "
+        "among the replicas.",
+    )
+
+
+def _about_unclear(calls: Sequence[str], own: Claim) -> tuple[str, list[str], str]:
+    """Returns the problem of calls that cannot be weighed, the sites, the fix.
+
+    Args:
+        calls: The calls.
+        own: The claim being made.
+    """
+    return (
+        "a gradient function of yours gets from other replicas by a call that only one "
+        "of them sends or receives. Nothing tells what it sends, so it cannot be "
+        "weighted by each replica's number of examples",
+        [*calls, f"{own.who} at {own.line}"],
+        "in the gradient function use all_reduce or all_gather; or leave it out: the "
+        "calls of the forward pass have gradients; or feed batches that divide evenly "
+        "among the replicas.",
+    )
+
+
 def _if_even(
-    replica: context.ReplicaContext, gradients: Sequence[Any], first: Claim, own: Claim
+    replica: context.ReplicaContext,
+    gradients: Sequence[Any],
+    which: str,
+    sites: Sequence[str],
+    fix: str,
 ) -> list[Any]:
     """Returns gradients that wait for a check that replicas have equally many examples.
 
-    Each replica then weighs 1, so both optimizers can take the same gradients.
+    Each replica then weighs 1, so that nothing needs to be weighed.
 
     Args:
         replica: The replica whose gradients they are.
         gradients: The gradients.
-        first: The claim that came first.
-        own: The claim being made.
+        which: Which gradients they are, and why they cannot be weighed.
+        sites: The calls; that of the optimizer is the last.
+        fix: The way out.
     """
+    who = sites[-1].rpartition(" at ")[0]
     problem = (
-        f"{own.who}{unknown_shapes.on_replica(replica)} is given gradients that "
-        f"{first.who} is also given. They come from other replicas, weighted for one "
-        "of the two by each replica's number of examples, and these numbers differ"
-    )
-    sites = [f"{claimant.who} at {claimant.line}" for claimant in (first, own)]
-    fix = (
-        "take the gradients of each optimizer with its own call of tape.gradient, "
-        "with a tf.GradientTape(persistent=True); or feed batches that divide evenly "
-        "among the replicas."
+        f"{who}{unknown_shapes.on_replica(replica)} is given gradients that {which}, "
+        "and these numbers differ"
     )
     shard: Any = replica.shard
     sizes = [shard.count, shard.total]
@@ -225,6 +330,12 @@ def _relative_weight(replica: context.ReplicaContext) -> tf.Tensor:
     shard: Any = replica.shard
     count = tf.cast(shard.count, tf.float64) * replica.num_replicas
     return tf.math.divide_no_nan(count, tf.cast(shard.total, tf.float64))
+
+
+def _divided(gradient: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Returns the quotient; 0 where the weight is 0."""
+    one = tf.constant(1.0, tf.float64)
+    return _times(gradient, tf.math.divide_no_nan(one, weight))
 
 
 def _times(gradient: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:

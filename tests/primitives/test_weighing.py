@@ -69,7 +69,78 @@ def _from_root(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
     return tf.reduce_mean((x @ w - centre) ** 2)
 
 
-LOSSES = [_gathered, _normalized, _whole, _looped, _penalized, _from_root]
+def _centred(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    """A layer that comes with its own gradient, which sums over the replicas."""
+
+    def total(z: Any) -> Any:
+        z = tf.reduce_sum(z, axis=0)
+        return z if repl is None else repl.all_reduce(z)
+
+    @tf.custom_gradient
+    def centre(z: Any) -> Any:
+        count = total(tf.ones_like(z))
+        return z - total(z) / count, lambda d: d - total(d) / count
+
+    return tf.reduce_mean(centre(tf.tanh(x @ w)) ** 3)
+
+
+def _centred_by_means(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    centre = tf.custom_gradient(lambda z: (z - _mean(repl, z), centred))
+
+    def centred(d: Any) -> Any:
+        return d - _mean(repl, d)
+
+    return tf.reduce_mean(centre(tf.tanh(x @ w)) ** 3)
+
+
+def _centred_in_a_function(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    return tf.function(lambda: _centred(repl, w, x))()
+
+
+def _centred_in_a_loop(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    @tf.custom_gradient
+    def centre(z: Any) -> Any:
+        return z - _mean(repl, z), lambda d: d - _mean(repl, d)
+
+    def body(k: Any, y: Any) -> Any:
+        return k + 1, centre(tf.tanh(y @ w))
+
+    y = tf.while_loop(lambda k, _: k < 3, body, [0, x])[1]
+    return tf.reduce_mean(y * x**2)
+
+
+def _gathered_back(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    """Every example's gradient is the mean of all, sent beside a value."""
+
+    @tf.custom_gradient
+    def shared(z: Any) -> Any:
+        def gradient(d: Any) -> Any:
+            every = (d, z) if repl is None else repl.all_gather((d, z), axis=0)
+            mean, scale = (tf.reduce_mean(y, 0, keepdims=True) for y in every)
+            return tf.ones_like(d) * mean * scale
+
+        return tf.identity(z), gradient
+
+    return tf.reduce_mean(shared(tf.tanh(x @ w)) ** 3)
+
+
+def _recomputed(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    """The forward pass communicates once more, in the gradient."""
+
+    @tf.recompute_grad
+    def normalized(x: Any) -> Any:
+        z = tf.tanh(x @ w)
+        z -= _mean(repl, z)
+        return z if repl is None else z * repl.broadcast(tf.constant(2.0, z.dtype))
+
+    return tf.reduce_mean(normalized(x) ** 3) / (8 if repl is not None else 1)
+
+
+LOSSES = [
+    *(_gathered, _normalized, _whole, _looped, _penalized, _from_root),
+    *(_centred, _centred_by_means, _centred_in_a_function, _centred_in_a_loop),
+    *(_gathered_back, _recomputed),
+]
 
 
 def _one_device(loss_fn: Any, size: int, value: Any = W) -> Any:
@@ -268,3 +339,57 @@ def test_what_a_function_takes_is_found_in_it() -> None:
         np.testing.assert_allclose(
             W - one.numpy(), _one_device(_gathered, 5), atol=1e-7
         )
+
+
+# --- Calls of a gradient function that send one way -----------------------------------
+
+
+def _rooted(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+    @tf.custom_gradient
+    def shared(z: Any) -> Any:
+        def gradient(d: Any) -> Any:
+            return d * repl.broadcast(tf.constant(2.0, d.dtype))  # it could be d
+
+        return tf.identity(z), gradient
+
+    return tf.reduce_mean(shared(tf.tanh(x @ w)))
+
+
+def test_what_may_or_may_not_be_a_gradient_is_refused_only_if_uneven() -> None:
+    repl = helpers.make(3)
+    step_fn, w = _make_step(repl, _rooted)
+    repl.run(step_fn, X, input_mode="global_batch")
+    w_one = tf.Variable(W)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(2 * tf.tanh(X @ w_one))
+    np.testing.assert_allclose(W - w.numpy(), tape.gradient(loss, w_one), atol=1e-7)
+    with pytest.raises(replicator.ArgumentError) as raised:
+        repl.run(step_fn, X[:5], input_mode="global_batch")
+    message = str(raised.value)
+    assert "broadcast at" in message and "all_reduce" in message, message
+    assert message.count("test_weighing.py:") == 2, message
+
+
+def test_nor_does_that_run_where_sizes_are_known_only_then() -> None:
+    repl = helpers.make(3)
+    step_fn, w = _make_step(repl, _rooted)
+    batches = (
+        tf.data.Dataset.from_tensor_slices(X)
+        .batch(6)
+        .concatenate(tf.data.Dataset.from_tensor_slices(X[:5]).batch(6))
+    )
+    repl.run(step_fn, batches, input_mode="global_batch")
+    before = w.numpy()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="broadcast at"):
+        repl.run(step_fn, batches, input_mode="global_batch")
+    np.testing.assert_array_equal(w.numpy(), before)
+
+
+def test_an_optimizer_that_adds_up_may_send_one_way() -> None:
+    repl = helpers.make(3)
+    step_fn, w = _make_step(repl, _rooted, op="sum")
+    repl.run(step_fn, X[:5], input_mode="global_batch")
+    w_one = tf.Variable(W)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(2 * tf.tanh(X[:5] @ w_one))
+    np.testing.assert_allclose(W - w.numpy(), tape.gradient(loss, w_one), atol=1e-7)
