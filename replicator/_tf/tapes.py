@@ -113,7 +113,9 @@ def begins_pass(op: tf.Operation) -> bool:
     place = _BEGINNING.search(op.name)
     if place is None:
         return False
-    return is_part_of_pass(op) if place["ys"] else _created_by_tape(op)
+    if place["ys"]:  # otherwise a copy of what tf.gradients is given
+        return op.type != "Identity" and is_part_of_pass(op)
+    return _created_by_tape(op)
 
 
 # A tape's ones and the ops that they are made of; the ones of tf.gradients.

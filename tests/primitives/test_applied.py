@@ -283,15 +283,25 @@ def test_a_value_is_the_same_with_and_without_an_optimizer() -> None:
         np.testing.assert_allclose(tf.concat(list(got), 0), want, atol=1e-12)
 
 
-def test_gradients_of_tensorflow_1() -> None:
-    """tf.gradients, in a session: an adversary's is a value, the variable's applied."""
+def _adversarial_of_v1(repl: Repl, w: Any, x: Any) -> Any:
+    (slope,) = tf.gradients(tf.reduce_sum(_energy(repl, w, x)), x)
+    moved = x + tf.stop_gradient(slope)
+    return tf.gradients(tf.reduce_mean(_energy(repl, w, moved)), w)[0]
+
+
+def _given_on_in_v1(repl: Repl, w: Any, x: Any) -> Any:
+    hidden = tf.tanh(x @ w)
+    upstream = tf.gradients(_contrasted(repl, hidden), hidden)
+    return tf.gradients(tf.tanh(x @ w), w, grad_ys=upstream)[0]
+
+
+@pytest.mark.parametrize(
+    ("gradient_fn", "with_tapes"),
+    [(_adversarial_of_v1, _adversarial), (_given_on_in_v1, _given_on)],
+)
+def test_gradients_of_tensorflow_1(gradient_fn: Any, with_tapes: Any) -> None:
+    """The same by tf.gradients, in a session."""
     repl = helpers.make(3)
-
-    def gradient_fn(repl: Repl, w: Any, x: Any) -> Any:
-        (slope,) = tf.gradients(tf.reduce_sum(_energy(repl, w, x)), x)
-        moved = x + tf.stop_gradient(slope)
-        return tf.gradients(tf.reduce_mean(_energy(repl, w, moved)), w)[0]
-
     with tf.Graph().as_default(), helpers.session() as session:
         with repl.context():
             w = tf.Variable(W)
@@ -306,4 +316,4 @@ def test_gradients_of_tensorflow_1() -> None:
         session.run(tf.compat.v1.global_variables_initializer())
         session.run(result, {x: X[:5]})
         updated = session.run(w)
-    np.testing.assert_allclose(W - updated, _one_device(_adversarial, 5), atol=1e-7)
+    np.testing.assert_allclose(W - updated, _one_device(with_tapes, 5), atol=1e-7)
