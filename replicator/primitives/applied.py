@@ -37,6 +37,7 @@ _LINEAR = frozenset(
     "Unpack".split()
 )
 _SUMS = frozenset(("AddN", "AddV2", "Add", "Sub"))
+# Primitives that only move what they are given: a gradient stays one.
 _MOVES = frozenset(("all_gather", "all_to_all", "broadcast", "permute"))
 _PRODUCTS = frozenset(
     "BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul MulNoNan".split()

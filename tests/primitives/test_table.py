@@ -14,6 +14,7 @@ from replicator.primitives import table
 
 SHARED = {
     "algorithms",
+    "applied",
     "arithmetic",
     "axes",
     "base",
