@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -97,7 +98,7 @@ class DistributedSession(tf.compat.v1.Session):
         """
         lookup = self._look()
         places = self._replicas.places
-        flat = _flat(fetches)
+        listed, flat = _flat(fetches)
         defaults = functools.partial(lookup.defaults, flat)
         fed = feeds.split(self._replicas.program, feed_dict, len(places), defaults)
         leaves = [lookup.leaf(leaf, fed.names) for leaf in flat]
@@ -117,7 +118,7 @@ class DistributedSession(tf.compat.v1.Session):
             leaf.joined(leaf_values, [counts[part.source] for part in leaf.parts])
             for leaf, leaf_values in zip(leaves, values, strict=True)
         ]
-        return tf.nest.pack_sequence_as(fetches, joined)
+        return _like(fetches, tf.nest.pack_sequence_as(listed, joined))
 
     @property
     def strategy(self) -> Strategy:
@@ -318,10 +319,41 @@ def _chooses_gpus(config: tf.compat.v1.ConfigProto) -> bool:
     return bool(chosen or options.experimental.virtual_devices)
 
 
-def _flat(fetches: Any) -> list[Any]:
-    """Returns the leaves of a nest of fetches."""
+def _listed(fetches: Any) -> Any:
+    """Returns a nest of fetches with lists in place of dicts.
+
+    Sessions take keys that cannot be sorted, as tf.nest wants them to be: those of a
+    MonitoredSession are its hooks.
+    """
+    if isinstance(fetches, Mapping):
+        return [_listed(fetch) for fetch in fetches.values()]
+    if type(fetches) in (list, tuple):
+        return type(fetches)(map(_listed, fetches))
+    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
+        return type(fetches)(*map(_listed, fetches))
+    return fetches
+
+
+def _like(fetches: Any, values: Any) -> Any:
+    """Returns the values of `_listed` fetches with the dicts that these have."""
+    if isinstance(fetches, Mapping):
+        pairs = zip(fetches.items(), values, strict=True)
+        filled = {key: _like(fetch, value) for (key, fetch), value in pairs}
+        result: Any = copy.copy(fetches) if isinstance(fetches, MutableMapping) else {}
+        result.update(filled)
+        return result
+    if type(fetches) in (list, tuple):
+        return type(fetches)(map(_like, fetches, values))
+    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
+        return type(fetches)(*map(_like, fetches, values))
+    return values
+
+
+def _flat(fetches: Any) -> tuple[Any, list[Any]]:
+    """Returns a nest of fetches without dicts, and its leaves."""
     try:
-        flat: list[Any] = tf.nest.flatten(fetches)
+        listed = _listed(fetches)
+        flat: list[Any] = tf.nest.flatten(listed)
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.ArgumentError(
             errors.compose(
@@ -330,7 +362,7 @@ def _flat(fetches: Any) -> list[Any]:
                 fix="fetch tensors, operations, or lists, tuples and dicts of them.",
             )
         ) from error
-    return flat
+    return listed, flat
 
 
 def _no_parts(what: str) -> errors.UnsupportedError:

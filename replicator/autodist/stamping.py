@@ -7,7 +7,8 @@ substituted for inputs that are not copied. Copies are looked up by the original
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -114,8 +115,7 @@ class Stamp:
         }
         with graph.as_default():
             new_ops = _tf.import_nodes(graph, definition, inputs, scope)
-        by_name = {op.name: op for op in new_ops}
-        places = {op: by_name[scope + op.name] for op in nodes}
+        places = _by_name(nodes, new_ops, scope)
         for op, source in self._waits:
             if source in others and op in places:
                 _tf.add_control_inputs(places[op], [others[source]])
@@ -157,3 +157,30 @@ def _call(
             value.func.name = called(op, value.func.name)
         for function in value.list.func:
             function.name = called(op, function.name)
+
+
+def _by_name(
+    ops: Iterable[tf.Operation], copies: Sequence[tf.Operation], scope: str
+) -> dict[tf.Operation, tf.Operation]:
+    """Returns the copy of each op.
+
+    An op gets another name, loss_1 for loss, if the graph already has names that begin
+    with its own: TensorFlow allows loss before loss/total, but not after it.
+
+    Args:
+        ops: The ops that were copied.
+        copies: Their copies, maybe in another order.
+        scope: The name scope of the copies, with the final "/", or "".
+    """
+    by_name = {copy.name: copy for copy in copies}
+    places = {
+        op: by_name.pop(scope + op.name) for op in ops if scope + op.name in by_name
+    }
+    for op in ops:
+        if op not in places:
+            name = next(n for n in by_name if _NUMBER.sub("", n) == scope + op.name)
+            places[op] = by_name.pop(name)
+    return places
+
+
+_NUMBER = re.compile(r"_[0-9]+\Z")

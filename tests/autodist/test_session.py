@@ -285,3 +285,53 @@ def test_gpus_stay_split_unless_a_config_chooses_them(chosen, monkeypatch):
         [] if chosen else [[512, 512]]
     )
     assert made.gpu_options.allow_growth
+
+
+Pair = collections.namedtuple("Pair", "one two")
+
+
+def test_fetches_may_be_dicts_whose_keys_have_no_order():
+    first = object()
+    nests = both(lambda x: [{first: tf.reduce_sum(x), "b": {2: x}}, Pair({1: x}, ())])
+    for (named, pair), session in zip(nests, ("distributed", "plain"), strict=True):
+        assert list(named) == [first, "b"], session
+        np.testing.assert_array_equal(named[first], X.sum())
+        np.testing.assert_array_equal(named["b"][2], X)
+        np.testing.assert_array_equal(pair.one[1], X)
+        assert type(pair) is Pair and list(pair.two) == []
+
+
+def test_hooks_of_monitored_sessions_may_fetch():
+    with scope() as autodist:
+        x = v1.placeholder(tf.float32, [None, 2])
+        weight = v1.get_variable("weight", initializer=1.0)
+        step = v1.train.create_global_step()
+        loss = tf.reduce_mean((x * weight) ** 2)
+        train = v1.train.GradientDescentOptimizer(0.001).minimize(loss, step)
+
+        class Creator(v1.train.SessionCreator):
+            def create_session(self):
+                return autodist.create_distributed_session()
+
+        hooks = [v1.train.StopAtStepHook(num_steps=3), v1.train.NanTensorHook(loss)]
+        losses = []
+        with v1.train.MonitoredSession(Creator(), hooks) as session:
+            while not session.should_stop():
+                losses.append(session.run([train, loss], {x: X})[1])
+    expected, value = [], 1.0
+    for _ in range(3):
+        expected.append(np.mean((X * value) ** 2))
+        value -= 0.001 * np.mean(2 * value * X**2)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert len(losses) == 3
+
+
+def test_a_name_may_begin_those_of_others():
+    def fetch(x):
+        loss = tf.reduce_mean(x, name="loss")
+        twice = tf.multiply(loss, 2.0, name="loss_1")
+        v1.get_variable("loss/total", initializer=tf.zeros([2]) + 1.0)
+        return loss, twice, tf.reduce_sum(x, name="loss/sum")
+
+    own, one = both(fetch)
+    np.testing.assert_allclose(own, one, rtol=1e-6)
