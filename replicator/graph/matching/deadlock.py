@@ -11,7 +11,7 @@ Runs on each graph level once the ops to merge are grouped; changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import tensorflow as tf
 
@@ -34,8 +34,13 @@ def check(
         replicas: `replicas[n]` are all ops of that replica on this level, in order.
 
     Raises:
-        DeadlockError: There is no such order; the message lists the cycle.
+        DeadlockError: There is no such order; the message lists the cycle. Or a replica
+            communicates while it holds a mutex for which the others wait.
     """
+    shared = _shared_mutexes(replicas)
+    for replica_sites, ops in zip(sites, replicas, strict=True):
+        if shared:
+            _refuse_locked(replica_sites, ops, shared)
     if one_order(nodes, sites):
         return  # nearly always
     pairs = [
@@ -86,6 +91,53 @@ def refuse(nodes: Sequence[Node], pairs: Sequence[tuple[Site, Site]]) -> None:
     cycle = _find_circle(nodes, pairs)
     if cycle is not None:
         _raise(cycle)
+
+
+def _shared_mutexes(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
+    """Returns the ids of the mutexes that several replicas lock."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for ops in replicas:
+        locked = {id(op.inputs[0]) for op in ops if op.type == "MutexLock"}
+        shared |= seen & locked
+        seen |= locked
+    return shared
+
+
+def _refuse_locked(
+    sites: Sequence[Site], ops: Sequence[tf.Operation], shared: Set[int]
+) -> None:
+    """Raises if a replica communicates in a tf.CriticalSection that others enter, too.
+
+    The one that holds the mutex would wait for the others, and they for the mutex.
+    """
+    site_of = {site.op: site for site in sites}
+    nothing: frozenset[tf.Operation] = frozenset()
+    taken: dict[tf.Operation, frozenset[tf.Operation]] = {}  # locks above each op
+    released: dict[tf.Operation, frozenset[tf.Operation]] = {}
+    for op in ops:
+        sources = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+        taken[op] = nothing.union(*(taken.get(source, nothing) for source in sources))
+        released[op] = nothing.union(
+            *(released.get(source, nothing) for source in sources)
+        )
+        if op.type == "MutexLock" and id(op.inputs[0]) in shared:
+            taken[op] |= {op}
+        elif op.type == "ConsumeMutexLock":
+            released[op] |= {op.inputs[0].op}
+        site = site_of.get(op)
+        if site is None or not taken[op] - released[op]:
+            continue
+        if any(len(call.group) > 1 for call in site.calls):
+            raise errors.DeadlockError(
+                errors.compose(
+                    "a replica communicates inside tf.CriticalSection.execute, where "
+                    "it would wait for the others, which wait until it leaves.",
+                    [site.site()],
+                    "communicate before or after execute; a variable of which all "
+                    "replicas get the mean is assigned outside of it, too.",
+                )
+            )
 
 
 def _program_order(sites: Sequence[Site]) -> list[tuple[Site, Site]]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from replicator import errors
 from replicator.graph.ir.placeholder import WRITES, Call
 from replicator.graph.ir.shapes import Shape
-from replicator.graph.matching import near_misses
+from replicator.graph.matching import gradients, near_misses
 
 _SAME_PROGRAM = (
     "let every replica make the same calls in the same order, and take the same "
@@ -100,6 +100,17 @@ def check(
         first, *others = partners[key].values()
         for other in others:
             _check_alike(first, other)
+    swapped = gradients.out_of_order(calls, [partners[key] for key in complete])
+    if swapped is not None:
+        raise errors.MismatchError(
+            errors.compose(
+                f"{_named(swapped[0])} is taken at different lines, though both "
+                "replicas take gradients of that call at one of them.",
+                [call.site() for call in swapped],
+                "take the gradients of several losses in the same order on all "
+                "replicas.",
+            )
+        )
     paired = set(complete)
     unpaired = [
         call

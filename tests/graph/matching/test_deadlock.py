@@ -264,3 +264,39 @@ def test_what_can_run_runs(name: str, mode: str) -> None:
     repl = helpers.make(len(want))
     results = helpers.run(mode, repl, lambda: lambda: program(repl))
     assert [float(y) for y in results] == want
+
+
+# --- Critical sections ----------------------------------------------------------------
+
+
+def test_communication_in_a_critical_section_is_refused() -> None:
+    repl, section = helpers.make(2), tf.CriticalSection()
+
+    def step() -> tf.Tensor:
+        return section.execute(lambda: repl.all_reduce(tf.constant(1.0)))
+
+    with pytest.raises(
+        errors.DeadlockError, match=r"(?s)CriticalSection.*test_deadlock.py:\d+ in"
+    ):
+        repl.run(step)
+
+
+def test_communication_around_critical_sections_runs() -> None:
+    repl, section = helpers.make(2), tf.CriticalSection()
+
+    def step() -> tf.Tensor:
+        total = repl.all_reduce(1.0)
+        return repl.all_reduce(section.execute(lambda: total + 1.0))
+
+    assert [float(x) for x in repl.run(step)] == [6.0, 6.0]
+
+
+def test_a_group_of_one_may_communicate_in_a_critical_section() -> None:
+    repl, section = helpers.make(2), tf.CriticalSection()
+
+    def step() -> tf.Tensor:
+        group = repl.group([repl.replica_id])
+        one = tf.constant(1.0)
+        return section.execute(lambda: repl.all_reduce(one, group=group))
+
+    assert [float(x) for x in repl.run(step)] == [1.0, 1.0]

@@ -65,6 +65,23 @@ def test_gradients_pair_by_their_calls_in_whatever_order_they_were_built() -> No
     )
 
 
+def test_gradients_of_two_losses_in_another_order_are_refused() -> None:
+    one, two, three = (f"train.py:{n} in step_fn" for n in (7, 8, 9))
+
+    def taken(replica: int, *lines: str) -> list[Call]:
+        keys = enumerate(lines)
+        backward = [call(f"0/{k}", replica, line=line) for k, line in keys]
+        return [call("0", replica), *backward]
+
+    match.check([taken(0, one, two), taken(1, one, two)])
+    match.check([taken(0, one, one), taken(1, two, three)])  # each in its own branch
+    for other in ((two, one), (two, three)):
+        with pytest.raises(
+            errors.MismatchError, match=r"(?s)train.py:7.*train.py:8.*the same order"
+        ):
+            match.check([taken(0, one, two), taken(1, *other)])
+
+
 def test_groups_count_their_calls_by_themselves() -> None:
     pair, everyone = (0, 2), (0, 1, 2)
     match.check(
