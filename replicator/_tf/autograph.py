@@ -17,7 +17,8 @@ def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Calls a user's function through AutoGraph, as tf.function does.
 
     `tf.autograph.to_graph` converts too, but keeps no source map, and TensorFlow's
-    wrappers replace the user's exceptions by others; here they pass unchanged.
+    wrappers replace the user's exceptions by others; here they pass unchanged, with
+    the user's lines as a note: the traceback has those of the converted code.
     """
     # No optional features, as in tf.function: one of them orders ops itself, and would
     # switch off the ordering of the enclosing function.
@@ -31,8 +32,28 @@ def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
             )
         except Exception as error:
             if hasattr(error, "ag_error_metadata"):
+                _note_lines(error)
                 del error.ag_error_metadata
             raise
+
+
+_IN_USER_CODE = "in user code:"
+
+
+def _note_lines(error: Any) -> None:
+    """Adds the user's lines on the stack to an error, unless that has been done."""
+    lines = [
+        f'  File "{frame.filename}", line {frame.lineno}, in {frame.function_name}'
+        for frame in reversed(error.ag_error_metadata.translated_stack)
+        if frame.is_converted
+    ]
+    noted = any(note.startswith(_IN_USER_CODE) for note in _notes(error))
+    if lines and not noted:
+        error.add_note("\n".join([_IN_USER_CODE, *lines]))
+
+
+def _notes(error: BaseException) -> Sequence[str]:
+    return getattr(error, "__notes__", ())
 
 
 class LeftAsItIs:

@@ -37,7 +37,7 @@ def test_call_converted_passes_exceptions_unchanged():
     with tf.Graph().as_default(), pytest.raises(_OddError) as caught:
         _tf.call_converted(function, [])
     assert caught.value is error
-    assert not vars(error)
+    assert vars(error).keys() <= {"__notes__"}  # the user's lines
 
 
 def test_exceptions_left_as_they_are_pass_a_tf_function() -> None:
@@ -110,3 +110,27 @@ def test_same_conversion_tells_calls_of_one_converted_function() -> None:
     one, two = scopes
     assert one is not two and _tf.same_conversion(one, two)
     assert not _tf.same_conversion(one, 1)
+
+
+def _fails(x):
+    return x @ tf.ones([3, 1])
+
+
+def _calls_what_fails(x):
+    return _fails(2.0 * x)
+
+
+def test_an_error_of_converted_code_notes_the_users_lines_once():
+    @tf.function(autograph=False)
+    def function(x):
+        return _tf.call_converted(
+            lambda x: _tf.call_converted(_calls_what_fails, [x]), [x]
+        )
+
+    with pytest.raises(ValueError, match="must be equal") as caught:
+        function(tf.ones([2, 4]))
+    (note,) = caught.value.__notes__
+    first, *lines = note.splitlines()
+    assert first == "in user code:"
+    assert [line.split(", in ")[1] for line in lines] == ["_calls_what_fails", "_fails"]
+    assert all(f'File "{__file__}", line ' in line for line in lines)

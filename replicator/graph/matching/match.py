@@ -44,6 +44,12 @@ _LINK_INSIDE = (
 _SAME_PLACES = (
     "let all replicas communicate inside the same branches, loops and functions."
 )
+_ONE_SHAPE = (
+    "assign a value of the same dtype and shape on all replicas, gathered by "
+    "repl.all_gather, for example; or create the variable with "
+    "synchronization=tf.VariableSynchronization.ON_READ, so that each replica keeps "
+    "its own."
+)
 _MESSAGE = "let the source send and the destination recv equally often, with one tag."
 
 
@@ -149,6 +155,8 @@ def _check_alike(first: Call, other: Call) -> None:
                 [first.site(), other.site()],
                 _SAME_PROGRAM
                 if first.pairs_as != other.pairs_as
+                else _ONE_SHAPE
+                if first.writes and first.writes == other.writes
                 else f"{_join_along(first, other)}make the calls the same on all "
                 "replicas.",
             )

@@ -372,3 +372,11 @@ def test_a_call_whose_partners_stand_on_another_level_is_named(construct: str) -
         rf"another branch.*\n  <0: {construct} 3>\nFix: .*inside the same branches",
     ):
         match.pair(sites)
+
+
+def test_assigned_values_of_other_shapes_are_not_called_other_calls() -> None:
+    options = {"op": "mean", "writes": ["v:0", "assign", "v"]}
+    values = [(Value("float32", (size, 4)),) for size in (2, 3)]
+    calls = [[call("0", r, options=options, values=values[r])] for r in range(2)]
+    with pytest.raises(errors.MismatchError, match=r"(?s)same shape.*ON_READ"):
+        match.check(calls)
