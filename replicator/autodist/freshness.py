@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist import flows, slots
+from replicator.autodist import flows, slots, uses
 from replicator.autodist.program import Program
 from replicator.autodist.stamping import Places
 from replicator.graph.ir.kinds import resource_inputs
@@ -34,12 +34,7 @@ def read_first(program: Program, places: Sequence[Places]) -> None:
         places: The copies of its ops on each replica; an op that one replica runs for
             all has the same copy on each.
     """
-    reads: dict[str, list[tf.Operation]] = {}
-    for op in program.copied:
-        if op.type == "ReadVariableOp" and not op.control_inputs:
-            variable = program.variable_behind(op.inputs[0])
-            if variable is not None:
-                reads.setdefault(variable.op.name, []).append(op)
+    reads = _first_reads(program)
     for op in program.copied:
         if not updates(program, op):
             continue
@@ -59,6 +54,21 @@ def read_first(program: Program, places: Sequence[Places]) -> None:
                 _tf.add_control_inputs(copy, [replica_places[b] for b in before])
 
 
+def _first_reads(program: Program) -> dict[str, list[tf.Operation]]:
+    """Returns the reads of each variable, by its name, that wait for no update."""
+    reads: dict[str, list[tf.Operation]] = {}
+    for op in program.copied:
+        if op.type not in uses.READS or op.control_inputs:
+            continue
+        before = flows.upstream(list(op.inputs[1:]), lambda one: False)
+        variable = program.variable_behind(op.inputs[0])
+        waits = any(one.control_inputs or updates(program, one) for one in before)
+        if variable is None or waits:
+            continue
+        reads.setdefault(variable.op.name, []).append(op)
+    return reads
+
+
 def keep_owners_writes(
     program: Program,
     places: Sequence[Places],
@@ -71,6 +81,7 @@ def keep_owners_writes(
         places: The copies of its ops on each replica.
         owner_of: Returns the place of the replica that owns a variable, or None.
     """
+    reads = _first_reads(program)
     for op in program.copied:
         for tensor in [t for k, t in resource_inputs(op) if effects.writes(op, k)]:
             variable = program.variable_behind(tensor)
@@ -78,6 +89,12 @@ def keep_owners_writes(
             if owner is None:
                 continue
             owners_write = places[owner][op]
+            if not slots.UPDATES.fullmatch(op.type) and updates(program, op):
+                # An optimizer waits for the gradients of all replicas anyway.
+                before = reads.get(variable.op.name, [])
+                _tf.add_control_inputs(
+                    owners_write, [others[b] for others in places for b in before]
+                )
             for replica_places in places:
                 if replica_places[op] is not owners_write:
                     _tf.move_control_outputs(replica_places[op], owners_write)

@@ -335,3 +335,37 @@ def test_a_name_may_begin_those_of_others():
 
     own, one = both(fetch)
     np.testing.assert_allclose(own, one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_rows_are_read_before_what_is_computed_from_them_is_written(num_replicas):
+    """As in a center loss; each replica reads rows that only the owner writes."""
+    kinds = np.array([0, 1, 2, 0, 1], np.int32)
+
+    def steps(make_session):
+        kind = v1.placeholder(tf.int32, [None])
+        initial = tf.ones([3, 2])
+        centers = v1.get_variable("centers", initializer=initial, trainable=False)
+        rows = tf.gather(centers, kind)
+        update = v1.scatter_sub(centers, kind, 0.25 * rows)
+        loss = tf.reduce_sum(rows * rows)
+        with tf.control_dependencies([update]):
+            train = tf.no_op()
+        session = make_session()
+        fetches = [loss, rows, train]
+        losses = [session.run(fetches, {kind: kinds})[:2] for _ in range(3)]
+        return [*losses, session.run(centers)]
+
+    def plain():
+        session = v1.Session()
+        session.run(v1.global_variables_initializer())
+        return session
+
+    with tf.Graph().as_default():
+        expected = steps(plain)
+    with scope(num_replicas, None) as autodist:
+        actual = steps(autodist.create_distributed_session)
+    for own, one in zip(
+        tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True
+    ):
+        np.testing.assert_allclose(own, one, rtol=1e-6)
