@@ -215,10 +215,9 @@ def stateful_layer(variable: tf.Variable) -> Any:
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_locals.get("self")
-        if frame.f_code.co_name.removeprefix("tf__") == "call" and (
-            getattr(owner, "stateful", False) is True
-        ):
+        is_call = frame.f_code.co_name.removeprefix("tf__") == "call"
+        owner = frame.f_locals.get("self") if is_call else None
+        if getattr(owner, "stateful", False) is True:
             states = tf.nest.flatten(getattr(owner, "states", None))
             if any(getattr(s, "value", s) is variable or s is variable for s in states):
                 return owner

@@ -224,8 +224,7 @@ def communicate(
     replica = context.require(primitive)
     line = errors.user_line()
     check_place(primitive, line)
-    graph = tf.compat.v1.get_default_graph()
-    if graph is not replica.build.graph:
+    if not replica.is_outermost:
         # A function that is called twice communicates twice; with a single trace, the
         # gradients of the two calls would be indistinguishable.
         replica.trace_anew()
@@ -255,9 +254,7 @@ def communicate(
         states=states,
     )
     op_results = [*results, Value("float32", ())] if receipt else results
-    if graph.building_function:
-        # Before recording stops: a tape in a function has to see the captures.
-        operands = [graph.capture(tensor) for tensor in operands]
+    operands = _captured(operands)
     with _tf.stop_recording():
         op = placeholder.put(call, operands, op_results)
     if differentiable:
@@ -275,6 +272,14 @@ def communicate(
     if receipt:
         replica.receipts.append(outputs.pop())
     return weighing.received(outputs, weights)
+
+
+def _captured(operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Captures tensors before recording stops: a tape in a function has to see that."""
+    graph = tf.compat.v1.get_default_graph()
+    if not graph.building_function:
+        return operands
+    return [graph.capture(tensor) for tensor in operands]
 
 
 def _identities(op: tf.Operation) -> list[tf.Tensor]:

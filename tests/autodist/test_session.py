@@ -327,14 +327,15 @@ def test_hooks_of_monitored_sessions_may_fetch():
 
 
 def test_a_name_may_begin_those_of_others():
-    def fetch(x):
-        loss = tf.reduce_mean(x, name="loss")
+    with scope() as autodist:
+        x = v1.placeholder(tf.float32, [None, 2])
+        weight = v1.get_variable("weight", initializer=1.0)
+        loss = tf.reduce_mean(weight * x, name="loss")
         twice = tf.multiply(loss, 2.0, name="loss_1")
-        v1.get_variable("loss/total", initializer=tf.zeros([2]) + 1.0)
-        return loss, twice, tf.reduce_sum(x, name="loss/sum")
-
-    own, one = both(fetch)
-    np.testing.assert_allclose(own, one, rtol=1e-6)
+        total = tf.Variable(5.0, name="loss/total", trainable=False)
+        session = autodist.create_distributed_session()
+        values = session.run([loss, twice, total], {x: X})
+    np.testing.assert_allclose(values, [X.mean(), 2.0 * X.mean(), 5.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
