@@ -108,6 +108,15 @@ def is_part_of_pass(op: tf.Operation) -> bool:
     )
 
 
+def differentiated_by(op: tf.Operation) -> tf.Operation | None:
+    """Returns the op that this one differentiates for tf.gradients, or None.
+
+    Nothing public shows it. Tapes keep no such note.
+    """
+    forward: tf.Operation | None = op._original_op
+    return forward
+
+
 def begins_pass(op: tf.Operation) -> bool:
     """Whether an op is among the ones that such a call began from; see above."""
     place = _BEGINNING.search(op.name)

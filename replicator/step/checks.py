@@ -20,6 +20,7 @@ from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 from replicator.graph.matching import control_flow
 from replicator.graph.order import effects
+from replicator.step import foreign
 from replicator.variables.creation import VariableFactory
 from replicator.world import World
 
@@ -169,6 +170,59 @@ def check_components(
                         "gradients of tf.recompute_grad inside it.",
                     )
                 )
+
+
+def check_kept(
+    replicas: Sequence[Sequence[tf.Operation]],
+    elements: Sequence[Sequence[tf.Tensor]],
+    build: context.Build,
+) -> None:
+    """Raises ContextError if a replica computes with another replica's tensors."""
+    found = foreign.kept(replicas, elements)
+    if found is None:
+        return
+    user, op, owner, tensor = found
+    is_given = any(tensor is own for own in elements[owner])
+    raise errors.ContextError(
+        errors.compose(
+            f"replica {build.traced[user]} uses a tensor that belongs to replica "
+            f"{build.traced[owner]} ({tensor.name}).",
+            [
+                "the tensor is an input or argument of step_fn"
+                if is_given
+                else f"the tensor is created at {errors.line_of(tensor.op)}",
+                f"and used at {errors.line_of(op)} ({op.type})",
+            ],
+            "do not keep tensors from one call of step_fn for the next, in attributes, "
+            "caches or lists: compute them in each call, or send them with broadcast.",
+        )
+    )
+
+
+def check_differentiated(
+    factory: VariableFactory,
+    replicas: Sequence[Sequence[tf.Operation]],
+    build: context.Build,
+) -> None:
+    """Raises ContextError if one replica's gradients go back beyond the step."""
+    owners = {**factory.owners(), **build.aliases.noted()}
+    found = foreign.differentiated(replicas, lambda tensor: id(tensor) in owners)
+    if found is None:
+        return
+    replica, op, forward = found
+    raise errors.ContextError(
+        errors.compose(
+            f"only replica {build.traced[replica]} differentiates what was computed "
+            f"from a variable before the step ({forward.name}); the gradients of the "
+            "others lack that part.",
+            [
+                f"it is computed at {errors.line_of(forward)}",
+                f"and differentiated at {errors.line_of(op)} ({op.type})",
+            ],
+            "compute it in step_fn, from the variable itself; or pass it through "
+            "tf.stop_gradient, if it is not to be trained.",
+        )
+    )
 
 
 def check_circles(

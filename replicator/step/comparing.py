@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import tensorflow as tf
 
 from replicator import _tf
@@ -14,6 +16,7 @@ from replicator.graph.matching import control_flow, unanswered
 from replicator.graph.order import ordering
 from replicator.graph.passes import owners, random
 from replicator.inputs import checks as input_checks
+from replicator.inputs.shards import Shard
 from replicator.step import checks
 from replicator.step.draft import Draft
 from replicator.variables import drift, elsewhere, python_calls
@@ -35,6 +38,8 @@ def check_effects(draft: Draft) -> None:
         checks.check_components(factory, draft.active, build)
         checks.check_writes(factory, draft.active, build, draft.flow)
         checks.check_circles(traced, build)
+        checks.check_kept(traced, _elements(draft), build)
+        checks.check_differentiated(factory, traced, build)
     python_calls.note(traced)
     random.check(draft.replicas, build.world.local)
 
@@ -76,6 +81,22 @@ def check_equality(draft: Draft) -> None:
                 id(variable): variable for variable in build.aliases.noted().values()
             }
             elsewhere.check_equal(draft.settings.peers, used_variables.values())
+
+
+def _elements(draft: Draft) -> list[list[tf.Tensor]]:
+    """Returns the inputs and arguments that only one replica has, for each replica."""
+    nests = [
+        element.element if isinstance(element, Shard) else element
+        for element in draft.elements or [None] * len(draft.further)
+    ]
+    given = [
+        list(filter(tf.is_tensor, tf.nest.flatten(nest, expand_composites=True)))
+        for nest in zip(nests, draft.further, strict=True)
+    ]
+    count = collections.Counter(
+        ident for own in given for ident in {id(tensor) for tensor in own}
+    )
+    return [[tensor for tensor in own if count[id(tensor)] == 1] for own in given]
 
 
 def _own_inputs(draft: Draft) -> set[int] | None:

@@ -115,6 +115,16 @@ def test_a_pass_is_told_from_the_ops_before_and_after_it(version):
     step(tf.ones([2]))
 
 
+def test_differentiated_by_tf_gradients_and_no_other() -> None:
+    with tf.Graph().as_default() as graph:
+        x = tf.constant(2.0)
+        y = tf.tanh(x)
+        (gradient,) = tf.gradients(y, x)
+        found = {_tf.differentiated_by(op) for op in graph.get_operations()}
+        assert _tf.differentiated_by(gradient.op) is y.op
+        assert found == {None, y.op}
+
+
 def test_is_recorded_by_a_tape_that_watches_a_tensor():
     x, y = tf.constant(1.0), tf.constant(2.0)
     assert not _tf.is_recorded([x])

@@ -22,7 +22,13 @@ from replicator.graph.ir.placeholder import Call, Placeholder
 from replicator.graph.lowering import crossing, fence, merge, schedule, unread
 from replicator.graph.lowering.matched import Lowering, Matched, Notes
 from replicator.graph.lowering.record import Communication, Place, links, wires
-from replicator.graph.matching import control_flow, deadlock, elsewhere, match
+from replicator.graph.matching import (
+    control_flow,
+    deadlock,
+    elsewhere,
+    gradients,
+    match,
+)
 from replicator.graph.passes import owners, precision
 from replicator.world import World
 
@@ -126,7 +132,10 @@ def check(
             for sites_and_ops in zip(sites, replicas, strict=True)
         ]
         return elsewhere.check(peers, handles.world, reports, what)
-    match.check([_all_calls(s) for s in sites], [_inside(s) for s in sites])
+    calls = [_all_calls(s) for s in sites]
+    differentiates = any(call.backward for own in calls for call in own)
+    passes = [gradients.passes(ops) for ops in replicas] if differentiates else []
+    match.check(calls, [_inside(s) for s in sites], passes)
     return None
 
 

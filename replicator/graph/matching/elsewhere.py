@@ -21,7 +21,7 @@ from replicator.costs import cost
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call, Placeholder
-from replicator.graph.matching import deadlock, factors, match
+from replicator.graph.matching import deadlock, factors, gradients, match
 from replicator.graph.matching.control_flow import CONSTRUCTS, Region
 from replicator.world import World
 
@@ -150,6 +150,7 @@ class Own:
             in messages.
         waits: Returns which of these ops must wait for which, by index.
         factors: By call key, the operands that can be reduced by their factors.
+        passes: The passes in which it takes gradients.
     """
 
     calls: list[Call]
@@ -157,6 +158,7 @@ class Own:
     stops: list[tuple[str, list[str], str]]
     waits: Callable[[], list[tuple[int, int]]]
     factors: dict[str, dict[int, factors.Facts]]
+    passes: gradients.Passes
 
 
 def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> Own:
@@ -182,7 +184,10 @@ def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> O
         for site in sites
         if isinstance(site, Placeholder) and site.call.facts.reduces_for_all
     }
-    return Own(list(calls.values()), paths, stops, waits, operand_factors)
+    own_calls = list(calls.values())
+    differentiates = any(call.backward for call in own_calls)
+    passes = gradients.passes(ops if differentiates else [])
+    return Own(own_calls, paths, stops, waits, operand_factors, passes)
 
 
 def _note_paths(op: Any, path: str, paths: dict[str, str]) -> None:
@@ -225,19 +230,23 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
         ],
         "stops": [replica.stops for replica in told],
         "factors": [replica.factors for replica in told],
+        "passes": [dataclasses.asdict(replica.passes) for replica in told],
     }
     reports = peers.exchange(what, report)
     calls: list[list[Call]] = [[] for _ in world.everyone]
+    passes = [gradients.Passes() for _ in world.everyone]
     paths: dict[str, dict[int, str]] = {}
     for process in peers.everyone:
         ids = [r for r in world.everyone if world.processes[r] == process]
+        for r, made in zip(ids, reports[process]["passes"], strict=True):
+            passes[r] = gradients.Passes(**made)
         for r, tokens in zip(ids, reports[process]["replicas"], strict=True):
             for token, path in tokens:
                 call = placeholder.call_of(token.encode())
                 assert call is not None, "placeholders describe themselves"
                 calls[r].append(call)
                 paths.setdefault(call.key, {})[r] = path
-    match.check(calls)
+    match.check(calls, passes=passes)
     partners: dict[str, dict[int, Call]] = {}
     for r, replica_calls in enumerate(calls):
         for call in replica_calls:

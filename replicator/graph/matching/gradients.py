@@ -3,45 +3,113 @@
 
 Gradients of a call are paired by their number: the n-th that one replica takes with the
 n-th of the others. If two losses depend on the call and replicas differentiate them in
-another order, the gradient of one loss would be added to that of the other. Lines tell:
-a gradient that pairs with one of another line, where its replica has a gradient of its
-own too, is out of order.
+another order, or if one of the losses depends on it on one replica only, the gradient
+of one loss would be added to that of the other. The passes tell, which are the calls of
+tape.gradient or tf.gradients: a gradient that pairs with one of another pass, though
+its replica makes that pass, too, is out of order. A pass is known by its line and, for
+collectives, by its number among those of the line. Messages are often differentiated in
+another order at the two ends, as by the stages of a pipeline.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.graph.ir import placeholder
+from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call
 
 
+@dataclasses.dataclass
+class Passes:
+    """The passes in which a replica takes gradients, whether or not they reach a call.
+
+    Those of given gradients (output_gradients, grad_ys) are not found.
+
+    Attributes:
+        counts: How many there are at each line.
+        numbers: The number, from 1 on, of the pass that each call in a gradient belongs
+            to, by its key.
+    """
+
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    numbers: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+def passes(ops: Iterable[tf.Operation]) -> Passes:
+    """Returns the passes among a replica's ops, which are in build order."""
+    found = Passes(collections.Counter())
+    _count(ops, "", found)
+    return found
+
+
+def _count(ops: Iterable[tf.Operation], line: str, found: Passes) -> None:
+    """Adds the passes of one graph, built in a pass at `line` or in none."""
+    before = False
+    for op in ops:
+        begins = _tf.begins_pass(op)
+        if begins and not before:
+            line = errors.line_of(op)
+            found.counts[line] += 1
+        before = begins
+        call = placeholder.read(op)
+        if call is not None and call.backward and call.line == line:
+            found.numbers[call.key] = found.counts[line]
+        elif kind_of(op).calls:
+            for _, body in _tf.called_graphs(op):
+                _count(body.get_operations(), line, found)
+
+
 def out_of_order(
-    calls: Sequence[Sequence[Call]], partners: Iterable[Mapping[int, Call]]
+    calls: Sequence[Sequence[Call]],
+    partners: Iterable[Mapping[int, Call]],
+    passes: Sequence[Passes] = (),
 ) -> tuple[Call, Call] | None:
     """Returns two calls in gradients that pair, but belong to different losses, if any.
 
     Args:
         calls: All calls of all replicas.
         partners: The calls that pair, by replica.
+        passes: The passes of each replica, if they are known.
     """
     lines: dict[tuple[int, str], set[str]] = {}
     for replica_calls in calls:
         for call in replica_calls:
             if call.backward:
-                lines.setdefault((call.replica_id, _forward(call)), set()).add(
-                    call.line
-                )
+                own = lines.setdefault((call.replica_id, _forward(call)), set())
+                own.add(call.line)
+
+    def passed(by: Call, at: Call) -> bool:
+        """Whether the replica of one call takes gradients at the line of another."""
+        if at.line in lines[by.replica_id, _forward(by)]:
+            return True
+        return bool(passes) and at.line in passes[by.replica_id].counts
+
     for members in partners:
         first, *others = members.values()
         for other in others if first.backward else ():
             if first.line == other.line:
-                continue
-            if (
-                first.line in lines[other.replica_id, _forward(other)]
-                or other.line in lines[first.replica_id, _forward(first)]
-            ):
+                if passes and _numbered_otherwise(first, other, passes):
+                    return first, other
+            elif passed(first, other) or passed(other, first):
                 return first, other
     return None
+
+
+def _numbered_otherwise(first: Call, other: Call, passes: Sequence[Passes]) -> bool:
+    """Whether calls are of different passes at one line, of which both replicas do."""
+    if first.pairs_as == "message":
+        return False
+    own, others = (passes[call.replica_id] for call in (first, other))
+    numbers = own.numbers.get(first.key, 0), others.numbers.get(other.key, 0)
+    if numbers[0] == numbers[1] or not all(numbers):
+        return False
+    return max(numbers) <= min(own.counts[first.line], others.counts[first.line])
 
 
 def _forward(call: Call) -> str:

@@ -80,7 +80,9 @@ S = TypeVar("S", bound=Site)
 
 
 def check(
-    calls: Sequence[Sequence[Call]], places: Sequence[Mapping[str, str]] = ()
+    calls: Sequence[Sequence[Call]],
+    places: Sequence[Mapping[str, str]] = (),
+    passes: Sequence[gradients.Passes] = (),
 ) -> None:
     """Raises unless the calls of all replicas pair, in order within each group.
 
@@ -92,6 +94,7 @@ def check(
         calls: `calls[r]` are replica r's calls, in the order its step_fn made them.
         places: `places[r]` maps the keys of replica r's calls inside control flow to
             its kind, e.g. "loop". Used in messages only.
+        passes: `passes[r]` are those in which replica r takes gradients, if known.
 
     Raises:
         MismatchError: The replicas make different numbers of calls, or an n-th call
@@ -106,15 +109,15 @@ def check(
         first, *others = partners[key].values()
         for other in others:
             _check_alike(first, other)
-    swapped = gradients.out_of_order(calls, [partners[key] for key in complete])
+    swapped = gradients.out_of_order(calls, [partners[key] for key in complete], passes)
     if swapped is not None:
         raise errors.MismatchError(
             errors.compose(
-                f"{_named(swapped[0])} is taken at different lines, though both "
-                "replicas take gradients of that call at one of them.",
+                f"{_named(swapped[0])} pairs with the gradient of another loss.",
                 [call.site() for call in swapped],
                 "take the gradients of several losses in the same order on all "
-                "replicas.",
+                "replicas; where a loss does not depend on the call, add "
+                "0.0 * tf.reduce_sum(y) to it, of the call's result y.",
             )
         )
     paired = set(complete)

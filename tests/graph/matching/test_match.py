@@ -10,7 +10,7 @@ import pytest
 
 from replicator import errors
 from replicator.graph.ir.placeholder import Call, Value
-from replicator.graph.matching import match
+from replicator.graph.matching import gradients, match
 from replicator.primitives import table
 
 
@@ -80,6 +80,65 @@ def test_gradients_of_two_losses_in_another_order_are_refused() -> None:
             errors.MismatchError, match=r"(?s)train.py:7.*train.py:8.*the same order"
         ):
             match.check([taken(0, one, two), taken(1, *other)])
+
+
+ONE, TWO = "train.py:7 in step_fn", "train.py:8 in step_fn"
+
+
+def taken(replica: int, line: str, key: str = "0") -> list[Call]:
+    return [call(key, replica), call(f"{key}/0", replica, line=line)]
+
+
+def test_gradients_of_losses_that_each_reach_a_call_on_one_replica_are_refused() -> (
+    None
+):
+    """Replica 0's first loss depends on the call, and replica 1's second one."""
+    replicas = [taken(0, ONE), taken(1, TWO)]
+    first, second = gradients.Passes({ONE: 1}), gradients.Passes({TWO: 1})
+    both = gradients.Passes({ONE: 1, TWO: 1})
+    match.check(replicas, passes=[first, second])  # one loss each, in its own branch
+    for passes in ([both, second], [first, both], [both, both]):
+        with pytest.raises(
+            errors.MismatchError, match=r"(?s)train.py:7.*train.py:8.*Fix: .* add 0\.0"
+        ):
+            match.check(replicas, passes=passes)
+
+
+@pytest.mark.parametrize(
+    ("counts", "numbers", "refused"),
+    [
+        ((2, 2), (1, 1), False),
+        ((2, 2), (1, 2), True),
+        ((2, 3), (2, 1), True),
+        ((1, 2), (1, 2), False),  # replica 1 has a loss of its own before
+        ((2, 2), (0, 2), False),  # nothing is known
+    ],
+)
+def test_so_are_those_that_are_taken_at_one_line_or_in_a_loop(
+    counts: tuple[int, int], numbers: tuple[int, int], refused: bool
+) -> None:
+    replicas = [taken(0, ONE), taken(1, ONE)]
+    passes = [
+        gradients.Passes({ONE: count}, {"0/0": number} if number else {})
+        for count, number in zip(counts, numbers, strict=True)
+    ]
+    if not refused:
+        match.check(replicas, passes=passes)
+        return
+    with pytest.raises(errors.MismatchError, match=r"another loss.*\n.*train.py:7"):
+        match.check(replicas, passes=passes)
+
+
+def test_messages_may_be_differentiated_in_another_order_at_their_ends() -> None:
+    backward = [
+        message("recv", 0, "0>1#7:0/0", line=ONE),
+        message("send", 1, "0>1#7:0/0", line=ONE),
+    ]
+    forward = [message("send", 0), message("recv", 1)]
+    passes = [gradients.Passes({ONE: 2}, {"0>1#7:0/0": n}) for n in (1, 2)]
+    match.check(
+        [list(pair) for pair in zip(forward, backward, strict=True)], (), passes
+    )
 
 
 def test_groups_count_their_calls_by_themselves() -> None:

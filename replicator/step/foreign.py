@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds tensors that a call of step_fn took from elsewhere than its own replica.
+
+A tensor that outlives the call that made it, in an attribute, a `cached_property` or a
+list, belongs to one replica: it holds that replica's values, and no gradient of the
+others passes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.graph.ir import placeholder
+from replicator.graph.ir.kinds import kind_of
+
+
+def kept(
+    replicas: Sequence[Sequence[tf.Operation]], elements: Sequence[Iterable[tf.Tensor]]
+) -> tuple[int, tf.Operation, int, tf.Tensor] | None:
+    """Finds a tensor of one replica that another one uses directly.
+
+    Constants and results like all_reduce's, and what is computed from them alone, are
+    the same on all replicas: whoever keeps these loses nothing. Handles of resources
+    are not values; `checks.check_components` looks at those of variables.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
+        elements: `elements[r]` are the tensors that only replica r is given.
+
+    Returns:
+        (the replica that uses the tensor, with this op, the replica that has it, the
+        tensor), or None.
+    """
+    home = {op: r for r, ops in enumerate(replicas) for op in ops}
+    given = {id(tensor): r for r, own in enumerate(elements) for tensor in own}
+    for r, ops in enumerate(replicas):
+        for op in ops:
+            for tensor in op.inputs:
+                if tensor.dtype == tf.resource:
+                    continue
+                owner = given.get(id(tensor), home.get(tensor.op, r))
+                if owner != r and not _is_the_same(tensor, home):
+                    return r, op, owner, tensor
+    return None
+
+
+def _is_the_same(tensor: tf.Tensor, home: Mapping[tf.Operation, int]) -> bool:
+    """Whether a tensor is the same on all replicas, by what it is computed from.
+
+    A variable is, too, but what is computed from one replica's component has no
+    gradient on the others.
+    """
+    todo, seen = [tensor], {id(tensor)}
+    while todo:
+        source = todo.pop()
+        op = source.op
+        call = placeholder.read(op)
+        if call is not None and not call.channel:
+            if source.value_index < call.same_for_all(len(op.outputs)):
+                continue
+        if op not in home or kind_of(op).stateful or call is not None:
+            return False
+        fresh = [own for own in op.inputs if id(own) not in seen]
+        seen.update(map(id, fresh))
+        todo += fresh
+    return True
+
+
+def differentiated(
+    replicas: Sequence[Sequence[tf.Operation]], is_variable: Callable[[tf.Tensor], bool]
+) -> tuple[int, tf.Operation, tf.Operation] | None:
+    """Finds an op before the step that some replicas differentiate and others do not.
+
+    tf.gradients goes back beyond the step. There, one replica's component of a variable
+    is in use, so only that replica's gradient has this part of the derivative.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
+        is_variable: Whether a tensor is the handle of a replicated variable.
+
+    Returns:
+        (a replica that differentiates it, with this op, the op before the step), or
+        None.
+    """
+    home = {op for ops in replicas for op in ops}
+    outside: list[dict[tf.Operation, tf.Operation]] = [{} for _ in replicas]
+    for r, ops in enumerate(replicas):
+        for op in ops:
+            forward = _tf.differentiated_by(op)
+            if forward is not None and forward not in home:
+                outside[r].setdefault(forward, op)
+    for r, found in enumerate(outside):
+        for forward, op in found.items():
+            everywhere = all(forward in other for other in outside)
+            if not everywhere and _depends_on(forward, is_variable):
+                return r, op, forward
+    return None
+
+
+def _depends_on(op: tf.Operation, is_origin: Callable[[tf.Tensor], bool]) -> bool:
+    """Whether one of the tensors from which an op is computed is an origin."""
+    todo, seen = [op], {op}
+    while todo:
+        inputs = todo.pop().inputs
+        if any(map(is_origin, inputs)):
+            return True
+        fresh = {tensor.op for tensor in inputs} - seen
+        seen |= fresh
+        todo += fresh
+    return False

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of several losses, some of which depend on a call on one replica only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from replicator.errors import MismatchError
+from replicator.graph.matching import gradients
+from tests import helpers
+
+CROSSED = r"(?s)at .*test_gradients\.py:\d+ .*at .*test_gradients\.py:\d+ .*Fix: .*0\.0"
+
+
+def losses(repl: Any, x: tf.Tensor, y: tf.Tensor, everywhere: bool) -> list[tf.Tensor]:
+    """Returns two losses; each depends on y, the sum of x, on one replica only."""
+    both = [1.0 * y, 5.0 * x] if repl.replica_id == 0 else [7.0 * x, 10.0 * y]
+    return [loss + 0.0 * y for loss in both] if everywhere else both
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("by", ["tape", "tf.gradients", "a function", "a loop"])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_gradients_never_reach_another_loss(
+    everywhere: bool, by: str, mode: str
+) -> None:
+    repl = helpers.make(2)
+
+    def take(x: tf.Tensor) -> list[Any]:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = repl.all_reduce(x, "sum")
+            first, second = losses(repl, x, y, everywhere)
+        if by == "tf.gradients":
+            of_first = tf.gradients(first, x)[0]
+            of_second = tf.gradients(second, x)[0]
+            return [of_first, of_second]
+        if by == "a loop":
+            return [tape.gradient(loss, x) for loss in (first, second)]
+        return [tape.gradient(first, x), tape.gradient(second, x)]
+
+    def make_step() -> Any:
+        inner = tf.function(take) if by == "a function" else take
+        return lambda: inner(tf.constant(1.0 + repl.replica_id))
+
+    if everywhere:
+        of_first, of_second = helpers.run(mode, repl, make_step)
+        assert [float(v) for v in of_first] == [1.0, 8.0]
+        assert [float(v) for v in of_second] == [15.0, 10.0]
+        return
+    with pytest.raises(MismatchError, match=CROSSED):
+        helpers.run(mode, repl, make_step)
+
+
+def test_passes_are_counted_by_line_and_calls_by_pass() -> None:
+    """One pass reaches the call; those before it and after it do not."""
+    repl = helpers.make(1)
+    found = []
+
+    def step_fn() -> tf.Tensor:
+        x = tf.constant(2.0)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            losses = [x * x, repl.all_reduce(x, "sum"), 3.0 * x]
+        for loss in losses:
+            tape.gradient(loss, x)
+        tape.gradient(losses, x)
+        found.append(gradients.passes(x.graph.get_operations()))
+        return x
+
+    repl.run(step_fn)
+    (passes,) = found
+    assert sorted(passes.counts.values()) == [1, 3]
+    assert sorted(passes.numbers.values()) == [1, 2]
