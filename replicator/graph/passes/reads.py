@@ -22,6 +22,7 @@ from replicator import _tf
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import resource_inputs, touched
 from replicator.graph.order.effects import may_write
+from replicator.graph.passes.rows import gathers_rows
 
 
 class Recent:
@@ -206,7 +207,11 @@ def _read_rows(
         elif op.type == "GatherV2" and op not in flow:
             read = op.inputs[0].op
             # After a later write, it would read the new value.
-            if read.type == "ReadVariableOp" and _gathers_rows(op):
+            if (
+                read.type == "ReadVariableOp"
+                and op.outputs[0].dtype.is_floating  # all devices can read rows of it
+                and gathers_rows(op)
+            ):
                 if read in current.get(id(read.inputs[0]), ()):
                     gathers[op] = read
         elif not _tf.only_reads(op):
@@ -246,13 +251,6 @@ def _is_unused_read(op: tf.Operation) -> bool:
     if op.type != "ReadVariableOp" or _tf.control_outputs(op):
         return False
     return not op.outputs[0].consumers()
-
-
-def _gathers_rows(op: tf.Operation) -> bool:
-    """Whether a gather takes whole rows of floats, which all devices can read."""
-    if not op.outputs[0].dtype.is_floating:
-        return False
-    return tf.get_static_value(op.inputs[2]) == 0 and not op.get_attr("batch_dims")
 
 
 def _rows_of(read: tf.Operation, gather: tf.Operation) -> tf.Operation:
