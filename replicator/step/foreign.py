@@ -39,10 +39,10 @@ def kept(
     for r, ops in enumerate(replicas):
         for op in ops:
             for tensor in op.inputs:
-                if tensor.dtype == tf.resource:
-                    continue
                 owner = given.get(id(tensor), home.get(tensor.op, r))
-                if owner != r and not _is_the_same(tensor, home):
+                if owner == r or tensor.dtype == tf.resource:
+                    continue
+                if not _is_the_same(tensor, home):
                     return r, op, owner, tensor
     return None
 
