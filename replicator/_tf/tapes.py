@@ -88,11 +88,12 @@ def begins_tape(op: tf.Operation) -> bool:
 
 
 def _created_by_tape(op: tf.Operation) -> bool:
+    """Whether the tape called for ones; gradient functions create some, too."""
     names = [frame.name for frame in op.traceback or ()]
     if "imperative_grad" not in names:
         return False
-    start = len(names) - 1 - names[::-1].index("imperative_grad")
-    return not {"_gradient_function", "_backprop_call"} & set(names[start:])
+    start = len(names) - names[::-1].index("imperative_grad")
+    return names[start] in ("_ones", "ones_like")
 
 
 def is_part_of_pass(op: tf.Operation) -> bool:

@@ -202,11 +202,14 @@ def check_kept(
 def check_differentiated(
     factory: VariableFactory,
     replicas: Sequence[Sequence[tf.Operation]],
+    before: Sequence[tf.Operation],
     build: context.Build,
 ) -> None:
     """Raises ContextError if one replica's gradients go back beyond the step."""
     owners = {**factory.owners(), **build.aliases.noted()}
-    found = foreign.differentiated(replicas, lambda tensor: id(tensor) in owners)
+    found = foreign.differentiated(
+        replicas, before, lambda tensor: id(tensor) in owners
+    )
     if found is None:
         return
     replica, op, forward = found

@@ -38,10 +38,18 @@ def check_effects(draft: Draft) -> None:
         checks.check_components(factory, draft.active, build)
         checks.check_writes(factory, draft.active, build, draft.flow)
         checks.check_circles(traced, build)
-        checks.check_kept(traced, _elements(draft), build)
-        checks.check_differentiated(factory, traced, build)
     python_calls.note(traced)
     random.check(draft.replicas, build.world.local)
+
+
+def check_origins(draft: Draft) -> None:
+    """Checks that each replica computes with what is its own or the same for all."""
+    if draft.several:
+        traced = draft.replicas[: len(draft.build.traced)]
+        checks.check_kept(traced, _elements(draft), draft.build)
+        checks.check_differentiated(
+            draft.settings.factory, traced, draft.previous, draft.build
+        )
 
 
 def answer_messages(draft: Draft) -> None:

@@ -70,7 +70,9 @@ def _is_the_same(tensor: tf.Tensor, home: Mapping[tf.Operation, int]) -> bool:
 
 
 def differentiated(
-    replicas: Sequence[Sequence[tf.Operation]], is_variable: Callable[[tf.Tensor], bool]
+    replicas: Sequence[Sequence[tf.Operation]],
+    before: Iterable[tf.Operation],
+    is_variable: Callable[[tf.Tensor], bool],
 ) -> tuple[int, tf.Operation, tf.Operation] | None:
     """Finds an op before the step that some replicas differentiate and others do not.
 
@@ -79,18 +81,19 @@ def differentiated(
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
+        before: The ops that were there before the step.
         is_variable: Whether a tensor is the handle of a replicated variable.
 
     Returns:
         (a replica that differentiates it, with this op, the op before the step), or
         None.
     """
-    home = {op for ops in replicas for op in ops}
+    earlier = set(before)
     outside: list[dict[tf.Operation, tf.Operation]] = [{} for _ in replicas]
     for r, ops in enumerate(replicas):
         for op in ops:
             forward = _tf.differentiated_by(op)
-            if forward is not None and forward not in home:
+            if forward is not None and forward in earlier:
                 outside[r].setdefault(forward, op)
     for r, found in enumerate(outside):
         for forward, op in found.items():

@@ -22,7 +22,12 @@ from replicator.step.calling import (
     pull_inputs,
 )
 from replicator.step.communicating import join_calls, lower, read_once, turn_products
-from replicator.step.comparing import answer_messages, check_effects, check_equality
+from replicator.step.comparing import (
+    answer_messages,
+    check_effects,
+    check_equality,
+    check_origins,
+)
 from replicator.step.deciding import follow_strategy, note_undecided
 from replicator.step.draft import Built, Draft
 from replicator.step.finishing import check_leftovers, order_effects, seal_results
@@ -37,6 +42,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     join_calls,
     copy_replicas,
     check_effects,
+    check_origins,
     answer_messages,
     check_equality,
     lower,

@@ -90,6 +90,30 @@ def test_begun_by_tape_is_what_the_running_tape_started_from():
     assert none == []
 
 
+def test_ones_that_gradients_create_begin_no_pass() -> None:
+    """Neither those of TensorFlow's gradients, nor of recorded and users' own ones."""
+
+    @tf.custom_gradient
+    def own(z):
+        return tf.identity(z), lambda d: d * tf.ones(tf.shape(d))
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.identity(x)
+            with tf.GradientTape.stop_recording(tape):
+                z = y * 2.0
+            _tf.record_gradient("z", [z], [y], lambda d: [d * tf.ones_like(d)])
+            result = tf.reduce_mean(own(tf.reduce_prod(z) + z))
+        tape.gradient(result, x)
+        begun = _tf.passes_begun(x.graph)
+        begins = [op.name for op in x.graph.get_operations() if _tf.begins_pass(op)]
+        return tf.constant(len(begun)), tf.constant(len(begins))
+
+    assert [int(n) for n in step(tf.ones([2]))] == [1, 1]
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_pass_is_told_from_the_ops_before_and_after_it(version):
     @tf.function(autograph=False)

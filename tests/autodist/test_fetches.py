@@ -1,100 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joining replicas' values: to the value of all examples together."""
+"""What a session cannot fetch is refused, and how to fetch it is said."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from replicator import errors
-from replicator.autodist import fetches
-from replicator.autodist.kinds import SAME, Kind, Value
+from tests.autodist import helpers
 
-COUNTS = [(4,), (2, 2), (3, 0, 1), (1, 5, 2)]
-# A replica's value from its examples; one device's from all of them.
-OF_KIND = {
-    Value(Kind.ROWS): lambda rows: rows,
-    Value(Kind.MEAN): lambda rows: rows.mean(0),
-    Value(Kind.MEAN, 1): lambda rows: rows.sum(0),
-    Value(Kind.SAME, 1): lambda rows: np.int64(len(rows)),
-    Value(Kind.MAX): lambda rows: rows.max(0),
-    Value(Kind.MIN): lambda rows: rows.min(0),
-}
+v1 = tf.compat.v1
 
 
-def _fetch(value: Value, rank: int | None = None, dtype: Any = tf.float64) -> Any:
-    with tf.Graph().as_default():
-        shape = None if rank is None else [None] * rank
-        return fetches.Fetch(tf.compat.v1.placeholder(dtype, shape), True, value)
-
-
-def _dealt(counts: tuple[int, ...]) -> list[np.ndarray]:
-    rows = np.random.default_rng(sum(counts)).standard_normal((sum(counts), 3))
-    return np.split(rows, np.cumsum(counts)[:-1])
-
-
-@pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("value", OF_KIND, ids=lambda value: value.said)
-def test_what_is_joined_is_that_of_one_device(
-    value: Value, counts: tuple[int, ...]
-) -> None:
-    parts = _dealt(counts)
-    # Replicas without examples get a dummy to build with.
-    lent = [rows if len(rows) else parts[0][:1] for rows in parts]
-    values = [OF_KIND[value](rows) for rows in lent]
-    joined = fetches.join(_fetch(value), values, counts)
-    np.testing.assert_allclose(
-        joined, OF_KIND[value](np.concatenate(parts)), rtol=1e-12
-    )
-    assert np.asarray(joined).dtype == np.asarray(values[0]).dtype
-
-
-def test_what_is_the_same_is_that_of_one_replica() -> None:
-    assert fetches.join(_fetch(SAME), [5], None) == 5
-    assert fetches.join(_fetch(Value(Kind.DRAWN)), [5, 6], (1, 1)) == 5
-    with tf.Graph().as_default():
-        op = fetches.Fetch(tf.no_op(), True, SAME)
-    assert fetches.join(op, [None, None], (1, 1)) is None
-
-
-@pytest.mark.parametrize("kind", [Kind.UNKNOWN, Kind.RATIO])
-def test_a_number_of_which_nothing_is_known_is_the_weighed_mean(kind: Kind) -> None:
-    values = [np.float32(1), np.float32(4), np.float32(100)]
-    joined = fetches.join(_fetch(Value(kind), 0, tf.float32), values, (1, 2, 0))
-    assert joined == np.float32(3) and joined.dtype == np.float32
-
-
-def test_without_counts_replicas_weigh_alike() -> None:
-    assert (
-        fetches.join(_fetch(Value(Kind.MEAN)), [np.float64(1), np.float64(3)], None)
-        == 2
-    )
-
-
-@pytest.mark.parametrize("counts", [(2, 2), (4, 1)])
-def test_rows_that_belong_to_no_examples_are_refused(counts: tuple[int, int]) -> None:
-    values = [np.zeros([3, 2]), np.zeros([3, 2])]
-    with pytest.raises(
-        errors.ArgumentError,
-        match=r"(?s)has 3 rows on a replica of \d examples.*Fix: fetch a tensor that",
-    ):
-        fetches.join(_fetch(Value(Kind.ROWS)), values, counts)
-
-
-def test_summaries_have_the_means_of_their_numbers() -> None:
-    with tf.Graph().as_default():
-        summary = tf.compat.v1.summary.scalar("loss", tf.constant(0.0))
-        fetch = fetches.Fetch(summary, True, Value(Kind.UNKNOWN))
-
-    def of(number: float) -> bytes:
-        value = tf.compat.v1.Summary.Value(tag="loss", simple_value=number)
-        return bytes(tf.compat.v1.Summary(value=[value]).SerializeToString())
-
-    joined = fetches.join(fetch, [of(1.0), of(4.0)], (2, 1))
-    assert joined == of(2.0)
-    assert fetches.join(fetch, [of(1.0), of(1.0)], (2, 1)) == of(1.0)
-    with pytest.raises(errors.ArgumentError, match="is a string that differs"):
-        fetches.join(fetch, [b"no summary", b"nor this"], (2, 1))
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (lambda w: w.handle, r"handle of weight.*Fix: fetch the variable itself"),
+        (lambda w: w.handle.name, r"handle of weight.*Fix: fetch the variable itself"),
+        (lambda w: tf.ragged.constant([[1], []]), r"Fix: fetch given\.to_tensor\(\)"),
+        (lambda w: "no_such:0", r"cannot fetch .*no_such.*Fix: fetch tensors"),
+    ],
+)
+def test_what_has_no_value_is_refused(given: Callable[[Any], Any], says: str) -> None:
+    autodist = helpers.make(2)
+    with tf.Graph().as_default(), autodist.scope():
+        weight = v1.get_variable("weight", initializer=1.0)
+        fetch = given(weight)
+        session = autodist.create_distributed_session()
+        with pytest.raises(errors.ArgumentError, match=rf"(?s)session\.run.*{says}"):
+            session.run(fetch)
+        assert session.run([weight, "weight/Read/ReadVariableOp:0"]) == [1.0, 1.0]

@@ -13,7 +13,6 @@ another order at the two ends, as by the stages of a pipeline.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -43,7 +42,7 @@ class Passes:
 
 def passes(ops: Iterable[tf.Operation]) -> Passes:
     """Returns the passes among a replica's ops, which are in build order."""
-    found = Passes(collections.Counter())
+    found = Passes()
     _count(ops, "", found)
     return found
 
@@ -55,7 +54,7 @@ def _count(ops: Iterable[tf.Operation], line: str, found: Passes) -> None:
         begins = _tf.begins_pass(op)
         if begins and not before:
             line = errors.line_of(op)
-            found.counts[line] += 1
+            found.counts[line] = found.counts.get(line, 0) + 1
         before = begins
         call = placeholder.read(op)
         if call is not None and call.backward and call.line == line:

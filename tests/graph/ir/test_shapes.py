@@ -56,7 +56,7 @@ _STRATEGY = pathlib.Path("strategy")
 _TUPLES = {
     "cuts.py",
     "axes.py",
-    "fetches.py",
+    "fetched.py",
     "all_to_all.py",
     "counterparts.py",
     "match.py",
