@@ -56,10 +56,28 @@ def build_replica(
                     returned = _tf.call_converted(function, arguments)
                 else:
                     returned = function(*arguments)
-            except TypeError as error:
-                _refuse_uncallable(step_fn, arguments, error)
+            except Exception as error:
+                if isinstance(error, TypeError):
+                    _refuse_uncallable(step_fn, arguments, error)
+                _note_no_examples(error, replica_id, shard)
                 raise
             return outputs.as_outputs(returned, step_fn), scope
+
+
+def _note_no_examples(error: Exception, replica_id: int, shard: Any) -> None:
+    """Adds a note to what step_fn raised if the replica is known to have no examples.
+
+    Some of TensorFlow's functions cannot be built for tensors without rows, and do not
+    say so: GradientTape.batch_jacobian divides by their number.
+    """
+    if shard is None or tf.get_static_value(shard.count) != 0:
+        return
+    error.add_note(
+        f"replica {replica_id} has none of the {tf.get_static_value(shard.total)} "
+        "examples of this batch: its tensors have 0 rows. Feed batches with an example "
+        "for each replica, e.g. by dataset.batch(..., drop_remainder=True), or skip "
+        "what cannot be computed of 0 rows."
+    )
 
 
 _LIBRARIES = ("keras", "sonnet", "tensorflow", "tf_keras")
