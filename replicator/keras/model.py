@@ -78,17 +78,28 @@ def _refuse_own_functions(model: Any) -> None:
         on_class = getattr(type(model), method)
         if getattr(on_object, "_replicator_made", False):
             on_object = None  # by an earlier keras_model
-        if on_object is None and on_class is getattr(keras.Model, method):
-            continue
+        own = on_object or on_class
+        if own is getattr(keras.Model, method):
+            method = f"{name}_function"
+            own = getattr(model, method, None)
+            if own is None or _is_made_by_fit(own):
+                continue
         raise errors.ArgumentError(
             errors.compose(
                 f"the model {model.name}, of class {type(model).__name__}, has its own "
                 f"{method}, which keras_model would replace: what it does would not "
                 "happen.",
-                errors.sites_of(method, on_object or on_class),
+                errors.sites_of(method, own),
                 f"put it into {name}_step, which runs on each replica.",
             )
         )
+
+
+def _is_made_by_fit(function: Any) -> bool:
+    """Whether Keras made a train_function or its like, or keras_model did."""
+    python_function = getattr(function, "python_function", function)
+    module = getattr(python_function, "__module__", None) or ""
+    return module.partition(".")[0] in ("keras", "replicator")
 
 
 def _check_seed(peers: Peers) -> None:

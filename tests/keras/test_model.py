@@ -223,6 +223,31 @@ def test_models_that_make_their_own_functions_are_refused(
         repl.keras_model(model)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["train", "test", "predict"])
+def test_so_are_those_that_were_given_such_functions(name: str, compiled: bool) -> None:
+    """Those that Keras made are replaced."""
+
+    def own(iterator: Any) -> Any:
+        raise AssertionError
+
+    repl = helpers.make(2)
+    with repl.context():
+        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+        model.compile("sgd", "mse")
+    model.fit(X, np.zeros([len(X), 3]), verbose=0)
+    model.evaluate(X, np.zeros([len(X), 3]), verbose=0)
+    model.predict(X, verbose=0)
+    repl.keras_model(model)
+    assert getattr(model, f"{name}_function") is None
+    repl.keras_model(model).fit(X, np.zeros([len(X), 3]), verbose=0)
+    repl.keras_model(model)
+    setattr(model, f"{name}_function", tf.function(own) if compiled else own)
+    pattern = f"(?s)its own {name}_function.*test_model.py.*{name}_step"
+    with pytest.raises(ArgumentError, match=pattern):
+        repl.keras_model(model)
+
+
 def test_keras_model_may_be_called_again() -> None:
     repl = helpers.make(2)
     with repl.context():
