@@ -227,8 +227,11 @@ class Program:
             refusal = None
             if op.type == "VarHandleOp" and op.name not in variables:
                 refusal = (
-                    f"variable {op.name} was created outside AutoDist's scope",
-                    "enter autodist.scope() before the first variable is created.",
+                    f"variable {op.name} was created outside AutoDist's scope, or "
+                    "imported",
+                    "enter autodist.scope() before the first variable is created; "
+                    "build an imported graph by its program instead, and restore its "
+                    "checkpoint with a Saver.",
                 )
             elif _REFUSED.fullmatch(op.type):
                 refusal = (

@@ -154,6 +154,18 @@ def test_feeds_of_different_sizes_are_refused():
             session.run(x, {sparse: 1})
 
 
+def test_variables_of_imported_graphs_are_refused():
+    with tf.Graph().as_default():
+        v1.get_variable("w", [2])
+        exported = v1.train.export_meta_graph()
+    with scope() as autodist:
+        v1.train.import_meta_graph(exported)
+        with pytest.raises(
+            replicator.UnsupportedError, match=r"(?s)variable w .*or imported.*a Saver"
+        ):
+            autodist.create_distributed_session()
+
+
 def test_parts_of_a_run_are_refused():
     with scope(2) as autodist:
         session = autodist.create_distributed_session()
