@@ -11,7 +11,15 @@ from replicator import _tf, context
 from replicator.graph.matching import numbering
 from replicator.graph.passes import identities, ties
 from replicator.inputs.shards import Shard
-from replicator.step import checks, constants, copies, objects, step_arguments, tracing
+from replicator.step import (
+    checks,
+    constants,
+    copies,
+    objects,
+    scopes,
+    step_arguments,
+    tracing,
+)
 from replicator.step.draft import Draft
 from replicator.variables import storage, unbuilt
 
@@ -46,6 +54,7 @@ def call_step_fn(draft: Draft) -> None:
             pass
         storage.meet_needs(build)
         draft.ranges.append((start, _tf.operation_count(build.graph)))
+    scopes.return_collected(build)
 
 
 def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:

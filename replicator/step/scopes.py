@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the variable scopes of TensorFlow 1 consistent during a build."""
+"""Keeps the scopes and collections of TensorFlow 1 consistent during a build."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -42,3 +43,60 @@ def shared_variables(build: context.Build, replica_id: int) -> Iterator[None]:
     scope = v1.get_variable_scope()
     with v1.variable_scope(scope, reuse=v1.AUTO_REUSE, auxiliary_name_scope=False):
         yield
+
+
+_HANDLES = ("VarHandleOp", "VariableV2")
+_COLLECTED = "what replicas added to collections"  # a key of Build.findings
+
+
+@contextlib.contextmanager
+def own_collections(build: context.Build, scope: str) -> Iterator[None]:
+    """Hides from later replicas what this one adds to the graph's collections.
+
+    Losses, updates and summaries are collected as they are built, and a step that asks
+    for all of them means its own. Variables stay: all replicas share them. What a
+    failed attempt added is dropped.
+
+    Args:
+        build: The build that the replica is part of.
+        scope: The replica's name scope.
+    """
+    try:
+        yield
+    except BaseException:
+        _take(build.graph, scope)
+        raise
+    added = _take(build.graph, scope)
+    build.findings.setdefault(_COLLECTED, []).extend(added)
+
+
+def return_collected(build: context.Build) -> None:
+    """Adds to the collections what `own_collections` took out of them."""
+    for key, item in build.findings.pop(_COLLECTED, ()):
+        build.graph.add_to_collection(key, item)
+
+
+def _take(graph: tf.Graph, scope: str) -> list[tuple[str, Any]]:
+    """Removes the tensors and ops of a name scope from all collections."""
+    taken: list[tuple[str, Any]] = []
+    for key in graph.get_all_collection_keys():
+        items = graph.get_collection_ref(key)
+        own = [item for item in items if _is_within(item, scope)]
+        if own:
+            ids = set(map(id, own))
+            items[:] = [item for item in items if id(item) not in ids]
+            taken += [(key, item) for item in own]
+    return taken
+
+
+def _is_within(item: Any, scope: str) -> bool:
+    """Whether an item of a collection was computed in a name scope.
+
+    Assignments return variables that stand for them; these have the assignment's op.
+    """
+    if isinstance(item, tf.IndexedSlices | tf.RaggedTensor | tf.SparseTensor):
+        item = item.values
+    op = item if isinstance(item, tf.Operation) else getattr(item, "op", None)
+    if not isinstance(op, tf.Operation) or op.type in _HANDLES:
+        return False
+    return op.name.startswith(scope)

@@ -41,6 +41,7 @@ def build_replica(
         random.separate_seeds(graph, replica_id),
         _tf.tracing_apart(graph, replica_id, build.traces) as trace_anew,
         scopes.shared_variables(build, replica_id),
+        scopes.own_collections(build, scope),
     ):
         replica = context.ReplicaContext(
             build,
