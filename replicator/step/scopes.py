@@ -53,9 +53,10 @@ _COLLECTED = "what replicas added to collections"  # a key of Build.findings
 def own_collections(build: context.Build, scope: str) -> Iterator[None]:
     """Hides from later replicas what this one adds to the graph's collections.
 
-    Losses, updates and summaries are collected as they are built, and a step that asks
-    for all of them means its own. Variables stay: all replicas share them. What a
-    failed attempt added is dropped.
+    Losses and updates are collected as they are built, and a step that asks for all of
+    them means its own. Variables stay: all replicas share them. So do summaries, of
+    which TensorFlow builds those of the first replica only. What a failed attempt added
+    is dropped.
 
     Args:
         build: The build that the replica is part of.
@@ -80,6 +81,8 @@ def _take(graph: tf.Graph, scope: str) -> list[tuple[str, Any]]:
     """Removes the tensors and ops of a name scope from all collections."""
     taken: list[tuple[str, Any]] = []
     for key in graph.get_all_collection_keys():
+        if key == tf.compat.v1.GraphKeys.SUMMARIES:
+            continue
         items = graph.get_collection_ref(key)
         own = [item for item in items if _is_within(item, scope)]
         if own:

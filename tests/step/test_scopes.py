@@ -60,6 +60,21 @@ def test_a_step_collects_its_own_losses_and_updates(
             assert len(collected) == num_replicas
 
 
+def test_summaries_are_the_first_replicas_in_all_steps() -> None:
+    repl = helpers.make(2)
+    with tf.Graph().as_default():
+
+        def step() -> tf.Tensor:
+            v1.summary.scalar("loss", tf.constant(1.0) + repl.replica_id)
+            return v1.summary.merge_all()
+
+        merged = repl.run(step)
+        with v1.Session() as session:
+            for value in session.run(merged):
+                (summary,) = v1.Summary.FromString(value).value
+                assert summary.simple_value == 1.0
+
+
 def test_what_a_failed_step_collected_is_dropped() -> None:
     repl = helpers.make(2)
     with tf.Graph().as_default():
