@@ -24,8 +24,7 @@ def kept(
 
     Constants and results like all_reduce's, and what is computed from them alone, are
     the same on all replicas: whoever keeps these loses nothing. Handles of resources
-    are not values; `checks.check_components` looks at those of variables. Summaries are
-    the first replica's by TensorFlow's own choice.
+    are not values; `checks.check_components` looks at those of variables.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
@@ -42,8 +41,6 @@ def kept(
             for tensor in op.inputs:
                 owner = given.get(id(tensor), home.get(tensor.op, r))
                 if owner == r or tensor.dtype == tf.resource:
-                    continue
-                if op.type == "MergeSummary":
                     continue
                 if not _is_the_same(tensor, home):
                     return r, op, owner, tensor
