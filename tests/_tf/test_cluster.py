@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import tensorflow as tf
 
 from replicator import _tf
@@ -96,6 +97,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_processes_join():
     ports = [addresses.free_port() for _ in range(2)]
     listed = [f"127.0.0.1:{port}" for port in ports]

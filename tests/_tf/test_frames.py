@@ -113,6 +113,7 @@ def test_packages_are_installed_in_folders_of_two_names(folder: str) -> None:
     assert not _tf.is_installed("/home/me/train.py")
 
 
+@pytest.mark.slow
 def test_tensorflow_may_be_beside_the_users_program(tmp_path: pathlib.Path) -> None:
     """As after pip install --target: its lines are not the user's."""
     packages = pathlib.Path(tf.__file__).parents[1]

@@ -52,6 +52,7 @@ def parent():
     process.communicate()
 
 
+@pytest.mark.slow
 def test_what_it_says_and_that_it_ends():
     """Three servers at once, as each takes seconds to start."""
     flags = ("--cpus=3", "--host=localhost")
