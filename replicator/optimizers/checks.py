@@ -7,7 +7,7 @@ with integer gradients, or with fewer gradients than variables.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -86,6 +86,27 @@ def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
             _refuse_of_strategy(who, variable)
         if gradient is not None:
             _check_gradient(who, gradient, variable)
+
+
+def refuse_combined(who: str, options: Mapping[str, Any]) -> None:
+    """Raises ArgumentError if the caller says that gradients are already combined.
+
+    Args:
+        who: The optimizer, for messages.
+        options: The arguments of apply_gradients, by name.
+    """
+    is_skipped = options.get("skip_gradients_aggregation", False)
+    if is_skipped or not options.get("experimental_aggregate_gradients", True):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"{who} is wrapped and combines the gradients of the replicas, but the "
+                "call says that they are already combined.",
+                [f"at {errors.user_line()}"],
+                "leave out skip_gradients_aggregation=True (or "
+                "experimental_aggregate_gradients=False), and the all_reduce before "
+                "it.",
+            )
+        )
 
 
 def _refuse_of_strategy(who: str, variable: Any) -> None:

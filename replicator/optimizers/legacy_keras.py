@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
-from replicator.optimizers import checks, parts, sparsity
+from replicator import _tf, context
+from replicator.optimizers import checks, overrides, parts, sparsity
 from replicator.optimizers.wrapped import LaterSlots
 
 # The modules that define the base classes of the two kinds.
@@ -30,32 +30,28 @@ class LegacyKerasAdapter(LaterSlots):
     """Adapts legacy Keras optimizers, including LossScaleOptimizer."""
 
     @_tf.not_converted
-    def apply_gradients(
-        self,
-        grads_and_vars: Any,
-        name: str | None = None,
-        weight: Any = None,
-        **options: Any,
-    ) -> Any:
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
         """Combines the replicas' gradients and applies them.
 
         Args:
             grads_and_vars: Pairs of this replica's gradient and its variable; the
                 gradient is None for a variable that it did not use.
-            name: The name of the scope in which variables are created.
-            weight: The weight of this replica's gradients in the mean, e.g. its number
-                of examples; None: all replicas weigh the same.
-            **options: As for the optimizer.
+            *args: As for the optimizer: the kinds differ in what comes next.
+            **options: The same. `weight` is the weight of this replica's gradients in
+                the mean, e.g. its number of examples; None: all replicas weigh the
+                same.
 
         Returns:
             What the optimizer itself returns.
         """
-        grads, variables = checks.pairs(type(self).__name__, grads_and_vars)
-        if name is not None:
-            options["name"] = name
+        who = type(self).__name__
         base_apply = super().apply_gradients
+        weight, args, options = overrides.weight_of(base_apply, 1, args, options)
+        named = overrides.named(base_apply, 1, args, options)
+        name = named.get("name")
+        grads, variables = checks.pairs(who, grads_and_vars)
         if context.current() is not None:
-            _refuse_combined(self, options)
+            checks.refuse_combined(who, named)
             if not grads:
                 return self.iterations
         inner = getattr(self, "inner_optimizer", self)
@@ -70,8 +66,8 @@ class LegacyKerasAdapter(LaterSlots):
             if own is None:
                 inside = context.current() is not None
                 with contextlib.nullcontext() if inside else _uncompiled(inner):
-                    return base_apply(pairs, **options)
-            result = own.apply_gradients(pairs, **options)
+                    return base_apply(pairs, *args, **options)
+            result = own.apply_gradients(pairs, *args, **options)
             vars(inner).update(_python_state(own))
             return result
 
@@ -143,19 +139,3 @@ def _python_state(optimizer: Any) -> dict[str, Any]:
         for name, value in vars(optimizer).items()
         if isinstance(value, (bool, int, float))
     }
-
-
-def _refuse_combined(optimizer: Any, options: dict[str, Any]) -> None:
-    """Raises ArgumentError if the caller says that gradients are already combined."""
-    is_skipped = options.get("skip_gradients_aggregation", False)
-    if is_skipped or not options.get("experimental_aggregate_gradients", True):
-        raise errors.ArgumentError(
-            errors.compose(
-                f"{type(optimizer).__name__} is wrapped and combines the gradients of "
-                "the replicas, but the call says that they are already combined.",
-                [f"at {errors.user_line()}"],
-                "leave out skip_gradients_aggregation=True (or "
-                "experimental_aggregate_gradients=False), and the all_reduce before "
-                "it.",
-            )
-        )

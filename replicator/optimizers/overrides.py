@@ -14,6 +14,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from replicator import errors
+
 _combined: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
     "_combined", default=frozenset()
 )
@@ -44,7 +46,8 @@ def weight_of(
         taken: How many of its parameters the gradients and variables take.
         args: Further positional arguments of the call.
         options: Keyword arguments of the call. `weight` is the replica's weight unless
-            the method itself has a parameter of this name.
+            the method itself has a parameter of this name. It is never positional:
+            what the method does not take may be meant for another class' method.
 
     Returns:
         The weight or None, and the arguments to pass on.
@@ -55,13 +58,31 @@ def weight_of(
     signature, options, weight = inspect.signature(method), dict(options), None
     if "weight" not in signature.parameters:
         weight = options.pop("weight", None)
-        kinds = [parameter.kind for parameter in signature.parameters.values()]
-        is_open = inspect.Parameter.VAR_POSITIONAL in kinds
-        if weight is None and len(args) == 1 and not is_open and len(kinds) == taken:
-            (weight,), args = args, ()
     try:
         signature.bind(*[None] * taken, *args, **options)
     except TypeError as error:
         name = getattr(method, "__qualname__", "apply")
-        raise TypeError(f"{name}(): {error}") from None
+        raise TypeError(
+            errors.compose(
+                f"{name}(): {error}.",
+                [f"at {errors.user_line()}"],
+                "pass the arguments that it takes; a replica's weight in the mean only "
+                "by name, as weight=...",
+            )
+        ) from None
     return weight, args, options
+
+
+def named(
+    method: Callable[..., Any], taken: int, args: tuple[Any, ...], options: Any
+) -> dict[str, Any]:
+    """Returns the arguments of a call of the user's method by their names.
+
+    Args:
+        method: As for `weight_of`, which has checked the arguments.
+        taken: The same.
+        args: The same.
+        options: The same.
+    """
+    names = list(inspect.signature(method).parameters)[taken:]
+    return {**dict(zip(names, args, strict=False)), **options}

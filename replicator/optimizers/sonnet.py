@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicator import _tf
-from replicator.optimizers import checks, parts
+from replicator.optimizers import checks, overrides, parts
 from replicator.optimizers.wrapped import Wrapped
 
 
@@ -16,19 +16,26 @@ class SonnetAdapter(Wrapped):
 
     @_tf.not_converted
     def apply(
-        self, updates: Sequence[Any], parameters: Sequence[Any], weight: Any = None
+        self,
+        updates: Sequence[Any],
+        parameters: Sequence[Any],
+        *args: Any,
+        **options: Any,
     ) -> Any:
         """Combines the replicas' updates and applies them.
 
         Args:
             updates: This replica's gradients; None for a parameter it did not use.
             parameters: The variables, in the same order.
-            weight: The weight of this replica's gradients in the mean.
+            *args: As for the optimizer, if its class takes more.
+            **options: The same. `weight` is the weight of this replica's gradients in
+                the mean.
         """
+        base_apply = super().apply
+        weight, args, options = overrides.weight_of(base_apply, 2, args, options)
         who = type(self).__name__
         updates = checks.entries(who, "updates", updates)
         parameters = checks.entries(who, "parameters", parameters)
-        base_apply = super().apply
 
         def prepare(_: Sequence[Any]) -> None:
             initialize = getattr(self, "_initialize", None)
@@ -36,7 +43,8 @@ class SonnetAdapter(Wrapped):
                 initialize(parameters)
 
         def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
-            return (base_apply if own is None else own.apply)(combined, updated)
+            apply = base_apply if own is None else own.apply
+            return apply(combined, updated, *args, **options)
 
         return self._combined(updates, parameters, weight, prepare, update)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import _tf, context, errors
 from replicator.optimizers import checks, parts
 from replicator.optimizers.wrapped import LaterSlots
 from replicator.primitives import base
@@ -24,6 +24,8 @@ class V1Adapter(LaterSlots):
         grads_and_vars: Any,
         global_step: Any = None,
         name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+        *,
         weight: Any = None,
     ) -> Any:
         """Combines the replicas' gradients and applies them.
@@ -32,6 +34,7 @@ class V1Adapter(LaterSlots):
             grads_and_vars: Pairs of this replica's gradient and its variable.
             global_step: Incremented once per step, if given.
             name: The name of the returned op.
+            skip_gradients_aggregation: Refused in a step if it is True.
             weight: The weight of this replica's gradients in the mean.
 
         Returns:
@@ -44,6 +47,9 @@ class V1Adapter(LaterSlots):
                 f"was given global_step={errors.shown(global_step)}",
                 "the global step is a variable of integers, or None.",
             )
+        if context.current() is not None:
+            skips = {"skip_gradients_aggregation": skip_gradients_aggregation}
+            checks.refuse_combined(type(self).__name__, skips)
         base_apply = super().apply_gradients
 
         def prepare(used: Sequence[Any]) -> None:

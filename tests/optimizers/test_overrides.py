@@ -104,6 +104,22 @@ def test_a_weight_is_still_taken() -> None:
     assert float(v) == pytest.approx(1.0 - 0.06)
 
 
+def test_a_weight_is_not_positional() -> None:
+    """An argument that the optimizer itself would refuse may mean anything."""
+    repl = helpers.make(2)
+    with repl.context():
+        v, wrapped = tf.Variable(1.0), repl.wrap_optimizer(kopt.SGD(1.0))
+    gradient = tf.constant(1.0)
+    for call in (
+        lambda: wrapped.apply([gradient], [v], 0.5),
+        lambda: wrapped.apply_gradients([(gradient, v)], 0.5),
+    ):
+        with pytest.raises(
+            TypeError, match=r"(?s)apply.*positional.*test_overrides.py.*Fix: .*weight="
+        ):
+            repl.run(call)
+
+
 def test_an_argument_that_nobody_takes_is_refused() -> None:
     repl = helpers.make(2)
     with repl.context():

@@ -263,6 +263,33 @@ def test_gradients_said_to_be_combined(name: str, option: dict[str, bool]) -> No
     np.testing.assert_allclose(w.numpy(), 0.0, atol=1e-5)
 
 
+POSITIONAL = [
+    ("legacy", (None, True), (None, False)),
+    ("legacy_loss_scale", (True,), (False,)),
+    ("older", (None, False), (None, True)),
+    ("v1", (None, None, True), (None, None, False)),
+]
+
+
+@pytest.mark.parametrize(("name", "combined", "own"), POSITIONAL)
+def test_nor_may_they_be_said_to_be_by_position(
+    name: str, combined: Any, own: Any
+) -> None:
+    """A positional argument means what it means to the optimizer, never a weight."""
+    repl = helpers.make(2)
+    with repl.context():
+        w = tf.Variable(1.0)
+        optimizer = repl.wrap_optimizer(UNWRAPPED[name]())
+    pairs = [(tf.constant(1.0), w)]
+    with pytest.raises(
+        replicator.ReplicatorError,
+        match=r"(?s)is wrapped.*already combined.*test_refused.py:\d+.*Fix: leave out",
+    ):
+        repl.run(lambda: optimizer.apply_gradients(pairs, *combined))
+    repl.run(lambda: optimizer.apply_gradients(pairs, *own))
+    np.testing.assert_allclose(w.numpy(), 0.0, atol=1e-5)
+
+
 # --- Refused by wrap_optimizer -------------------------------------------------------
 
 

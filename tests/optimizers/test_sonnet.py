@@ -84,3 +84,15 @@ def test_any_module_with_apply_is_taken() -> None:
     # Clipped separately, replica 0 would pass 1 instead of 3: mean 0, not 1.
     repl.run(lambda: optimizer.apply([tf.constant([3.0, -1.0][repl.replica_id])], [w]))
     assert w.numpy() == -1.0
+
+
+def test_takes_no_more_arguments_than_the_optimizer() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        w = tf.Variable(1.0)
+        optimizer = repl.wrap_optimizer(snt.optimizers.SGD(1.0))
+    gradient = tf.constant(1.0)
+    with pytest.raises(TypeError, match="takes 3 positional arguments but 4"):
+        repl.run(lambda: optimizer.apply([gradient], [w], 0.5))
+    repl.run(lambda: optimizer.apply([gradient], [w], weight=0.5))
+    assert w.numpy() == 0.0
