@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import errors
-from replicator.autodist import kinds, stamping
+from replicator.autodist import handles, kinds, stamping
 from replicator.autodist.kinds import Kind, Value
 from replicator.autodist.shares import Source
 from replicator.autodist.stamping import Places
@@ -44,6 +44,8 @@ class Fetch:
 
     def on(self, places: Sequence[Places]) -> list[Any]:
         """Returns its copies on the replicas that have to run it."""
+        if handles.is_made_by(self.what):
+            return []  # there is nothing to run
         if self.whole is not None:
             return [self.whole]
         used_places = places if self.everywhere else places[:1]
@@ -126,7 +128,9 @@ def join(
         ArgumentError: The number of rows does not fit the number of examples.
     """
     value = fetch.value
-    if fetch.whole is not None or isinstance(fetch.what, tf.Operation):
+    if isinstance(fetch.what, tf.Operation):
+        return None
+    if fetch.whole is not None:
         return values[0]
     if kinds.is_same(value) or value.kind is Kind.DRAWN:
         return values[0]

@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.autodist import flows, joining, kinds, losses
+from replicator.autodist import flows, handles, joining, kinds, losses
 from replicator.autodist.defaults import Defaults
 from replicator.autodist.fetched import SUMMARIES, Fetch, Leaf
 from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
@@ -70,12 +70,13 @@ class Fetches:
             fed: The ops whose results are fed.
         """
         graph = self._program.graph
-        elements = [_element(graph, part) for x in leaves for part in _parts_of(x)]
+        parts = [part for x in leaves for part in _parts_of(x)]
+        elements = [handles.seen(self._program, _element(graph, x)) for x in parts]
         ops = [x if isinstance(x, tf.Operation) else x.op for x in elements]
         return self._defaults.needed(ops, fed)
 
     def _find(self, leaf: Any, fed: frozenset[str], checked: bool) -> Fetch:
-        element = _element(self._program.graph, leaf)
+        element = handles.seen(self._program, _element(self._program.graph, leaf))
         key = id(element), fed
         if key not in self._known:
             self._known[key] = self._look(element, fed, checked)
@@ -84,13 +85,6 @@ class Fetches:
     def _look(self, what: Any, fed: frozenset[str], checked: bool) -> Fetch:
         if isinstance(what, tf.Operation):
             return Fetch(what, what not in self._program.shared, SAME)
-        if what.dtype == tf.resource:
-            raise _no_fetch(
-                what,
-                f": it is the handle of {what.op.name}, of which each replica may have "
-                "its own",
-                "fetch the variable itself, session.run(variable), or its value.",
-            )
         if what.op not in self._program.differing(fed):
             return Fetch(what, self._acts(what.op), SAME)
         value, source = self._plan.kinds.of(what), self._plan.source(what.op)

@@ -14,7 +14,7 @@ nothing is patched here, so gradients applied by hand are found, too.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -40,7 +40,13 @@ _FACTS = (
 
 
 class MarkedVariable(_tf.ResourceVariable):
-    """A resource variable whose reads and gradients can be found in the graph."""
+    """A resource variable whose reads and gradients can be found in the graph.
+
+    Attributes:
+        is_by_reference: Whether it stands for a reference variable of TensorFlow 1.
+    """
+
+    is_by_reference = False
 
     def __init__(self, **facts: Any) -> None:
         self._read_by: tf.Tensor | None = None  # during a read
@@ -101,10 +107,19 @@ def creator(made: list[MarkedVariable]) -> Callable[..., MarkedVariable]:
     def create(_: Any, **kwargs: Any) -> MarkedVariable:
         facts = {k: v for k, v in kwargs.items() if k in _FACTS and v is not None}
         variable = MarkedVariable(**facts)
+        variable.is_by_reference = _is_by_reference(kwargs)
         made.append(variable)
         return variable
 
     return create
+
+
+def _is_by_reference(arguments: Mapping[str, Any]) -> bool:
+    """Whether a variable creator's arguments ask for a reference variable."""
+    if "use_resource" not in arguments:  # tf.Variable of TensorFlow 2
+        return False
+    asked = arguments["use_resource"]
+    return not (tf.compat.v1.resource_variables_enabled() if asked is None else asked)
 
 
 def _identity(variable: MarkedVariable) -> tf.Tensor:
