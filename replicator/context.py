@@ -174,6 +174,7 @@ class ReplicaContext:
         claims: The optimizer that has applied each of these gradients, by the key of
             the call and the number of its gradient.
         combined: The sums over replicas that step_fn took by itself, by their ids.
+        weights: The tensors that `weight` has returned, by their ids.
         weighed: The ids of optimizers whose loss is already multiplied by the replica's
             weight, until they apply its gradients.
         synchronizes: Scales a gradient by its replica's share of the sum over replicas,
@@ -201,6 +202,7 @@ class ReplicaContext:
     taken: list[Any] = dataclasses.field(default_factory=list)
     claims: dict[tuple[str, int], Any] = dataclasses.field(default_factory=dict)
     combined: dict[int, Any] = dataclasses.field(default_factory=dict)
+    weights: dict[int, Any] = dataclasses.field(default_factory=dict)
     weighed: set[int] = dataclasses.field(default_factory=set)
     synchronizes: Callable[[Any, bool], Any] | None = None
     agrees: Callable[[Any, Any], Any] | None = None
@@ -218,7 +220,9 @@ class ReplicaContext:
         if self.shard is None:
             return None
         count = tf.cast(self.shard.count, tf.float32)
-        return tf.math.divide_no_nan(count, tf.cast(self.shard.total, tf.float32))
+        weight = tf.math.divide_no_nan(count, tf.cast(self.shard.total, tf.float32))
+        self.weights[id(weight)] = weight
+        return weight
 
     @property
     def examples(self) -> Any:

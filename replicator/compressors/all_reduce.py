@@ -18,7 +18,14 @@ from replicator import errors
 from replicator.compressors import reducing, specs
 from replicator.compressors.kept import Kept, place_of
 from replicator.compressors.memory import Place
-from replicator.primitives import algorithms, base, groups, reductions, weighing
+from replicator.primitives import (
+    algorithms,
+    base,
+    by_hand,
+    groups,
+    reductions,
+    weighing,
+)
 from replicator.primitives import all_reduce as exact
 
 
@@ -50,7 +57,9 @@ def all_reduce(
         weight: For "mean": a scalar per replica, e.g. its number of examples. The
             result is sum(weight_r * x_r) / sum(weight_r). A replica of weight 0 does
             not contribute, whatever its value (NaN included); if all weights are 0, the
-            result is 0.
+            result is 0. With `Replicator.weight`, gradients that passed through
+            communication are weighed by the replica whose loss they are of, as by a
+            wrapped optimizer.
         group: The participating replicas, from `Replicator.group` or `groups`; all by
             default. The calling replica must be a member.
         algorithm: "hub", "shuffled", "tree", "ring" or "nccl", see `Replicator`. None:
@@ -98,14 +107,16 @@ def all_reduce(
         )
     if not leaves:
         return value
+    complete = weight is None
     if weight is not None:
         weight = exact.as_weight("all_reduce", weight)
+        leaves, complete = by_hand.of_mean(leaves, weight, members)
     if kept is not None:
         place = place_of(kept)
     else:
         place = Place(tf.Module(name="all_reduce"), "all_reduce")
     call = reducing.Call(*(op, members, weight, place, algorithm), differentiable=True)
     reduced = reducing.reduce(call, leaves, [active] * len(leaves))
-    if weight is None:
+    if complete:
         weighing.note_combined(reduced, op, members)
     return tf.nest.pack_sequence_as(value, reduced)

@@ -17,7 +17,7 @@ from absl import logging
 
 from replicator import _tf, context, errors
 from replicator.optimizers import alone, checks, gradients, parts
-from replicator.primitives import all_reduce, weighing
+from replicator.primitives import all_reduce, by_hand, weighing
 from replicator.world import World
 
 
@@ -99,7 +99,11 @@ class Wrapped:
         by_examples = False
         if weight is not None:
             weight = all_reduce.as_weight(name, weight)
+            by_examples = by_hand.is_by_examples(replica, weight)
             how += ", with its own weight"
+            if not by_examples and weighing.passed(replica, grads):
+                members = range(replica.num_replicas)
+                grads = by_hand.if_equal(replica, grads, weight, members, name)
         elif id(self) in replica.weighed:
             replica.weighed.remove(id(self))
             how += ", whose loss is weighted"

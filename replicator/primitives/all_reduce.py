@@ -34,6 +34,7 @@ from replicator.graph.lowering.matched import Matched
 from replicator.primitives import (
     algorithms,
     base,
+    by_hand,
     flows,
     groups,
     levels,
@@ -87,8 +88,12 @@ def all_reduce(
         return value
     if op == "mean" and weight is None:
         _warn_of_uneven_shards()
+    complete = weight is None
+    if op == "mean" and weight is not None:
+        weight = as_weight("all_reduce", weight)
+        leaves, complete = by_hand.of_mean(leaves, weight, members)
     reduced = _reduce_leaves(leaves, op, weight, members, algorithm=algorithm)
-    if weight is None:
+    if complete:
         weighing.note_combined(reduced, op, members)
     return tf.nest.pack_sequence_as(value, reduced)
 

@@ -19,6 +19,7 @@ import bisect
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from replicator import _tf
@@ -42,6 +43,15 @@ _MOVES = frozenset(("all_gather", "all_to_all", "broadcast", "permute"))
 _PRODUCTS = frozenset(
     "BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul MulNoNan".split()
 )
+# Those that treat each element by itself, or only move elements: what is done to a
+# gradient before the step combines it. Sums over examples are not among them.
+_ELEMENTWISE = _SUMS | frozenset(
+    "BroadcastTo Cast ConcatV2 ExpandDims GatherNd GatherV2 Identity IdentityN Mul "
+    "MulNoNan Neg Pack PreventGradient RealDiv Reshape Select SelectV2 Slice Split "
+    "SplitV Squeeze StopGradient StridedSlice Transpose Unpack "
+    "UnsortedSegmentSum".split()
+)
+_SCALED = frozenset(("Mul", "MulNoNan", "RealDiv"))
 _FAR = 100  # ops between two passes, beyond which a value is taken for a number
 # Ops that ask for no more than the shape of a value.
 _SHAPES = frozenset(
@@ -75,6 +85,23 @@ def reached(gradients: Sequence[Any], combined: Container[int]) -> Reached:
             are computed from is complete without being weighed.
     """
     return _Walk(combined).reached(gradients)
+
+
+def contained(
+    values: Sequence[Any], combined: Container[int], examples: int | None
+) -> list[tf.Tensor]:
+    """Returns the gradients that values are, each possibly scaled or added to others.
+
+    Like gradients of variables, they have no axis of examples: what is computed from a
+    gradient by a sum or a mean over examples is a value, and so is what is divided by
+    a number of them.
+
+    Args:
+        values: Tensors, IndexedSlices or None.
+        combined: The ids of tensors that are sums over the replicas already.
+        examples: The number of the replica's examples, if it is known statically.
+    """
+    return _Walk(combined).contained(values, examples)
 
 
 def is_upstream(tensor: tf.Tensor) -> bool:
@@ -131,6 +158,26 @@ class _Walk:
                     if self._is_factor(op, value, end, begun):
                         pending.append((end, doubtful or not stopped))
         return Reached(self._keys[False], self._keys[True])
+
+    def contained(self, values: Sequence[Any], examples: int | None) -> list[tf.Tensor]:
+        """Walks from values to the gradients in them; see the function of this name."""
+        tensors = tf.nest.flatten(list(values), expand_composites=True)
+        pending = [x for x in tensors if tf.is_symbolic_tensor(x)]
+        seen: dict[int, tf.Tensor] = {}
+        found = []
+        while pending:
+            tensor = pending.pop()
+            if id(tensor) in seen or id(tensor) in self._combined:
+                continue
+            seen[id(tensor)] = tensor
+            op = tensor.op
+            if self._passes.of(op) is not None:
+                found.append(tensor)
+            elif op.type in _ELEMENTWISE:
+                pending += _terms(tensor, examples)
+            elif kind_of(op).calls or op.type == "Placeholder":
+                pending += self._results(tensor) or self._sources(tensor)
+        return found
 
     def _through(
         self, pending: list[tuple[tf.Tensor, bool]]
@@ -300,6 +347,35 @@ class _Walk:
             seen.update(map(id, new))
             pending += new
         return False
+
+
+def _terms(tensor: tf.Tensor, examples: int | None) -> list[tf.Tensor]:
+    """Returns what a tensor consists of, of the operands of an _ELEMENTWISE op."""
+    op, operands = tensor.op, list(tensor.op.inputs)
+    if op.type in ("Select", "SelectV2"):
+        return operands[1:]
+    if op.type == "IdentityN":
+        return [operands[tensor.value_index]]
+    if op.type not in _SCALED:
+        return operands
+    first, second = operands
+    if _is_fixed(second, examples):
+        return [first]
+    other = op.type != "RealDiv" and _is_fixed(first, examples)
+    return [second] if other else []
+
+
+def _is_fixed(factor: tf.Tensor, examples: int | None) -> bool:
+    """Whether a factor is a constant or the value of a variable, as a loss scale is.
+
+    One that is computed may be a number of examples; so may a constant.
+    """
+    while factor.op.type in ("Cast", "Identity", "RealDiv", "Reciprocal"):
+        factor = factor.op.inputs[-1]
+    value = tf.get_static_value(factor)
+    if value is None:
+        return factor.op.type == "ReadVariableOp"
+    return not (examples and np.any(np.isclose(value, [examples, 1 / examples])))
 
 
 class _Passes:

@@ -10,9 +10,9 @@ second time: gradients are multiplied by their replica's weight before they are 
 divided by the receiver's weight when they arrive.
 
 A communication's gradients belong to the optimizer whose applied gradients passed
-through them (applied.py). An optimizer that sums, or is given weights, takes them
-unweighed; no gradient can be both. Any other gradient is a value like any other, that
-of the sum of all replicas' losses.
+through them (applied.py), or to a weighted mean that the step takes by itself
+(by_hand.py). An optimizer that sums takes them unweighed; no gradient can be both. Any
+other gradient is a value like any other, that of the sum of all replicas' losses.
 """
 
 from __future__ import annotations
@@ -167,7 +167,11 @@ class Claim:
 
 
 def claim(
-    replica: context.ReplicaContext, gradients: Sequence[Any], weighed: bool, who: str
+    replica: context.ReplicaContext,
+    gradients: Sequence[Any],
+    weighed: bool,
+    who: str,
+    found: Sequence[Any] | None = None,
 ) -> list[Any]:
     """Has gradients from other replicas weighed, or left as they are, for an optimizer.
 
@@ -178,6 +182,7 @@ def claim(
         gradients: The gradients: tensors, IndexedSlices or None.
         weighed: Whether the mean weighs each replica by its examples.
         who: The optimizer that combines them, for messages.
+        found: Those that are weighed, if the gradients are computed from them.
 
     Returns:
         The gradients, which may wait for a run-time check that weights are not needed.
@@ -190,7 +195,7 @@ def claim(
         return list(gradients)
     new_claim = Claim(weighed, who, errors.user_line())
     to_weigh, conflict = set(), None
-    entries = _applied(replica, gradients)
+    entries = _applied(replica, gradients if found is None else found)
     for entry in entries:
         earlier = replica.claims.setdefault((entry.key, entry.number), new_claim)
         if earlier.weighed == weighed:
@@ -207,6 +212,11 @@ def claim(
     if conflict is not None:
         gradients = _if_even(replica, gradients, *_about_both(conflict, new_claim))
     return list(gradients)
+
+
+def passed(replica: context.ReplicaContext, gradients: Sequence[Any]) -> bool:
+    """Whether gradients passed through communication."""
+    return bool(replica.taken and _applied(replica, gradients))
 
 
 def _applied(replica: context.ReplicaContext, gradients: Sequence[Any]) -> list[Taken]:
@@ -308,6 +318,11 @@ def _if_even(
         message = [f"{problem}.", *sites, "examples of the replica, and of all:"]
         shown = [tf.reshape(size, [1]) for size in sizes]
         asserted = unknown_shapes.fail_unless([even], message, shown, fix)
+    return waiting(gradients, asserted)
+
+
+def waiting(gradients: Sequence[Any], asserted: tf.Operation) -> list[Any]:
+    """Returns gradients that wait for an assertion."""
     with tf.control_dependencies([asserted]):
         return [
             None
