@@ -18,6 +18,7 @@ SHARED = {
     "arithmetic",
     "axes",
     "base",
+    "by_hand",
     "flows",
     "groups",
     "job",
