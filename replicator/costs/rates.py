@@ -23,6 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
+from replicator.cluster import state
 from replicator.costs import hosts
 
 VARIABLE = "REPLICATOR_CALIBRATION"  # the environment variable that names a file
@@ -286,8 +287,13 @@ def _share_one(devices: Sequence[str]) -> bool:
     for k, gpu in enumerate(tf.config.get_visible_devices("GPU")):
         parts = tf.config.get_logical_device_configuration(gpu) or [gpu]
         wholes += [k] * len(parts)
+    own = state.own_task()
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    indices = [spec.device_index or 0 for spec in specs if spec.job == "localhost"]
+    indices = [
+        spec.device_index or 0
+        for spec in specs
+        if (spec.job, spec.task) == (own.job, own.task)
+    ]
     used = [wholes[index] for index in indices if index < len(wholes)]
     return len(set(used)) < len(used)
 

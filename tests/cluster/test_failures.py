@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.cluster import clashes, failures, lookout, peers
+from replicator.cluster import failures, lookout
+from tests.cluster.as_threads import two_peers
 
 _ERROR = tf.errors.InvalidArgumentError(
     None, None, 'Graph\n  File "train.py", line 3, in f\n\nx > 2\n\t [[{{node a}}]] [O]'
@@ -28,25 +29,15 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     return result
 
 
-def _peers() -> list[peers.Peers]:
-    new_peers = []
-    for k in (0, 1):
-        new_peers.append(
-            peers.Peers(peers.Facts(k, ("a:1", "b:2")), clashes.Doing(k, []))
-        )
-        new_peers[k]._number = 0
-    return new_peers
-
-
 def test_one_ends_the_others(ended: list[tuple[int, str]]) -> None:
-    failures.agree(_peers()[1], _ERROR)
+    failures.agree(two_peers()[1], _ERROR)
     assert ended == [(1, "a step failed there: InvalidArgumentError: x > 2")]
 
 
 def test_all_go_on(ended: list[tuple[int, str]]) -> None:
     threads = [
         threading.Thread(target=failures.agree, args=(peer, _ERROR))
-        for peer in _peers()
+        for peer in two_peers()
     ]
     for thread in threads:
         thread.start()

@@ -5,75 +5,36 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import replicator
-from replicator import _tf
-from replicator.cluster import clashes, peers
+from replicator.cluster import peers
+from tests.cluster import as_threads
+from tests.cluster.as_threads import together
 
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A store that all threads share, one for each process."""
-    kept: dict[str, str] = {}
-
-    def get(key: str, seconds: float) -> str | None:
-        until = time.monotonic() + seconds
-        while key not in kept and time.monotonic() < until:
-            time.sleep(0.002)
-        return kept.get(key)
-
-    def put(key: str, value: str) -> None:
-        assert key not in kept, "TensorFlow takes a key once"
-        kept[key] = value
-
-    monkeypatch.setattr(_tf, "store_get", get)
-    monkeypatch.setattr(_tf, "store_put", put)
-    return kept
-
-
-def _together(*does: Callable[[peers.Peers], Any]) -> list[Any]:
-    """Runs a function in each process; returns each result or exception."""
-    facts = [peers.Facts(k, ("a:1", "b:2")[: len(does)]) for k in (0, 1)]
-    processes = [peers.Peers(known, clashes.Doing(known.own, [])) for known in facts]
-    for one in processes:
-        one._number = 0
-    results: list[Any] = [None] * len(does)
-
-    def run(k: int) -> None:
-        try:
-            results[k] = does[k](processes[k])
-        except replicator.ReplicatorError as error:
-            results[k] = error
-
-    threads = [threading.Thread(target=run, args=(k,)) for k in range(len(does))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    return as_threads.fake_store(monkeypatch)
 
 
 def test_all_hear_what_all_say() -> None:
     objects = [{"x": [1, "ä"]}, None]
-    heard = _together(*(lambda p, s=s: p.exchange("builds f", s) for s in objects))
+    heard = together(*(lambda p, s=s: p.exchange("builds f", s) for s in objects))
     assert heard == [objects, objects]
 
 
 def test_long_texts_come_in_parts(store: dict[str, str]) -> None:
     text = random.Random(0).randbytes(1_500_000).hex()
-    heard = _together(*(lambda p: p.exchange("says", text),) * 2)
+    heard = together(*(lambda p: p.exchange("says", text),) * 2)
     assert heard == [[text, text]] * 2
     assert len(store) > 2 and max(map(len, store.values())) < 1_100_000
 
 
 def test_those_who_do_something_else_are_named_in_all_processes() -> None:
-    actual = _together(
+    actual = together(
         lambda p: p.exchange("builds f", 1, "train.py:3"),
         lambda p: p.exchange("builds g", 1, "train.py:4"),
     )
@@ -88,7 +49,7 @@ def test_a_process_that_fails_is_named_by_those_that_wait() -> None:
         with p.telling():
             raise replicator.InputError("no such file\nFix: make one.")
 
-    actual = _together(lambda p: p.exchange("builds f", 1), fails)
+    actual = together(lambda p: p.exchange("builds f", 1), fails)
     assert isinstance(actual[0], replicator.MismatchError)
     assert "host 1 (b:2) failed where the others continue" in str(actual[0])
     assert "InputError: no such file\n" in str(actual[0])
@@ -106,7 +67,7 @@ def test_after_an_error_all_go_on_together() -> None:
             p.exchange("builds g" if fails else "builds h", 1)
         return p.exchange("builds f", p.own)
 
-    heard = _together(lambda p: does(p, False), lambda p: does(p, True))
+    heard = together(lambda p: does(p, False), lambda p: does(p, True))
     assert heard == [[0, 1]] * 2
 
 
@@ -120,7 +81,7 @@ def test_after_an_error_all_go_on_together() -> None:
     ],
 )
 def test_the_first_difference_is_shown(one: Any, other: Any, parts: Any) -> None:
-    actual = _together(
+    actual = together(
         lambda p: p.same("makes a thing", one, "make one."),
         lambda p: p.same("makes a thing", other, "make one."),
     )

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator.cluster import state
 from replicator.costs import cost, rates
 from tests import helpers
 
@@ -147,6 +148,7 @@ def test_two_levels_cost_both(name: str) -> None:
     assert actual < calibration.seconds(name, "hosts", 8, nbytes)
 
 
+@pytest.mark.parametrize("job", ["localhost", "client"])
 @pytest.mark.parametrize(
     ("parts", "devices", "reached"),
     [
@@ -161,7 +163,10 @@ def test_nccl_does_not_reach_parts_of_one_gpu(
     parts: list[int],
     devices: list[str],
     reached: bool,
+    job: str,
 ) -> None:
+    own = tf.DeviceSpec(job=job, replica=0, task=0)
+    monkeypatch.setattr(state, "own_task", lambda: own)
     gpus = list(range(len(parts)))
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
     monkeypatch.setattr(
@@ -169,5 +174,5 @@ def test_nccl_does_not_reach_parts_of_one_gpu(
         "get_logical_device_configuration",
         lambda gpu: ["part"] * parts[gpu] if parts[gpu] > 1 else None,
     )
-    names = [f"/job:localhost/replica:0/task:0/device:{name}" for name in devices]
+    names = [f"/job:{job}/replica:0/task:0/device:{name}" for name in devices]
     assert rates.nccl_reaches(names) == reached
