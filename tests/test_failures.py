@@ -282,6 +282,7 @@ def _around(place: str, step: Callable[[], Any], bad: tf.Tensor) -> None:
         tf.debugging.Assert(tf.logical_not(bad), ["after"])
 
 
+@pytest.mark.battery(3)
 @pytest.mark.mirrored
 @pytest.mark.parametrize("place", ["a second step", "before", "after"])
 def test_what_fails_beside_a_step_in_a_function_leaves_replicas_equal(place) -> None:
@@ -463,7 +464,7 @@ _WAYS = [(mode, place, "mirrored") for mode in helpers.MODES for place in PLACES
 _WAYS.append(("function", "top", "sharded"))
 
 
-@pytest.mark.battery(6)
+@pytest.mark.battery(12)
 @pytest.mark.parametrize("mode, place, kept", _WAYS)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_fails_itself_has_changed_nothing(

@@ -131,6 +131,7 @@ def assert_same(one: Trained, other: Trained, tolerance: float = 1e-4) -> None:
             )
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(
     "options",
     [{}, {"variables": "sharded"}, {"build": "clone"}],

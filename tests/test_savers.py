@@ -191,6 +191,7 @@ def _with_partitioner(place: str | None) -> tuple[Any, Any]:
     return whole, step_fn() if repl is None else repl.run(step_fn)
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("explicit", [False, True], ids=["default", "explicit"])
 @pytest.mark.parametrize(
     ("source", "target"),

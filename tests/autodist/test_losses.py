@@ -98,8 +98,9 @@ def _expected(family, loss_name):
     return _train(None, family, loss_name)
 
 
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("loss_name", LOSSES)
-@pytest.mark.parametrize("num_replicas", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_replicas", [2, 3])
 def test_a_loss_of_any_kind_trains_a_function_as_on_one_device(loss_name, num_replicas):
     actual = _train(helpers.make(num_replicas), "by hand", loss_name)
     helpers.assert_equal(actual, _expected("by hand", loss_name), 1e-4)

@@ -174,6 +174,7 @@ def _check(run: Any, table: str, name: str, form: str, num_replicas: int) -> Non
 # Without variables, the weight of an inner gradient is unknown where it is taken.
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(
     "name, form, num_replicas",
     _cases(
@@ -261,6 +262,7 @@ _OFTEN = (
 )
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("name, form, num_replicas", _cases(small.WHOLE, _OFTEN))
 def test_losses_that_no_weight_makes_right_are_of_the_whole_batch_and_say_so(
     name, form, num_replicas, monkeypatch

@@ -46,7 +46,7 @@ def _log(way, loss, x, w, step):
         write()
 
 
-@pytest.mark.battery(2)
+@pytest.mark.battery(5)
 @pytest.mark.parametrize("way", ["plain", "record_if", "branch", "function", "rows"])
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_summaries_are_those_of_one_device(tmp_path, way, num_replicas):

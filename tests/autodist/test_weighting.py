@@ -60,6 +60,7 @@ def _trained(take, scope, function):
     return v.numpy(), w.numpy()
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(
     "take", [_twice, _again, _waiting, _given, _of_two, _by_gradients]
 )

@@ -82,7 +82,7 @@ def test_equals_plain(program: worlds.Program, way: str) -> None:
     worlds.assert_equal(program, way)
 
 
-@pytest.mark.battery(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [*worlds.WAYS, "three replicas"])
 def test_four_deep_equals_plain(way: str) -> None:
     worlds.assert_equal(_four_deep, way)

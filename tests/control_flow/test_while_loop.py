@@ -113,6 +113,7 @@ def test_what_was_broadcast_can_be_reduced_in_a_loop(num_replicas: int) -> None:
     assert [float(x) for x in repl.run(step)] == [num_replicas**3] * num_replicas
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", ["body", "condition", "both"])
 @pytest.mark.parametrize("counted", [True, False])

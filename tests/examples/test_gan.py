@@ -60,6 +60,7 @@ def test_two_replicas_train_both_networks_as_one_does() -> None:
         np.testing.assert_allclose(own.u.numpy(), other.u.numpy(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_vectors_and_moving_statistics_are_the_same_bits_on_all_replicas() -> None:
     gan, _, _ = few_steps(2)
     state = [*gan.generator.non_trainable_variables, *(s.u for s in spectral(gan))]

@@ -89,6 +89,7 @@ def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
         )
 
 
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize("shards", SHARDS, ids=str)
 def test_the_layer_is_right_to_rounding(shards: Sequence[int], offset: float) -> None:

@@ -52,6 +52,7 @@ def plain() -> tuple[list[float], list[np.ndarray]]:
     return losses, model.get_weights()
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", NOT_ALL_FAST)
 def test_a_pipeline_trains_as_one_device_does(
     name: str, plain: tuple[list[float], list[np.ndarray]]

@@ -223,6 +223,7 @@ def test_models_that_make_their_own_functions_are_refused(
         repl.keras_model(model)
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["train", "test", "predict"])
 def test_so_are_those_that_were_given_such_functions(name: str, compiled: bool) -> None:

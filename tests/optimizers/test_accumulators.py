@@ -113,6 +113,7 @@ def test_global_step_counts_updates() -> None:
         assert list(w) == [1.0 - 1.0 - 1.5] * 2, mode
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("name", ["keras", "v1", "sonnet"])
 def test_weights_count_over_steps_and_replicas(name: str) -> None:
     """Five examples, in 2 steps on 2 replicas, equal five at once."""

@@ -142,6 +142,7 @@ def _sharpness_aware(repl: Repl, w: Any, x: Any) -> Any:
     return _mean(repl, _gradient(repl, w + first / tf.norm(first), x))
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("size", [5, 2])
 @pytest.mark.parametrize(
     "step_fn",

@@ -248,7 +248,7 @@ def test_inside_control_flow(place: str, mode: str) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-@pytest.mark.battery(5)
+@pytest.mark.battery(10)
 @pytest.mark.parametrize(
     ("order", "mode"), [(1, "function"), (1, "session"), (2, "eager"), (2, "session")]
 )

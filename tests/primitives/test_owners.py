@@ -27,6 +27,7 @@ def _handed_in(replica_id: int) -> list[Any]:
     return [*dense[:2], slices, *dense[2:]]
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize(
     ("op", "weighted"), [("sum", False), ("mean", False), ("mean", True)]
 )

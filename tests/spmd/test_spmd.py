@@ -20,7 +20,7 @@ def test_programs(kind: str) -> None:
     many.check_programs(kind, _FAST[kind])
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize("kind", changes.KINDS)
 def test_wrong_programs(kind: str) -> None:
     many.check_wrong_programs(kind, 2)

@@ -20,6 +20,7 @@ def test_the_caching_device_is_as_before_whatever_happens_inside() -> None:
         assert v1.get_variable_scope().caching_device is None
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
 @pytest.mark.parametrize("in_function", [False, True])
 def test_a_step_collects_its_own_losses_and_updates(

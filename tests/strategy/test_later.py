@@ -252,6 +252,7 @@ def test_a_builder_that_only_reads_facts_does_not_wait() -> None:
     assert buckets == ["1", "0"]
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_variables_are_put_in_parts_when_their_gradients_are_known(mode: str) -> None:
     results = []

@@ -44,6 +44,7 @@ def _make(
     return repl, v, optimizer, lambda x: tf.reduce_sum((x * v) ** 2)
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("between", [0, 1, 3])
 def test_training_goes_on_as_if_it_had_been_mirrored(between: int) -> None:
     """Steps before the one that needs components, and after; slots move as well."""
@@ -117,6 +118,7 @@ def test_a_function_of_the_users_relies_on_the_one_component() -> None:
     assert v.owner is not None
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("writes", ["assign", "scatter", "read"])
 def test_functions_outside_of_steps(writes: str) -> None:
     """Functions that read still work; writes would reach the one component only."""
