@@ -12,7 +12,6 @@ them on devices of other processes (tests/hosts.py), `--gpus` on GPUs (tests/gpu
 
 import ast
 import contextlib
-import gc
 import os
 import zlib
 from collections.abc import Iterator
@@ -36,15 +35,6 @@ tf.config.set_logical_device_configuration(
     [tf.config.LogicalDeviceConfiguration()] * NUM_CPUS,
 )
 repeatable.load()
-
-# Most of what lives then lives until the end, and is looked through again and again.
-gc.set_threshold(20_000, 20, 50)
-
-
-def pytest_collection_finish() -> None:
-    """Leaves modules and tests out of garbage collections, which takes 4% off a run."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
