@@ -464,7 +464,7 @@ _WAYS = [(mode, place, "mirrored") for mode in helpers.MODES for place in PLACES
 _WAYS.append(("function", "top", "sharded"))
 
 
-@pytest.mark.battery(12)
+@pytest.mark.battery(20)
 @pytest.mark.parametrize("mode, place, kept", _WAYS)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_fails_itself_has_changed_nothing(

@@ -112,7 +112,7 @@ def trained(
     return model, losses
 
 
-@pytest.mark.battery(5)
+@pytest.mark.battery(8)
 @pytest.mark.parametrize(
     ("name", "num_replicas"),
     [*((name, 2) for name in BY_EXAMPLE), ("dense", 3), ("conv", 3), ("embedding", 3)],

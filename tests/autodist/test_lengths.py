@@ -97,7 +97,7 @@ def _is_split(make: Callable[[tf.Tensor], tf.Tensor]) -> bool:
     return True
 
 
-@pytest.mark.battery(5)
+@pytest.mark.battery(10)
 @pytest.mark.parametrize("flow", [contextlib.nullcontext, v1_control_flow])
 @pytest.mark.parametrize("test", TESTS)
 def test_a_loop_is_split_if_its_further_turns_keep_what_has_ended(

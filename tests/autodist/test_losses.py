@@ -98,7 +98,7 @@ def _expected(family, loss_name):
     return _train(None, family, loss_name)
 
 
-@pytest.mark.battery(6)
+@pytest.mark.battery(12)
 @pytest.mark.parametrize("loss_name", LOSSES)
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_a_loss_of_any_kind_trains_a_function_as_on_one_device(loss_name, num_replicas):

@@ -108,7 +108,7 @@ COUNTS = [(name, n) for name in DISTINCT for n in (1, 2, 3, 8)]
 COUNTS += [(name, n) for name in CASES if name not in DISTINCT for n in (1, 4)]
 
 
-@pytest.mark.battery(5)
+@pytest.mark.battery(8)
 @pytest.mark.parametrize(("name", "num_replicas"), COUNTS)
 def test_equals_plain_by_tape(name: str, num_replicas: int) -> None:
     _assert_equal(name, num_replicas, "eager", _by_tape)

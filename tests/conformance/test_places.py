@@ -86,7 +86,7 @@ PLACES = [_cond, _while_loop, _function]
 SOME = ["sum", "reduce_sum", "gather", "scatter", "all_to_all_rows", "map_gather"]
 
 
-@pytest.mark.battery(6)
+@pytest.mark.battery(10)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_in_control_flow(name: str, place: Callable[..., tf.Tensor]) -> None:

@@ -74,7 +74,6 @@ def test_a_run_tells_of_each_epoch_and_learns(finished):
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 def test_losses_are_those_of_one_device(finished, example):
     """Plain TensorFlow in this process, on the images of each step by their numbers."""
     train, _ = example.load_examples()
@@ -109,7 +108,6 @@ def test_losses_are_those_of_one_device(finished, example):
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 def test_the_model_is_right_wherever_it_is_loaded(finished, example):
     folder, _ = finished
     _, test = example.load_examples()

@@ -126,7 +126,7 @@ def _checkpoint(
     return tf.train.list_variables(checkpoint.save(str(path / "c")))
 
 
-@pytest.mark.battery(5)
+@pytest.mark.battery(10)
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_checkpoint_keys_are_those_of_the_plain_optimizer(

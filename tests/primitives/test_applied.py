@@ -232,7 +232,7 @@ def _one_device(gradient_fn: Any, size: int) -> Any:
     return gradient_fn(None, tf.Variable(W), tf.constant(X[:size])).numpy()
 
 
-@pytest.mark.battery(6)
+@pytest.mark.battery(10)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("gradient_fn", GRADIENTS)
 def test_the_update_is_that_of_one_device(gradient_fn: Any, size: int) -> None:

@@ -74,7 +74,7 @@ def _alone(name: str, members: tuple[int, ...], num_replicas: int) -> Any:
     return list(zip(*columns, strict=True))
 
 
-@pytest.mark.battery(5)
+@pytest.mark.battery(10)
 @pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_partition_is_as_several_smaller_worlds(name: str, mode: str) -> None:

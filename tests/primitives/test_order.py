@@ -303,7 +303,7 @@ def _mixed(column: Sequence[tf.Tensor], r: int, k: int) -> tf.Tensor:
     return column[r] + helpers.opaque(0.0) if (r + k) % 3 == 0 else column[r]
 
 
-@pytest.mark.battery(5)
+@pytest.mark.battery(10)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("num_replicas", range(2, 9))
 def test_the_order_is_the_documented_one(num_replicas: int, algorithm: str) -> None:

@@ -200,9 +200,8 @@ def trained(
     return v.numpy(), read
 
 
-@pytest.mark.parametrize(
-    "count, axis", [(1, 0), (2, 0), pytest.param(3, 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.battery(4)
+@pytest.mark.parametrize("count, axis", [(1, 0), (2, 0), (3, 1)])
 @pytest.mark.parametrize("loss_of", LOSSES)
 def test_gradients_are_those_of_one_device(
     loss_of: Callable[..., Any], count: int, axis: int

@@ -145,7 +145,7 @@ def _compiled(rows: tf.Tensor) -> tf.Tensor:
 INSIDE = [_conditional, _one_of_several, _loop, _function, _loop_in_a_function]
 
 
-@pytest.mark.battery(5)
+@pytest.mark.battery(10)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", INSIDE)
 @pytest.mark.parametrize("communicates", [False, True])

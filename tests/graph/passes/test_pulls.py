@@ -86,6 +86,7 @@ def _no_slices() -> None:
         pytest.skip("an algorithm is named by --with")
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("optimizer", _OPTIMIZERS)
 @pytest.mark.parametrize("name", _STRATEGIES)

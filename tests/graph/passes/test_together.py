@@ -212,6 +212,7 @@ _ASSIGNING = {
 }
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("build", ["clone", "trace"])
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 @pytest.mark.parametrize("assign", _ASSIGNING, ids=lambda assign: assign.__name__)
