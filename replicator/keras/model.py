@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.cluster.peers import Peers
 from replicator.keras import (
     alone,
@@ -96,10 +96,16 @@ def _refuse_own_functions(model: Any) -> None:
 
 
 def _is_made_by_fit(function: Any) -> bool:
-    """Whether Keras made a train_function or its like, or keras_model did."""
-    python_function = getattr(function, "python_function", function)
-    module = getattr(python_function, "__module__", None) or ""
-    return module.partition(".")[0] in ("keras", "replicator")
+    """Whether Keras or keras_model made a function, with no user's code around it."""
+    while function is not None:
+        function = _tf.function_of(function)
+        # Not its __module__, which functools.wraps copies.
+        home = getattr(function, "__globals__", {}).get("__name__")
+        home = home or type(function).__module__
+        if home.partition(".")[0] not in ("keras", "replicator", "tensorflow"):
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
 
 
 def _check_seed(peers: Peers) -> None:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pathlib
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -223,30 +225,50 @@ def test_models_that_make_their_own_functions_are_refused(
         repl.keras_model(model)
 
 
-@pytest.mark.battery(3)
-@pytest.mark.parametrize("compiled", [False, True])
+def _own(iterator: Any) -> Any:
+    raise AssertionError
+
+
+_SET_BY_HAND: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda made: _own,
+    "compiled": lambda made: tf.function(_own),
+    "not converted": lambda made: tf.autograph.experimental.do_not_convert(_own),
+    "partial": lambda made: functools.partial(_own),
+    "around Keras'": lambda made: functools.wraps(made)(lambda data: made(data)),
+}
+
+
 @pytest.mark.parametrize("name", ["train", "test", "predict"])
-def test_so_are_those_that_were_given_such_functions(name: str, compiled: bool) -> None:
-    """Those that Keras made are replaced."""
-
-    def own(iterator: Any) -> Any:
-        raise AssertionError
-
+@pytest.mark.parametrize("how", _SET_BY_HAND)
+def test_so_are_those_that_were_given_such_functions(name: str, how: str) -> None:
     repl = helpers.make(2)
     with repl.context():
-        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
-        model.compile("sgd", "mse")
-    model.fit(X, np.zeros([len(X), 3]), verbose=0)
-    model.evaluate(X, np.zeros([len(X), 3]), verbose=0)
-    model.predict(X, verbose=0)
-    repl.keras_model(model)
-    assert getattr(model, f"{name}_function") is None
-    repl.keras_model(model).fit(X, np.zeros([len(X), 3]), verbose=0)
-    repl.keras_model(model)
-    setattr(model, f"{name}_function", tf.function(own) if compiled else own)
-    pattern = f"(?s)its own {name}_function.*test_model.py.*{name}_step"
+        model = classifier()
+    attribute = f"{name}_function"
+    getattr(model, f"make_{attribute}")()
+    setattr(model, attribute, _SET_BY_HAND[how](getattr(model, attribute)))
+    pattern = f"(?s)its own {attribute}.*test_model.py.*{name}_step"
     with pytest.raises(ArgumentError, match=pattern):
         repl.keras_model(model)
+    setattr(model, attribute, None)
+    repl.keras_model(model)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_functions_that_keras_made_are_replaced(eagerly: bool, steps: int) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        model = classifier()
+        model.compile(
+            "sgd", worlds.SPARSE, run_eagerly=eagerly, steps_per_execution=steps
+        )
+    for _ in range(2):  # those that keras_model makes, too
+        for name in ("train", "test", "predict"):
+            getattr(model, f"make_{name}_function")()
+            assert getattr(model, f"{name}_function") is not None
+        repl.keras_model(model)
+        assert model.train_function is model.predict_function is None
 
 
 def test_keras_model_may_be_called_again() -> None:
