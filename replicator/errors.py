@@ -165,6 +165,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+def type_of(value: Any) -> str:
+    """Returns the name of a value's type with its article: "an int", "a list"."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
+
+
 def told(error: BaseException) -> str:
     """Returns the type and message of another library's error, in one short line."""
     text = one_line(error, _LONGEST)

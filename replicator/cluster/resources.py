@@ -317,4 +317,4 @@ def _shown(value: Any) -> str:
     """Returns a scalar as text; only the type of other values, which can be huge."""
     if value is None or isinstance(value, str | int | float):
         return errors.shown(value)
-    return f"a {type(value).__name__}"
+    return errors.type_of(value)

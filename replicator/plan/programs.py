@@ -55,17 +55,17 @@ def _step_of(name: str, result: Any) -> Step:
     """Returns the step of what a make() returned that is no step yet."""
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise BadInput(
-            f"{name}() returned a {type(result).__name__}; expected a tuple (repl, "
+            f"{name}() returned {errors.type_of(result)}; expected a tuple (repl, "
             "step_fn) or (repl, step_fn, input_fn), or what repl.build returned"
         )
     repl, *functions = result
     if not isinstance(repl, Replicator):
         raise BadInput(
-            f"{name}() returned a {type(repl).__name__} first; expected a Replicator"
+            f"{name}() returned {errors.type_of(repl)} first; expected a Replicator"
         )
     if not callable(functions[0]):
         raise BadInput(
-            f"{name}() returned a {type(functions[0]).__name__} second; expected the "
+            f"{name}() returned {errors.type_of(functions[0])} second; expected the "
             "step_fn"
         )
     return tried(f"the step of {name}", lambda: repl.build(*functions))
@@ -119,7 +119,7 @@ def maker(
             raise BadInput(f"module {module_name} has no {attribute}")
         target = getattr(target, part)
     if not callable(target):
-        raise BadInput(f"{name} is a {type(target).__name__}; expected a function")
+        raise BadInput(f"{name} is {errors.type_of(target)}; expected a function")
     return target, rest
 
 

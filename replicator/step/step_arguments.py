@@ -122,7 +122,7 @@ def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
     if is_tuple and not arguments.refuses(step_fn, len(element) + len(further)):
         return [*element, *further]
     parts = len(checks.required(step_fn)) - len(further)
-    description = f"a {type(element).__name__}"
+    description = errors.type_of(element)
     if is_tuple:
         description += f" of {len(element)}"
     elif tf.is_tensor(element):
