@@ -123,8 +123,10 @@ def begins_pass(op: tf.Operation) -> bool:
     place = _BEGINNING.search(op.name)
     if place is None:
         return False
-    if place["ys"]:  # otherwise a copy of what tf.gradients is given
-        return op.type != "Identity" and is_part_of_pass(op)
+    if place["ys"]:
+        # Otherwise a copy of what tf.gradients is given, as the gradients of control
+        # flow give it, or a function's parameter that is named after one.
+        return op.type not in ("Identity", "Placeholder") and is_part_of_pass(op)
     return _created_by_tape(op)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,3 +76,42 @@ def test_passes_are_counted_by_line_and_calls_by_pass() -> None:
     (passes,) = found
     assert sorted(passes.counts.values()) == [1, 3]
     assert sorted(passes.numbers.values()) == [1, 2]
+
+
+_AROUND: dict[str, Callable[[Callable[[tf.Tensor], tf.Tensor], tf.Tensor], tf.Tensor]]
+_AROUND = {
+    "cond": lambda f, x: tf.cond(helpers.opaque(True), lambda: f(x), lambda: f(2 * x)),
+    "case": lambda f, x: tf.case([(helpers.opaque(True), lambda: f(x))], lambda: 3 * x),
+    "switch_case": lambda f, x: tf.switch_case(
+        helpers.opaque(1), [lambda: f(x), lambda: f(f(x))]
+    ),
+    "while_loop": lambda f, x: tf.while_loop(
+        lambda n, x: n < 2, lambda n, x: (n + 1, f(x)), [0, x]
+    )[1],
+    "function": lambda f, x: tf.function(f, autograph=False)(x),
+    "cond in a loop": lambda f, x: _AROUND["while_loop"](
+        lambda x: _AROUND["cond"](f, x), x
+    ),
+}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("around", _AROUND)
+def test_a_pass_through_control_flow_is_one(around: str, persistent: bool) -> None:
+    """Gradients of control flow take gradients of their own, in its branches."""
+    found = []
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape(persistent=persistent) as outer:
+            outer.watch(x)
+            with tf.GradientTape(persistent=persistent) as inner:
+                inner.watch(x)
+                y = _AROUND[around](lambda x: tf.sin(x) * x, x)
+            slope = inner.gradient(y, x) ** 2
+        result = outer.gradient(slope, x)
+        found.append(gradients.passes(x.graph.get_operations()))
+        return result
+
+    step(tf.constant(0.5))
+    assert [*found[0].counts.values()] == [1, 1]
