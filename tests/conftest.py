@@ -215,3 +215,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if config.getoption("--note-refused"):
         (option,) = config.getoption("--with")
         config.stash[_REFUSED].note(option, config.stash[_OUTCOMES])
+
+
+@pytest.fixture(params=["v2", "v1"])
+def behavior(request: pytest.FixtureRequest) -> Any:
+    """Runs a test with tf.TensorShape as in TensorFlow 2, and as in 1."""
+    if request.param == "v1":
+        tf.compat.v1.disable_v2_tensorshape()
+    yield
+    if not request.config.getoption("--v1"):
+        tf.compat.v1.enable_v2_tensorshape()

@@ -127,4 +127,4 @@ def test_tests_in_sessions_pass() -> None:
         cwd=here.parent,
     )
     assert run.returncode == 0, run.stdout[-3000:]
-    assert int(run.stdout.split(" passed")[0].split()[-1]) > 40, run.stdout[-3000:]
+    assert int(run.stdout.split(" passed")[0].split()[-1]) > 30, run.stdout[-3000:]

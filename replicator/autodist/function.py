@@ -172,7 +172,7 @@ class DistributedFunction:
     ) -> Hashable:
         """Returns a key that is equal for calls which can share a trace."""
         others = [x for k, x in enumerate(leaves) if k not in set(array_indices)]
-        specs = [(t.dtype, tuple(t.shape[1:]), t.shape.rank) for t in tensors]
+        specs = [(t.dtype, (shapes.static(t) or ())[1:], t.shape.rank) for t in tensors]
         structure = tf.nest.map_structure(lambda _: 0, (args, kwargs))
         try:
             key = (

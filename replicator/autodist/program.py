@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.autodist import flows, marked, pulled, slots
-from replicator.graph.ir import switching
+from replicator.graph.ir import shapes, switching
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 
 # Resources created once, and the ops that change them for all replicas.
@@ -268,10 +268,10 @@ class Program:
 
 def _splits(tensor: tf.Tensor) -> bool:
     """Whether the first dimension of a tensor is unknown."""
-    shape = tensor.shape
     if tensor.dtype in (tf.resource, tf.variant):
         return False
-    return shape.rank is None or (shape.rank > 0 and shape[0] is None)
+    shape = shapes.static(tensor)
+    return shape is None or shape[:1] == (None,)
 
 
 def is_handle(op: tf.Operation, variables: Any) -> bool:

@@ -20,6 +20,7 @@ from absl import logging
 from replicator import _tf, context, errors
 from replicator.autodist import examples, pulled, refusals, results, summaries
 from replicator.costs import cost
+from replicator.graph.ir import shapes
 from replicator.graph.order import ordering
 from replicator.inputs import shards
 from replicator.values import PerReplica
@@ -128,7 +129,7 @@ class Trace:
     def _specs(self, tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
         """Returns specs that the tensors of all calls match."""
         return [
-            tf.TensorSpec([None, *t.shape[1:]] if has_rows else t.shape, t.dtype)
+            tf.TensorSpec(shapes.with_rows(t.shape) if has_rows else t.shape, t.dtype)
             for t, has_rows in zip(tensors, self._signature.has_rows, strict=True)
         ]
 

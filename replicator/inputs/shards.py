@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from replicator import errors
+from replicator.graph.ir import shapes
 
 
 class Shard(NamedTuple):
@@ -180,7 +181,7 @@ def _split_sparse(leaf: tf.SparseTensor, counts: Any) -> list[tf.SparseTensor]:
         part = tf.SparseTensor(part.indices, part.values, size)
         rows = count if isinstance(count, int) else None
         if leaf.shape.rank is not None and tf.is_symbolic_tensor(part.values):
-            part.set_shape([rows, *leaf.shape[1:]])
+            part.set_shape(shapes.with_rows(leaf.shape, rows))
         parts.append(part)
     return parts
 

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.cluster import faults
+from replicator.graph.ir import shapes
 from replicator.inputs import shards
 from replicator.keras.steps import Tensors
 from replicator.step import draft, repair
@@ -231,10 +232,10 @@ def _free_spec(tensor: Any) -> Any:
     """Returns a tensor's spec with an unknown number of rows."""
     spec = tf.type_spec_from_value(tensor)
     if isinstance(spec, tf.RaggedTensorSpec):
-        shape = tf.TensorShape([None, *spec.shape[1:]])
+        shape = shapes.with_rows(spec.shape)
         return tf.RaggedTensorSpec(
             shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
         )
     if spec.shape.rank == 0:
         return spec
-    return type(spec)(tf.TensorShape([None, *spec.shape[1:]]), spec.dtype)
+    return type(spec)(shapes.with_rows(spec.shape), spec.dtype)

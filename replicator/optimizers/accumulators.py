@@ -111,7 +111,7 @@ class Accumulator:
                     )
                 )
             return cls([variable("", gradient.shape, gradient.dtype, how)])
-        shape = [None, *gradient.values.shape[1:]]
+        shape = shapes.with_rows(gradient.values.shape)
         values = variable("_values", shape, gradient.dtype, how)
         indices = variable(
             "_indices", [None], gradient.indices.dtype, tf.VariableAggregation.SUM

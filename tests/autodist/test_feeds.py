@@ -35,7 +35,9 @@ def _split(fed: Any, num_replicas: int) -> tuple[Program, feeds.Feeds]:
 
 @pytest.mark.parametrize("rows", [7, 6, 2, 1])
 @pytest.mark.parametrize("num_replicas", [1, 3, 4])
-def test_parts_are_the_whole_in_order(rows: int, num_replicas: int) -> None:
+def test_parts_are_the_whole_in_order(
+    rows: int, num_replicas: int, behavior: None
+) -> None:
     fed = {"x:0": X[:rows], "y:0": list(range(rows)), "rate:0": 0.5}
     program, found = _split(fed, num_replicas)
     x, y, rate = (program.graph.get_tensor_by_name(name) for name in fed)

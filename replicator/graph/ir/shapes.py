@@ -27,6 +27,11 @@ def sizes(tensor: tf.Tensor) -> tuple[int | None, ...]:
     return shape
 
 
+def with_rows(shape: tf.TensorShape, rows: int | None = None) -> tf.TensorShape:
+    """Returns a shape with another first size; None: unknown."""
+    return tf.TensorShape([rows]).concatenate(shape[1:])
+
+
 def when_run(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor's run-time shape, hidden from TensorFlow's shape inference.
 

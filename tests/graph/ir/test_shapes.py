@@ -22,16 +22,6 @@ SHAPES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=["v2", "v1"])
-def behavior(request: pytest.FixtureRequest) -> Any:
-    """Runs a test with tf.TensorShape as in TensorFlow 2, and as in 1."""
-    if request.param == "v1":
-        tf.compat.v1.disable_v2_tensorshape()
-    yield
-    if not request.config.getoption("--v1"):
-        tf.compat.v1.enable_v2_tensorshape()
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_sizes_are_numbers(name: str, behavior: None) -> None:
     expected = SHAPES[name]
@@ -51,7 +41,18 @@ def test_sizes_are_numbers(name: str, behavior: None) -> None:
             shapes.defined(tensor)
 
 
-# Their `shape` is a tuple of plain numbers: a Value's, a NumPy array's, a Node's.
+@pytest.mark.parametrize("name", ["known", "partly", "unknown", "rank"])
+@pytest.mark.parametrize("rows", [None, 5])
+def test_rows_are_replaced(name: str, rows: int | None, behavior: None) -> None:
+    known = SHAPES[name]
+    shape = shapes.with_rows(tf.TensorShape(known), rows)
+    if known is None:
+        assert shape.rank is None
+    else:
+        assert shape.as_list() == [rows, *known[1:]]
+
+
+# Their `shape` is a tuple of plain numbers: of a Value, a Cut, a NumPy array, a Node.
 _STRATEGY = pathlib.Path("strategy")
 _TUPLES = {
     "cuts.py",
@@ -60,6 +61,8 @@ _TUPLES = {
     "all_to_all.py",
     "counterparts.py",
     "match.py",
+    "part_markers.py",
+    "part_ops.py",
     "placeholder.py",
 }
 
@@ -67,23 +70,38 @@ _TUPLES = {
 def _taken_apart(tree: ast.AST) -> list[int]:
     """Returns the lines that index, unpack, iterate over or measure an `x.shape`.
 
-    Also those that do so to a name that is assigned a tf.TensorShape in the file.
+    Also those that do so to a part of one, or to a name that is assigned one or a
+    tf.TensorShape in the same function.
     """
-    names = {
-        target.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and _makes_shape(node.value)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    lines: list[int] = []
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for scope in (tree, *functions):
+        lines += _taken_apart_in(scope)
+    return sorted(set(lines))
+
+
+def _taken_apart_in(scope: ast.AST) -> list[int]:
+    names: set[str] = set()
 
     def is_shape(node: ast.AST) -> bool:
         if isinstance(node, ast.Name):
             return node.id in names
+        if isinstance(node, ast.Subscript):
+            return isinstance(node.slice, ast.Slice) and is_shape(node.value)
         return isinstance(node, ast.Attribute) and node.attr == "shape"
 
+    if isinstance(scope, ast.FunctionDef):
+        names |= {
+            target.id
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Assign)
+            if is_shape(node.value) or _makes_shape(node.value)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+
     lines = []
-    for node in ast.walk(tree):
+    for node in ast.walk(scope):
         values: list[ast.AST] = []
         if isinstance(node, ast.Subscript):
             # A slice of a tf.TensorShape is one.
