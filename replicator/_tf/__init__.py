@@ -133,6 +133,7 @@ from replicator._tf.ops import (
     resource_shape,
     set_input,
     set_int_attr,
+    set_ints_attr,
     set_read_only_inputs,
     set_text_attr,
 )
@@ -302,6 +303,7 @@ __all__ = [
     "set_input",
     "set_int_attr",
     "set_read_only_inputs",
+    "set_ints_attr",
     "set_text_attr",
     "shared_variable",
     "stack_depth",

@@ -30,6 +30,12 @@ def set_int_attr(op: tf.Operation, name: str, value: int) -> None:
     op._set_attr(name, tf.compat.v1.AttrValue(i=value))
 
 
+def set_ints_attr(op: tf.Operation, name: str, values: Sequence[int]) -> None:
+    """Changes a list of integers of a built op; see `set_int_attr`."""
+    held = tf.compat.v1.AttrValue.ListValue(i=values)
+    op._set_attr(name, tf.compat.v1.AttrValue(list=held))
+
+
 def set_text_attr(op: tf.Operation, name: str, value: str) -> None:
     """Changes a string attribute of a built op; see `set_int_attr`."""
     op._set_attr(name, tf.compat.v1.AttrValue(s=value.encode()))

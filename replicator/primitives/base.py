@@ -9,12 +9,13 @@ method of Replicator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, arguments, context, errors
+from replicator.graph.ir import differing as constants
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.placeholder import WRITES, Call, OperandPolicy, Value
 from replicator.graph.ir.shapes import Shape
@@ -177,6 +178,17 @@ def check_place(what: str, line: str) -> None:
         f"{what} on replica {replica.replica_id}",
         line,
     )
+
+
+def differing(value_of: Callable[[int], bool | int]) -> tf.Tensor:
+    """Returns a constant of the replica being built, which copies may differ in.
+
+    Args:
+        value_of: Maps the id of any replica to its value: a bool or an int32 scalar.
+    """
+    replica = context.require("a constant")
+    values = [value_of(replica_id) for replica_id in replica.build.world.everyone]
+    return constants.constant(values, replica.replica_id)
 
 
 def communicate(

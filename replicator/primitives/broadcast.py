@@ -101,12 +101,15 @@ def gradient(
     """
     totals = all_reduce.sum_floating(upstream, of=placed.call)
     count = len(totals)
-    sent = count if rooted.is_root(placed.call.options["root"]) else 0
+    root = placed.call.options["root"]
+    at_root = base.differing(lambda replica_id: replica_id == root)
     gradients: list[tf.Tensor | None] = []
     for k in range(len(placed.operands)):
         total = totals[k % count]
         gradients.append(
-            None if total is None else tf.where(k < sent, total, tf.zeros_like(total))
+            None
+            if total is None
+            else tf.where(at_root if k < count else False, total, tf.zeros_like(total))
         )
     return gradients
 

@@ -76,7 +76,9 @@ def times_others(done: Reduced) -> list[tf.Tensor]:
     """
     gathered = all_gather.gather_dense(done.operands, None, of=done.of)
     count = len(done.of.group)
-    is_own = tf.one_hot(done.of.group.index(done.of.replica_id), count, True, False)
+    group = done.of.group
+    own_index = base.differing(lambda r: group.index(r) if r in group else -1)
+    is_own = tf.one_hot(own_index, count, True, False)
     gradients = []
     for total, values in zip(done.totals, gathered, strict=True):
         rank = tf.concat([[count], tf.ones([tf.rank(total)], tf.int32)], 0)
@@ -88,7 +90,8 @@ def times_others(done: Reduced) -> list[tf.Tensor]:
 def to_owner(done: Reduced) -> list[tf.Tensor]:
     """Gives the owner all of the gradient."""
     owners = done.results[len(done.results) // 2 :]
+    own_id = base.differing(int)
     return [
-        tf.where(tf.equal(owner, done.of.replica_id), total, tf.zeros_like(total))
+        tf.where(tf.equal(owner, own_id), total, tf.zeros_like(total))
         for owner, total in zip(owners, done.totals, strict=True)
     ]

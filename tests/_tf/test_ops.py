@@ -84,6 +84,15 @@ def test_set_int_attr_changes_a_built_op():
     assert one == two
 
 
+def test_set_ints_attr_keeps_a_list_in_the_node_of_an_op():
+    with tf.Graph().as_default() as graph:
+        made = tf.constant(1)
+        _tf.set_ints_attr(made.op, "_numbers", [1, 0, -1])
+        assert made.op.get_attr("_numbers") == [1, 0, -1]
+        (node,) = graph.as_graph_def().node
+        assert list(node.attr["_numbers"].list.i) == [1, 0, -1]
+
+
 def test_copy_handle_data_tells_a_resource_what_another_knows():
     with tf.Graph().as_default():
         variable = tf.Variable([1.0, 2.0])

@@ -19,7 +19,7 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.cloning import proof, pythons
 from replicator.graph.equal import counterparts
-from replicator.graph.ir import placeholder
+from replicator.graph.ir import differing, placeholder
 from replicator.graph.order import effects
 from replicator.graph.passes import random
 
@@ -312,6 +312,8 @@ def _differs(one: tf.Operation, two: tf.Operation) -> bool:
 
 def _patch(node: Any, first: Any, names: _Names, functions: Mapping[str, str]) -> None:
     """Gives a copy of replica 1's node another replica's attributes."""
+    if differing.give(node, names.replica_id):
+        return
     steps = names.replica_id - _LIKE
     for name in list(node.attr):
         value = node.attr[name]

@@ -145,6 +145,31 @@ def collectives(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
     return step, []
 
 
+def unlike_gradients(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Gradients that depend on the replica: of products, owners and broadcasts."""
+
+    def gradient(x: tf.Tensor, call: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(call(x) ** 2)
+        return tape.gradient(loss, x)
+
+    def step(x: tf.Tensor) -> Any:
+        count = repl.num_replicas
+        return (
+            gradient(x, lambda x: repl.all_reduce(x, "prod")),
+            gradient(x, lambda x: repl.all_reduce(x, "argmin").value),
+            gradient(
+                x, lambda x: repl.reduce_scatter(tf.tile(x, [count, 1]), "argmax").value
+            ),
+            gradient(x, lambda x: repl.broadcast(x, root=0)),
+            tf.map_fn(lambda y: gradient(y, lambda y: repl.broadcast(y, root=1)), x),
+            gradient(x, lambda x: gradient(x, lambda x: repl.all_reduce(x, "prod"))),
+        )
+
+    return step, []
+
+
 def made_outside(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
     """Small eager tensors, which TensorFlow captures as constants, in all places."""
     small, names = tf.constant(3.0), tf.constant(["a", "c"])
@@ -265,6 +290,7 @@ PROBLEMS = {
         function,
         sparse,
         collectives,
+        unlike_gradients,
         made_outside,
         built_in_step,
         asserting,
