@@ -312,12 +312,11 @@ def _differs(one: tf.Operation, two: tf.Operation) -> bool:
 
 def _patch(node: Any, first: Any, names: _Names, functions: Mapping[str, str]) -> None:
     """Gives a copy of replica 1's node another replica's attributes."""
-    if differing.give(node, names.replica_id):
-        return
+    is_given = differing.give(node, names.replica_id)
     steps = names.replica_id - _LIKE
     for name in list(node.attr):
         value = node.attr[name]
-        if name == "_output_shapes":
+        if name == "_output_shapes" or (is_given and name == "value"):
             continue
         if name == random.SEPARATED:
             value.i = names.replica_id
