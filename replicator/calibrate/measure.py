@@ -20,7 +20,10 @@ from replicator.plan import files
 from replicator.primitives import arithmetic
 from replicator.replicator import Replicator
 
-_TINY_OPS = 200  # in a chain, so that the overhead of the call is negligible
+# In a chain, so that the variation of the call's overhead is negligible. An op takes a
+# tenth of a microsecond, a message some microseconds.
+_TINY_OPS = 1000
+_TINY_HOPS = 200
 _LARGE_OPS = 8
 _LARGE = 1 << 24  # bytes: large enough to leave the caches of most machines
 _LEAST_SECONDS = 0.02  # minimum duration of a contender's round, or of one call
@@ -64,7 +67,7 @@ def measure_rates(
         return max(0.0, (times[name] - times[without]) / count)
 
     op = each("ops", "nothing", _TINY_OPS)
-    message = each("hops", "ops", _TINY_OPS)
+    message = max(0.0, each("hops", "nothing", _TINY_HOPS) - op)
     per_byte = 1 / (_LARGE_OPS * large)
     sent = each("large hops", "large", 1) - _LARGE_OPS * (op + message)
     return rates.Rates(
@@ -117,7 +120,7 @@ def _chains(names: Sequence[str], large: int) -> dict[str, Function]:
     return {
         "nothing": chain(tiny, 0, stay),
         "ops": chain(tiny, _TINY_OPS, stay),
-        "hops": chain(tiny, _TINY_OPS, hop),
+        "hops": chain(tiny, _TINY_HOPS, hop),
         "large": chain(tensor, 0, stay),
         "large hops": chain(tensor, _LARGE_OPS, hop),
         "adds": chain(tensor, _LARGE_OPS, add),

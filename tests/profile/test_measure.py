@@ -42,13 +42,9 @@ def test_rates_are_measured_where_there_are_two_devices_and_nobody_has() -> None
     defaults = rates.Calibration({"hosts": _OWN}, {frozenset("ab"): _OWN})
     calibration, source = measure.calibrated(_CPUS, defaults)
     assert source == "measured just now"
-    rates_ = calibration.of("cpu")
-    assert (
-        rates_.op > 0
-        and rates_.message >= 0
-        and rates_.link == 0.0
-        and not rates_.apart
-    )
+    measured = calibration.of("cpu")  # on a busy machine, a difference may be zero
+    assert measured.op >= 0 and measured.link == 0 and not measured.apart
+    assert measured != rates.Calibration().of("cpu")
     assert calibration.of("hosts") == _OWN and calibration.links == defaults.links
     for devices in (_CPUS[:1], _HOSTS):
         assert measure.calibrated(devices, rates.Calibration())[1] == "by default"
