@@ -51,11 +51,6 @@ class Measured:
         """The number of replicas."""
         return len(self.devices)
 
-    @property
-    def communicated(self) -> float:
-        """The seconds of the step for all communications."""
-        return sum(self.communication)
-
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
