@@ -61,8 +61,8 @@ def pairs(who: str, grads_and_vars: Any) -> tuple[list[Any], list[Any]]:
     return [gradient for gradient, _ in listed], [variable for _, variable in listed]
 
 
-def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Raises ReplicatorError unless each variable has a gradient, or None.
+def check_counts(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Raises ArgumentError unless there are as many gradients as variables.
 
     Args:
         who: The optimizer, for messages.
@@ -75,6 +75,16 @@ def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
             f"was given {len(grads)} gradients for {len(variables)} variables",
             "pass one gradient per variable; None where there is none.",
         )
+
+
+def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Raises ReplicatorError unless all can be gradients of their variables, or None.
+
+    Args:
+        who: The optimizer, for messages.
+        grads: What the user passed.
+        variables: What the user passed; as many.
+    """
     for gradient, variable in zip(grads, variables, strict=True):
         if not isinstance(plain(variable), tf.Variable):
             raise base.bad_argument(

@@ -74,6 +74,7 @@ class Wrapped:
                 the stand-in that does so (None: this optimizer), gradients, variables.
         """
         replica = context.current()
+        checks.check_counts(type(self).__name__, grads, variables)
         division = parts.Division.of(self, variables)
 
         def update(pieces: Sequence[Any]) -> Any:

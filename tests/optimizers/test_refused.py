@@ -205,11 +205,13 @@ def test_keras_number_of_gradients(count: int) -> None:
         optimizer.build(ws)
     grads = [tf.constant(1.0)] * count
     for variables in ([ws], []):
-        with pytest.raises(
-            replicator.ReplicatorError,
-            match=rf"(?s)SGD on .* was given {count} gradients for 2 variables.*Fix: ",
-        ):
-            repl.run(lambda v=variables: optimizer.apply(grads, *v))
+        step_fn = lambda v=variables: optimizer.apply(grads, *v)  # noqa: E731
+        for run in (repl.run, lambda step_fn: step_fn()):
+            with pytest.raises(
+                replicator.ReplicatorError,
+                match=rf"(?s)SGD .*was given {count} gradients for 2 variables.*Fix: ",
+            ):
+                run(step_fn)
 
 
 @pytest.mark.parametrize(

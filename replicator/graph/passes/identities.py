@@ -26,11 +26,27 @@ def see_through(ops: Iterable[tf.Operation]) -> None:
         ops: The ops of all replicas, in build order.
     """
     for op in ops:
-        if op.type != "Identity" or op.outputs[0].dtype != tf.resource:
-            continue
-        if op.inputs[0].op.type in SWITCHING:
+        if not _is_removed(op):
             continue
         for consumer in op.outputs[0].consumers():
             _tf.add_control_inputs(consumer, op.control_inputs)
         _tf.replace(op.outputs[0], op.inputs[0])
         _tf.abandon([op])  # functions would take it for a write of the resource
+
+
+def seen_through(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the resource itself for an identity of it, which is going to be removed.
+
+    Args:
+        tensor: Any tensor; others are returned as they are.
+    """
+    while _is_removed(tensor.op):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _is_removed(op: tf.Operation) -> bool:
+    """Whether an op is an identity of a resource outside of control flow."""
+    if op.type != "Identity" or op.outputs[0].dtype != tf.resource:
+        return False
+    return op.inputs[0].op.type not in SWITCHING

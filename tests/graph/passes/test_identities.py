@@ -58,3 +58,21 @@ def test_reads_and_writes_keep_their_order(
 
     for value, want in zip(helpers.run(mode, repl, make), (1, 2, 2), strict=True):
         np.testing.assert_array_equal(np.stack(list(value)), [[want, want + 1]] * 2)
+
+
+@pytest.mark.parametrize("inside_function", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_step_may_return_one(count: int, inside_function: bool) -> None:
+    repl = helpers.make(2)
+    given = tf.Variable(ONES)
+
+    def step_fn(handle: tf.Tensor) -> tf.Tensor:
+        for _ in range(count):
+            handle = tf.identity(handle)
+        return handle
+
+    def program() -> list[tf.Tensor]:
+        return [_read(each) for each in repl.run(step_fn, args=(given.handle,))]
+
+    for value in tf.function(program)() if inside_function else program():
+        np.testing.assert_array_equal(value, ONES)
