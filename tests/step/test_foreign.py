@@ -154,3 +154,19 @@ def test_what_all_replicas_differentiate_may_be_before_the_step() -> None:
         both = repl.run(lambda: tf.gradients(square * (1.0 + repl.replica_id), read)[0])
         with helpers.monitored_session() as running:
             assert running.run(both) == (4.0, 8.0)
+
+
+def test_what_depends_on_no_variable_may_be_differentiated_by_one_replica() -> None:
+    repl = helpers.make(2)
+    with tf.Graph().as_default():
+        x = tf.constant(2.0)
+        square = x * x
+
+        def step_fn() -> tf.Tensor:
+            if repl.replica_id == 0:
+                return tf.gradients(square, x)[0]
+            return tf.constant(0.0)
+
+        each = repl.run(step_fn)
+        with helpers.monitored_session() as running:
+            assert running.run(each) == (4.0, 0.0)

@@ -56,6 +56,48 @@ def test_gradients_never_reach_another_loss(
         helpers.run(mode, repl, make_step)
 
 
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_replicas_may_take_a_gradient_at_lines_of_their_own(mode: str) -> None:
+    repl = helpers.make(2)
+
+    def make_step() -> Any:
+        def step_fn() -> tf.Tensor | None:
+            x = tf.constant(1.0)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = (1.0 + repl.replica_id) * repl.all_reduce(x, "sum")
+            if repl.replica_id == 0:
+                return tape.gradient(y, x)
+            return tape.gradient(y, x)
+
+        return step_fn
+
+    assert [float(v) for v in helpers.run(mode, repl, make_step)] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("one_loss", [0, 1])
+def test_one_replica_takes_the_gradient_of_a_loss_that_the_other_lacks(
+    one_loss: int,
+) -> None:
+    repl = helpers.make(2)
+
+    def step_fn() -> list[Any]:
+        x = tf.constant(1.0)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = repl.all_reduce(x, "sum")
+            first, second = (
+                (7.0 * y, x) if repl.replica_id == one_loss else (5.0 * x, y)
+            )
+        taken = [tape.gradient(first, x)]
+        if repl.replica_id != one_loss:
+            taken.append(tape.gradient(second, x))
+        return [tf.add_n(taken)]
+
+    with pytest.raises(MismatchError, match=CROSSED):
+        repl.run(step_fn)
+
+
 def test_passes_are_counted_by_line_and_calls_by_pass() -> None:
     """One pass reaches the call; those before it and after it do not."""
     repl = helpers.make(1)
