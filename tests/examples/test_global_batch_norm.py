@@ -160,7 +160,9 @@ def test_merged_sets_are_as_the_whole_set(sizes: Sequence[int]) -> None:
 
 @pytest.mark.slow
 def test_the_program_says_how_wrong_each_is() -> None:
-    result = programs.run("global_batch_norm", "--devices=CPU:0,CPU:1,CPU:2")
+    result = programs.run(
+        "global_batch_norm", "--devices=CPU:0,CPU:1,CPU:2", "--batch_size=66"
+    )
     assert result.status == 0, result.stderr
     rows = dict(re.findall(r"(?m)^(merged|naive) +(\S.*)$", result.stdout))
     outputs, gradients, right = map(float, rows["merged"].split())
