@@ -161,14 +161,14 @@ def test_merged_sets_are_as_the_whole_set(sizes: Sequence[int]) -> None:
 @pytest.mark.slow
 def test_the_program_says_how_wrong_each_is() -> None:
     result = programs.run(
-        "global_batch_norm", "--devices=CPU:0,CPU:1,CPU:2", "--batch_size=66"
+        "global_batch_norm", "--devices=CPU:0,CPU:1,CPU:2", "--global_batch_size=63"
     )
     assert result.status == 0, result.stderr
     rows = dict(re.findall(r"(?m)^(merged|naive) +(\S.*)$", result.stdout))
     outputs, gradients, right = map(float, rows["merged"].split())
     assert outputs < 1e-5
     assert gradients < 1e-4
-    assert right > 0.9
+    assert right > 0.8  # the naive one guesses; 0.89 to 0.95 by batch size
     outputs, gradients, right = map(float, rows["naive"].split())
     assert outputs > 1
     assert gradients > 1
