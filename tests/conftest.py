@@ -13,6 +13,7 @@ them on devices of other processes (tests/hosts.py), `--gpus` on GPUs (tests/gpu
 import ast
 import contextlib
 import os
+import signal
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,10 @@ tf.config.set_logical_device_configuration(
     [tf.config.LogicalDeviceConfiguration()] * NUM_CPUS,
 )
 repeatable.load()
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell's job in the background ignores it, and so would programs that tests start
+    # and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
