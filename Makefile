@@ -179,7 +179,7 @@ wheel: $(BIN)/python
 test-matrix: $(BIN)/python
 	$(BIN)/python tools/matrix.py $(MATRIX)
 
-# Without a GPU it says so, and that is all. The report is gpu-report.md.
+# Without a GPU it says so, and that is all. The report is gpu-report.md, the log gpu-report.log.
 gpu-check: $(VENV)/.test
 	$(BIN)/python -m tools.gpu_check $(GPU_CHECK)
 
@@ -205,7 +205,7 @@ bench-hosts: $(VENV)/.bench $(PEERS)/.peers
 	$(BIN)/python -m benchmarks.report $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) $(PROTO) build dist .venv-matrix gpu-report.md docs/_build docs/reference/api *.egg-info htmlcov .coverage .coverage.*
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) $(PROTO) build dist .venv-matrix gpu-report.* docs/_build docs/reference/api *.egg-info htmlcov .coverage .coverage.*
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

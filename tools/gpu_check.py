@@ -2,15 +2,17 @@
 """Checks and measures on the GPUs of this machine: `make gpu-check`.
 
 One GPU is enough: it is split into logical GPUs. Each check runs in its own process, as
-each configures TensorFlow; with --processes=N, the tests of each run in N processes,
-which take 5 GiB of a GPU each. The report says whether a check passed, failed or did
-not run, and why. Without a GPU nothing runs, and the status is 0.
+each configures TensorFlow; with --processes=N, the tests run in N processes, which take
+5 GiB of a GPU each. The report says whether a check passed, failed or did not run, and
+why; the log beside it has what the checks print, as they run. Without a GPU nothing
+runs, and the status is 0.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import pathlib
 import subprocess
@@ -21,7 +23,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[1]
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 _REPORT = "gpu-report.md"
-_LIMIT = 3600  # seconds per check
+_LIMIT = 4 * 3600  # seconds per check; in one process, the tests take two hours
 _PROCESSES = "--processes="
 _COUNTS = [str(count) for count in range(1, 65)]
 _USAGE = "python -m tools.gpu_check [--processes=N] [REPORT.md]"
@@ -51,26 +53,19 @@ class Check:
     tests: tuple[str, ...] = ()
 
 
-def _suite() -> list[Check]:
-    """Returns a check for each room of the fast suite, and one for tests in no room."""
+def _tests() -> tuple[str, ...]:
+    """Returns the rooms whose programs run on devices, and the files in no room."""
     files = sorted(path.name for path in (ROOT / "tests").glob("test_*.py"))
-    rooms = {"programs": tuple(files)} | {room: (room,) for room in _ROOMS}
-    return [
-        Check(
-            *(f"tests/{name}", "its fast tests on logical GPUs", 1),
-            tuple(f"tests/{path}" for path in paths),
-        )
-        for name, paths in rooms.items()
-    ]
+    return tuple(f"tests/{name}" for name in (*_ROOMS, *files))
 
 
 CHECKS = (
-    *_suite(),
     Check("nccl", "all_reduce by NCCL equals that by a hub", gpus=2),
     Check("prefetch", "elements are on their GPU when a step begins"),
     Check("mixed_precision", "float16 on GPUs trains as float32 does"),
     Check("memory_growth", "memory grows with what a step needs"),
     Check("step_times", "steps beside one GPU and MirroredStrategy"),
+    Check("tests", "the fast tests on logical GPUs", tests=_tests()),
 )
 
 
@@ -82,32 +77,43 @@ class Outcome:
         check: The check.
         status: PASSED, FAILED or NOT_RUN.
         said: The result, or the reason why it did not run.
+        failures: Lines that name the tests that failed, and why.
     """
 
     check: Check
     status: str
     said: str
+    failures: tuple[str, ...] = ()
 
 
 # Runs a command; returns its status and output.
 Run = Callable[[Sequence[str]], tuple[int, str]]
 
 
-def run(command: Sequence[str]) -> tuple[int, str]:
-    """Runs a Python command in the repository; a timeout counts as failure."""
-    try:
-        process = subprocess.run(
-            [sys.executable, *command],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_LIMIT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return 124, f"it took more than {_LIMIT} s"
-    return process.returncode, process.stdout
+def run(log: pathlib.Path, command: Sequence[str]) -> tuple[int, str]:
+    """Runs a Python command in the repository; a timeout counts as failure.
+
+    Args:
+        log: Where the output is appended, as it comes.
+        command: The arguments of Python.
+
+    Returns:
+        The status and the output.
+    """
+    with log.open("ab") as file:
+        start = file.tell()
+        try:
+            status = subprocess.run(
+                [sys.executable, "-u", *command],
+                cwd=ROOT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=_LIMIT,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return 124, f"it took more than {_LIMIT} s"
+    return status, log.read_bytes()[start:].decode(errors="replace")
 
 
 def outcome(check: Check, gpus: int, run: Run, processes: int = 1) -> Outcome:
@@ -123,13 +129,16 @@ def outcome(check: Check, gpus: int, run: Run, processes: int = 1) -> Outcome:
         available = "no GPU" if not gpus else f"{gpus} GPU{'s' * (gpus > 1)}"
         return Outcome(check, NOT_RUN, f"needs {check.gpus}, and there is {available}")
     if check.tests:
-        workers = processes if processes > 1 else 0
-        options = ("--gpus", "-m", "not slow", f"--numprocesses={workers}", "-q")
+        # Always in processes of xdist's: one that crashes is replaced.
+        workers = (f"--numprocesses={processes}", "--dist=worksteal")
+        options = ("--gpus", "-m", "not slow", *workers, "-v")
         status, printed = run(("-m", "pytest", *options, *check.tests))
     else:
         status, printed = run(("-m", "tools.gpu_programs", check.name))
-    last = (printed.strip().splitlines() or ["it printed nothing"])[-1].strip("= ")
-    return Outcome(check, FAILED if status else PASSED, last)
+    lines = printed.strip().splitlines() or ["it printed nothing"]
+    failures = tuple(line for line in lines if line.startswith(("FAILED ", "ERROR ")))
+    said = lines[-1].strip("= ")
+    return Outcome(check, FAILED if status else PASSED, said, failures)
 
 
 def found_gpus(run: Run) -> list[Mapping[str, Any]]:
@@ -158,6 +167,7 @@ def report(gpus: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome]) -> st
         f"| {o.check.name} | {o.check.about} | {o.status} | {_cell(o.said)} |"
         for o in outcomes
     ]
+    failures = [f"- {line}" for outcome in outcomes for line in outcome.failures]
     return "\n".join(
         [
             "# GPUs\n",
@@ -165,6 +175,7 @@ def report(gpus: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome]) -> st
             *(names or ["TensorFlow finds no GPU on this machine."]),
             "\n| check | shows | status | found |\n| --- | --- | --- | --- |",
             *rows,
+            *(["\n## Failures\n", *failures] if failures else []),
             "",
         ]
     )
@@ -203,7 +214,10 @@ def main(argv: Sequence[str]) -> int:
     if not path.parent.is_dir():
         print(f"there is no folder {path.parent}", file=sys.stderr)
         return 2
-    text, status = check_all(run, int(processes))
+    log = path.with_suffix(".log")
+    log.write_bytes(b"")
+    print(f"the output of the checks is in {log}", file=sys.stderr)
+    text, status = check_all(functools.partial(run, log), int(processes))
     path.write_text(text)
     print(f"{text}\nwritten to {path}")
     return status

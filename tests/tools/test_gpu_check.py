@@ -25,12 +25,14 @@ class Machine:
         name = command[-1]
         self.workers |= {part for part in command if part.startswith("--num")}
         if "pytest" in command:
-            name = {check.tests: check.name for check in _SUITE}[tuple(command[7:])]
+            name = {check.tests: check.name for check in _SUITE}[tuple(command[8:])]
         if name == "devices":
             found = [{"device_name": "H100", "compute_capability": [9, 0]}]
             return 0, "a warning\n" + json.dumps(found * self.count)
         self.ran.append(name)
-        return int(name in self.failing), f"noise\nsaid by {name}\n"
+        failed = name in self.failing
+        failures = f"FAILED by {name}\n" if failed else ""
+        return int(failed), f"noise\n{failures}said by {name}\n"
 
 
 _SUITE = [check for check in gpu_check.CHECKS if check.tests]
@@ -59,11 +61,12 @@ def test_what_lacks_gpus_is_marked_as_not_run(count: int) -> None:
 
 
 def test_a_failure_fails_the_whole_and_the_rest_is_run() -> None:
-    machine = Machine(2, failing=("tests/step", "prefetch"))
+    machine = Machine(2, failing=("tests", "prefetch"))
     text, status = gpu_check.check_all(machine.run)
     assert status == 1 and machine.ran == _ALL
     assert _statuses(text)["prefetch"] == "failed" and "said by prefetch" in text
     assert _statuses(text)["nccl"] == "passed"
+    assert text.endswith("## Failures\n\n- FAILED by prefetch\n- FAILED by tests\n")
 
 
 @pytest.mark.parametrize("answer", [(1, "[{}]"), (0, ""), (0, "no JSON"), (0, "{}")])
@@ -86,7 +89,7 @@ def test_each_check_of_the_suite_has_tests() -> None:
 def test_the_report_is_written_and_status_is_0_without_gpus(
     monkeypatch, tmp_path, capsys
 ) -> None:
-    monkeypatch.setattr(gpu_check, "run", Machine(0).run)
+    monkeypatch.setattr(gpu_check, "run", lambda log, command: Machine(0).run(command))
     path = tmp_path / "report.md"
     assert gpu_check.main([str(path)]) == 0
     assert path.read_text() in capsys.readouterr().out
@@ -97,7 +100,14 @@ def test_tests_may_run_in_several_processes() -> None:
     gpu_check.check_all(machine.run, processes=3)
     assert machine.workers == {"--numprocesses=3"}
     gpu_check.check_all(machine.run)
-    assert machine.workers == {"--numprocesses=3", "--numprocesses=0"}
+    assert machine.workers == {"--numprocesses=3", "--numprocesses=1"}
+
+
+def test_the_log_has_what_each_command_prints(tmp_path) -> None:
+    log = tmp_path / "report.log"
+    assert gpu_check.run(log, ["-c", "print('one')"]) == (0, "one\n")
+    assert gpu_check.run(log, ["-c", "print('two'); exit(3)"]) == (3, "two\n")
+    assert log.read_text() == "one\ntwo\n"
 
 
 _BAD = [["--all"], ["a.md", "b.md"], ["no/where/a.md"], ["--processes=0"]]
