@@ -137,7 +137,9 @@ def outcome(check: Check, gpus: int, run: Run, processes: int = 1) -> Outcome:
         status, printed = run(("-m", "tools.gpu_programs", check.name))
     lines = printed.strip().splitlines() or ["it printed nothing"]
     failures = tuple(line for line in lines if line.startswith(("FAILED ", "ERROR ")))
-    said = lines[-1].strip("= ")
+    # TensorFlow may write after the summary.
+    summaries = [line for line in lines if check.tests and line.startswith("=")]
+    said = (summaries or lines)[-1].strip("= ")
     return Outcome(check, FAILED if status else PASSED, said, failures)
 
 

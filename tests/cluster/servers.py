@@ -24,7 +24,8 @@ def environment(**more: str) -> dict[str, str]:
         if not name.startswith(("TF_", "SLURM_", "OMPI_", "REPLICATOR_CLUSTER"))
     }
     quiet = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return {**inherited, **quiet, "PYTHONPATH": str(ROOT), **more}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**inherited, **quiet, "PYTHONPATH": path, **more}
 
 
 def start(*flags: str, **options: Any) -> subprocess.Popen[str]:

@@ -103,6 +103,16 @@ def test_tests_may_run_in_several_processes() -> None:
     assert machine.workers == {"--numprocesses=3", "--numprocesses=1"}
 
 
+def test_a_tests_outcome_is_its_summary() -> None:
+    printed = (
+        "FAILED tests/a.py::b\n=== 1 failed, 2 passed in 1s ===\nTensorFlow ends\n"
+    )
+    (tests,) = _SUITE
+    outcome = gpu_check.outcome(tests, 1, lambda command: (1, printed))
+    assert outcome.said == "1 failed, 2 passed in 1s"
+    assert outcome.failures == ("FAILED tests/a.py::b",)
+
+
 def test_the_log_has_what_each_command_prints(tmp_path) -> None:
     log = tmp_path / "report.log"
     assert gpu_check.run(log, ["-c", "print('one')"]) == (0, "one\n")
