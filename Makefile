@@ -15,7 +15,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style strategies resnet gan language-model pipeline tensor-parallel evolution learner test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly lint format docs docs-serve docs-check proto wheel test-matrix gpu-check bench bench-peers bench-hosts clean
+.PHONY: help digits keras-fit torch-style strategies resnet gan language-model pipeline tensor-parallel evolution learner test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly long lint format docs docs-serve docs-check proto wheel test-matrix gpu-check bench bench-peers bench-hosts clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -39,6 +39,7 @@ help:
 	@echo "                 what needs root: hosts that are network namespaces"
 	@echo "make test-clients  train other libraries' models, in an environment of their own"
 	@echo "make test-nightly  run the fast tests with pre-releases of TensorFlow and Keras"
+	@echo "make long     run each of these long targets that has not run on this commit"
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and fix what ruff can fix"
 	@echo "make docs     build the documentation site, and run the programs in it"
@@ -93,18 +94,23 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow or gate"
 
+# TESTS=tests/launch runs the slow tests there.
+TESTS ?=
 test-long: $(VENV)/.test
-	$(BIN)/python -m pytest $(PARALLEL) --timeout=3600 --hypothesis-profile=default -m slow
+	$(BIN)/python -m pytest $(PARALLEL) --timeout=3600 --hypothesis-profile=default \
+		-m slow $(TESTS)
 
 coverage: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term
 
-# What Replicator computes does not depend on how; OPTIONS="build=clone" runs one only.
+# What Replicator computes does not depend on how; OPTIONS="build=clone" runs one only,
+# PART=3/10 a tenth of the tests.
+PART ?= 0/1
 OPTIONS ?= variables=mirrored variables=sharded fusion=False factors=False kernels=False \
 	build=clone algorithm=hub algorithm=shuffled algorithm=tree algorithm=ring steps_per_call=True
 test-options: $(VENV)/.test
 	for option in $(OPTIONS); do \
-		$(BIN)/python -m pytest --numprocesses=auto --with $$option || exit; done
+		$(BIN)/python -m pytest $(PARALLEL) --part $(PART) --with $$option || exit; done
 
 # What a TensorFlow may lack, and only makes Replicator faster, is off.
 test-plain: $(VENV)/.test
@@ -144,6 +150,12 @@ test-nightly:
 	$(NIGHTLY)/bin/python -c 'import keras, tensorflow; \
 		print("TensorFlow", tensorflow.__version__, "Keras", keras.__version__)'
 	$(NIGHTLY)/bin/python -m pytest $(PARALLEL) -m "not slow"
+
+# All of the long targets that have no row of this commit in tests/RUNS.md, one after
+# another; can be interrupted. LONG="test-v1 docs-check" repeats these.
+LONG ?=
+long: $(VENV)/.test
+	$(BIN)/python -m tools.long_runs $(LONG)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet
@@ -205,7 +217,7 @@ bench-hosts: $(VENV)/.bench $(PEERS)/.peers
 	$(BIN)/python -m benchmarks.report $(BENCH)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) $(PROTO) build dist .venv-matrix gpu-report.* docs/_build docs/reference/api *.egg-info htmlcov .coverage .coverage.*
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NIGHTLY) $(PROTO) build dist .venv-matrix .long gpu-report.* docs/_build docs/reference/api *.egg-info htmlcov .coverage .coverage.*
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -63,6 +63,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "the seed is the date unless it is given",
     )
     parser.addoption(
+        "--part",
+        metavar="K/N",
+        default="0/1",
+        help="only each n-th test, e.g. 3/10; the parts 0/10 to 9/10 are all tests",
+    )
+    parser.addoption(
         "--hosts",
         action="store_true",
         help="on devices of two servers, which are processes of their own",
@@ -138,7 +144,8 @@ def pytest_collection_modifyitems(
         gpus.mark(items)
     chosen = config.getoption("--with")
     sample = config.getoption("--sample")
-    options = sampling.draw(sample, items) if sample else {item: [] for item in items}
+    part = sampling.part(config.getoption("--part"), items)
+    options = sampling.draw(sample, part) if sample else {item: [] for item in part}
     for item, more in options.items():
         item.stash[_OPTIONS] = [*chosen, *more]
     left_out = [item for item in items if item not in options]

@@ -161,3 +161,10 @@ def test_listed_tests_exist() -> None:
             assert f"def {function.split('::')[-1]}(" in (root / file).read_text(), (
                 entry
             )
+
+
+def test_each_test_is_in_one_part() -> None:
+    items = [_Item(f"tests/test_x.py::test[{n}]", None) for n in range(100)]
+    parts = [sampling.part(f"{k}/10", items) for k in range(10)]
+    assert sorted(sum(parts, []), key=items.index) == items
+    assert all(parts)
