@@ -74,16 +74,17 @@ def _homes(
         world: See `nbytes`.
         pruned: See `nbytes`.
     """
-    captures = {}  # looked up: to capture a handle anew would change the graph
-    if graph.building_function:
+    in_function, captures = graph.building_function, {}
+    if in_function:  # looked up: to capture a handle anew would change the graph
         captures = {id(outside): inside for outside, inside in graph.captures}
     homes: dict[Any, str] = {}
     for variable in variables:
         if variable.placement.owner is None or variable.placement.has_copies:
             continue
         handle = variable.storage.first.handle
-        inside = captures.get(id(handle), handle)
-        if inside.graph is graph:  # else the top level does not use it
+        inside = captures.get(id(handle)) if in_function else handle
+        # The top level may not use it: nothing does, or only inner functions do.
+        if inside is not None and inside.graph is graph:
             home = variable.placement.device(world)
             homes.update((x.ref(), home) for x in _reads(inside, pruned))
     return homes

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import io
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -141,3 +143,44 @@ def test_a_size_that_is_unknown() -> None:
 
         repl.run(step_fn)
         assert repl.plan.pulled is None
+
+
+class _Late(tf.Module):
+    """Creates its variables when first called, and then uses one of them."""
+
+    used: Any = None
+
+    def __call__(self) -> tf.Tensor:
+        if self.used is None:
+            self.unused = [tf.Variable(tf.ones([3])) for _ in range(3)]
+            self.used = tf.Variable(tf.ones([4]))
+        return self.used.read_value()
+
+
+@pytest.mark.parametrize("variables", ["auto", "sharded"])
+def test_a_step_creates_and_restores_variables_that_it_does_not_use(
+    variables: Any, tmp_path: pathlib.Path
+) -> None:
+    saved = _Late()
+    saved()
+    saved.used.assign(tf.fill([4], 2.0))
+    path = tf.train.Checkpoint(module=saved).save(str(tmp_path / "ckpt"))
+    restored = _Late()
+    status = tf.train.Checkpoint(module=restored).restore(path)
+    repl = replicator.Replicator(["CPU:0", "CPU:1"], variables=variables)
+    for value in repl.run(restored):
+        np.testing.assert_array_equal(value, [2.0] * 4)
+    status.assert_existing_objects_matched()
+
+
+@pytest.mark.parametrize("variables", ["auto", "sharded"])
+def test_a_variable_is_read_while_a_step_is_built_and_not_in_it(variables: Any) -> None:
+    repl = replicator.Replicator(["CPU:0", "CPU:1"], variables=variables)
+    with repl.context():
+        v = tf.Variable(tf.ones([3]))
+
+    def step_fn() -> Any:
+        with tf.init_scope():
+            return repl.replica_id + v.numpy()[0]
+
+    assert [float(x) for x in repl.run(step_fn)] == [1, 2]
