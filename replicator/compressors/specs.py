@@ -89,6 +89,8 @@ def text(compressor: Compressor | None) -> str:
         if isinstance(value, Compressor):
             options.append(text(value))
         elif value != field.default:
+            if not isinstance(value, int):  # a float, or a number of NumPy's
+                value = float(value)
             options.append(f"{field.name}={value!r}")
     name = names[type(compressor)]
     return f"{name}({', '.join(options)})" if options else name

@@ -18,6 +18,7 @@ from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 
 from replicator import errors
+from replicator.compressors import specs
 from replicator.strategy import strategy_pb2
 from replicator.strategy.nodes import (
     SPECS,
@@ -207,6 +208,8 @@ def _to_message(strategy: Any) -> Any:
             fields = {k: v for k, v in vars(trial).items() if v is not None}
             message.trials.add(**fields)
         return message
+    except errors.StrategyError:
+        raise
     except (ValueError, TypeError) as problem:
         raise error(
             f"a strategy cannot be written: {errors.told(problem)}.",
@@ -222,12 +225,12 @@ def _fill(message: Any, node: Node) -> None:
         ps = message.PSSynchronizer
         ps.reduction_destination = how.reduction_destination
         ps.local_replication, ps.sync = how.local_replication, how.sync
-        ps.staleness, ps.compressor = how.staleness, str(how.compressor)
+        ps.staleness, ps.compressor = how.staleness, _compressor(node, how)
     elif how is not None:
         ar = message.AllReduceSynchronizer
         ar.SetInParent()
         ar.spec, ar.group = SPECS.index(how.spec), how.group
-        ar.compressor = str(how.compressor)
+        ar.compressor = _compressor(node, how)
     message.partitioner = node.partitioner
     for part in node.parts:
         _fill(message.part_config.add(), part)
@@ -239,6 +242,17 @@ def _fill(message: Any, node: Node) -> None:
         message.bytes_per_step = node.sent
     if node.seconds is not None:
         message.seconds = node.seconds
+
+
+def _compressor(node: Node, how: Synchronizer) -> str:
+    """Returns the text of a compressor; raises StrategyError if it has none."""
+    if isinstance(how.compressor, str):
+        return how.compressor
+    try:
+        return specs.text(specs.compressor("its node", how.compressor))
+    except errors.ArgumentError as problem:
+        claim = f"the strategy of variable {node.name} cannot be written"
+        raise errors.StrategyError(errors.compose_behind(claim, problem)) from None
 
 
 def _node(message: Any) -> Node:

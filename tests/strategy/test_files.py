@@ -8,12 +8,15 @@ import re
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
+import tensorflow as tf
 import yaml
 from google.protobuf import text_format
 from hypothesis import strategies as st
 
 import replicator
+from replicator import compressors
 from replicator.strategy import (
     AllReduceSynchronizer,
     Node,
@@ -21,6 +24,7 @@ from replicator.strategy import (
     Strategy,
     strategy_pb2,
 )
+from tests import helpers
 from tests.strategy import drawn
 
 _QUICK = hypothesis.settings(max_examples=60, deadline=None)
@@ -62,6 +66,49 @@ def test_all_forms_hold_all_of_a_strategy(made: Strategy) -> None:
     _same(Strategy.from_text(made.to_text()), made)
     _same(Strategy.from_json(made.to_json()), made)
     assert made.id in str(made)
+
+
+_COMPRESSORS = [
+    compressors.PowerSGD(rank=2),
+    compressors.ErrorFeedback(compressors.TopK(np.float32(0.25))),
+    compressors.BF16(),
+]
+
+
+@pytest.mark.parametrize("compressor", _COMPRESSORS, ids=compressors.text)
+def test_compressors_are_saved_as_texts(
+    compressor: compressors.Compressor, tmp_path: pathlib.Path
+) -> None:
+    parts = [PSSynchronizer("CPU:0", compressor=compressor)] * 2
+    made = Strategy(
+        (
+            Node("kernel", AllReduceSynchronizer(compressor=compressor)),
+            Node.in_parts("table", 0, [1, 1], parts),
+        )
+    )
+    made.save(tmp_path / "strategy.json")
+    loaded = Strategy.load(tmp_path / "strategy.json")
+    for node in (loaded.nodes[0], *loaded.nodes[1].parts):
+        assert node.synchronizer is not None
+        assert compressors.parse(node.synchronizer.compressor) == compressor
+    repl = helpers.make(2, variables="mirrored", strategy=loaded)
+    with repl.context():
+        variables = [tf.Variable(tf.ones([2, 2]), name=n) for n in ("kernel", "table")]
+    assert len(repl.strategy.nodes) == len(variables)
+
+
+def test_a_user_s_compressor_has_no_text(tmp_path: pathlib.Path) -> None:
+    class Halves(compressors.Compressor):
+        pass
+
+    for compressor in (Halves(), compressors.ErrorFeedback(Halves())):
+        how = AllReduceSynchronizer(compressor=compressor)
+        with pytest.raises(
+            replicator.StrategyError,
+            match="(?s)variable w cannot be written, but .*Halves.*Fix: use one of",
+        ):
+            Strategy((Node("w", how),)).save(tmp_path / "strategy.pb")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_strategy_of_autodist_s_fields_is_read() -> None:
