@@ -19,13 +19,31 @@ class Later(BaseException):
 
 
 class Asked(VariableFacts):
-    """Facts of a variable to be created: reading an unknown one raises Later."""
+    """Facts of a variable to be created: reading an unknown one raises Later.
+
+    Printing, comparing and hashing ask for nothing: a builder that logs its variables
+    decides as it would without the log.
+    """
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if name == "sparse" and value is None:
             raise Later
         return value
+
+    @property
+    def known(self) -> VariableFacts:
+        """The same facts, None where they are unknown."""
+        return VariableFacts(**vars(self))
+
+    def __repr__(self) -> str:
+        return repr(self.known)
+
+    def __eq__(self, other: object) -> bool:
+        return self.known == (other.known if isinstance(other, Asked) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.known)
 
 
 class Live:

@@ -49,8 +49,8 @@ def follow(factory: VariableFactory, variable: Any, chosen: Chosen) -> bool:
             variable,
             chosen,
             "created whole",
-            "set the builder's attribute may_divide to True, or let it decide where "
-            "variables are created.",
+            "set the builder's attribute may_divide to True; or let it decide where "
+            "variables are created, from one variable at a time and without `sparse`.",
         )
     if moves:
         _check(variable, chosen, storage)

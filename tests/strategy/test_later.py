@@ -329,6 +329,24 @@ def test_a_builder_that_divides_later_says_so() -> None:
         repl.run(step_fn)
 
 
+def test_printing_facts_does_not_postpone_a_decision() -> None:
+    class Logging(replicator.strategy.PartitionedPS):
+        def nodes(self, variables: Any, resources: Any) -> Any:
+            def logged() -> Any:
+                for facts in variables:
+                    lines.append(f"{facts} {resources}")
+                    yield facts
+
+            yield from super().nodes(logged(), resources)
+
+    lines: list[str] = []
+    repl = helpers.make(2, strategy=Logging())
+    with repl.context():
+        table = tf.Variable(tf.ones([4, 2]), name="table")
+    assert len(table.parts) == 2
+    assert "'table'" in lines[0] and "sparse=None" in lines[0]
+
+
 def test_what_was_built_before_keeps_parts_where_they_are() -> None:
     repl = helpers.make(2, variables="mirrored", strategy=RandomAxisPartitionAR())
     with repl.context():

@@ -83,3 +83,10 @@ def test_known_facts_are_read_as_they_are() -> None:
     assert VariableFacts("v", (4, 2), "float32").sparse is None
     with pytest.raises(live.Later):
         _ = facts.sparse
+
+
+def test_printing_and_comparing_facts_ask_for_nothing() -> None:
+    facts, plain = _asked("v", None), VariableFacts("v", (4, 2), "float32", nbytes=32)
+    assert repr(facts) == str(facts) == repr(plain)
+    assert facts == plain and facts == _asked("v", None) and facts != _asked("w", None)
+    assert facts in {plain} and facts != 1
