@@ -53,7 +53,21 @@ class Clock:
         Args:
             run: Runs the step.
             steps: The number of steps that one call runs.
+
+        Raises:
+            ArgumentError: One call alone would exceed the staleness bound.
         """
+        if self.staleness is not None and steps > self.staleness:
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"steps_per_call={steps} is more than the staleness of "
+                    f"{self.staleness}: a single call would put this program further "
+                    "ahead of the others.",
+                    [f"at {errors.user_line()}"],
+                    f"pass steps_per_call={self.staleness} or less; or use "
+                    f"PS(staleness={steps}).",
+                )
+            )
 
         def call() -> Any:
             self.begin(steps)
@@ -107,9 +121,7 @@ class Clock:
         live_steps = table[STEPS][
             np.isin(table[STATES], (boards.ABSENT, boards.PRESENT))
         ]
-        return bool(
-            own_steps - live_steps.min(initial=own_steps) > max(self.staleness, steps)
-        )
+        return bool(own_steps - live_steps.min(initial=own_steps) > self.staleness)
 
     def _read(self) -> np.ndarray:
         table = self._board.read()

@@ -27,26 +27,29 @@ def _clocks(table: Table, staleness: int | None) -> list[Clock]:
 @given(
     count=st.integers(1, 5),
     staleness=st.integers(1, 4),
+    steps=st.lists(st.integers(1, 4), min_size=5, max_size=5),
     turns=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 30)), max_size=60),
 )
 def test_the_bound_is_never_passed_and_somebody_may_always_go_on(
-    count: int, staleness: int, turns: list[tuple[int, int]]
+    count: int, staleness: int, steps: list[int], turns: list[tuple[int, int]]
 ) -> None:
     table = Table(count)
     clocks = _clocks(table, staleness)
+    per_call = [min(number, staleness) for number in steps[:count]]
     for n, what in turns:
         n %= count
         states = table.numbers[STATES]
         if what == 0 and (states == PRESENT).sum() > 1:
             states[n] = ENDED  # or lost: both block nobody
         present = np.flatnonzero(states == PRESENT)
-        free = [m for m in present if not clocks[m]._is_early(table.numbers, 1)]
+        free = [
+            m for m in present if not clocks[m]._is_early(table.numbers, per_call[m])
+        ]
         assert free, "the slowest is never early"
         if n in free:
-            clocks[n].begin(1)
-            clocks[n].done(1)
-        steps = table.numbers[STEPS, present]
-        assert steps.max() - steps.min() <= staleness
+            clocks[n].counted(lambda: None, per_call[n])()
+        done = table.numbers[STEPS, present]
+        assert done.max() - done.min() <= staleness
 
 
 def test_the_bound_is_reached() -> None:
@@ -61,12 +64,19 @@ def test_the_bound_is_reached() -> None:
     assert not fast._is_early(table.numbers, 1)
 
 
-def test_several_steps_in_one_call_wait_for_no_more_than_all_others() -> None:
+def test_steps_of_one_call_may_not_exceed_the_bound() -> None:
     table = Table(2)
-    fast, _ = _clocks(table, 1)
-    fast.begin(5)  # otherwise it could never begin
-    fast.done(5)
-    assert fast._is_early(table.numbers, 5)
+    fast, _ = _clocks(table, 4)
+    with pytest.raises(
+        errors.ArgumentError,
+        match=r"steps_per_call=5 is more than the staleness of 4(.|\n)*test_clock.py"
+        r"(.|\n)*Fix: pass steps_per_call=4 or less; or use PS\(staleness=5\)",
+    ):
+        fast.counted(lambda: None, 5)
+    fast.counted(lambda: None, 3)()
+    assert not fast._is_early(table.numbers, 1)
+    assert fast._is_early(table.numbers, 3), "3 more would be 6 ahead"
+    _clocks(table, None)[0].counted(lambda: None, 5)()
 
 
 def test_without_a_bound_nobody_waits() -> None:
