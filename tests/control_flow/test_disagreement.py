@@ -212,18 +212,21 @@ PAIRS: list[tuple[Callable[..., Any], Callable[..., Any], str]] = [
     (
         _a_conditional,
         _another_branch,
-        rf"(?s)replica \d makes a call at a place .* in another branch.*{LINE}",
+        rf"(?s)replica \d makes a call at a place .* in another branch.*{LINE}\n"
+        rf".*{LINE}",
     ),
     (
         _a_loop,
         _a_condition,
-        rf"(?s)replica \d makes a call at a place .* in another branch.*{LINE}",
+        rf"(?s)replica \d makes a call at a place .* in another branch.*{LINE}\n"
+        rf".*{LINE}",
     ),
     (
         _conditionals(2),
         _conditionals(1, 1),
         rf"(?s)replica 1 makes in two conditionals the calls that another .* in one\."
-        rf".*a conditional \(.*\) with {LINE}.*a conditional \(.*\) with {LINE}",
+        rf".*a conditional \(.*\) with {LINE}.*a conditional \(.*\) with {LINE}"
+        rf".*replica 0 .*a conditional \(.*\) with {LINE}",
     ),
     (_conditionals(2), _conditionals(1), "call 1 of replica 0 has no partner"),
 ]

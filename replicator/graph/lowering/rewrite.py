@@ -68,6 +68,7 @@ class Target:
         lowered: The communications lowered so far.
         pruned: The ops that only removed writes would have used, and these writes.
         ways: The channels to replicas built by other processes; None if there are none.
+        calls: All calls of the local replicas, on any level; for messages.
     """
 
     world: World
@@ -81,6 +82,7 @@ class Target:
     lowered: list[_Lowered] = dataclasses.field(default_factory=list)
     pruned: set[tf.Operation] = dataclasses.field(default_factory=set)
     ways: crossing.Ways | None = None
+    calls: list[Call] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +209,9 @@ def _rewrite_level(
         control_flow.find_sites(ops, r, target.handles)
         for ops, r in zip(replicas, replica_ids, strict=True)
     ]
-    nodes = match.pair(sites, target.world.local)
+    if not place.path:
+        target.calls.extend(c for own in sites for site in own for c in site.calls)
+    nodes = match.pair(sites, target.world.local, target.calls)
     for ops, replica_sites in zip(replicas, sites, strict=True):
         fence.put_up(ops, replica_sites, target.initializers, target.flow)
     deadlock.check(nodes, sites, replicas)

@@ -253,7 +253,7 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
             partners.setdefault(call.key, {})[r] = call
     _check_paths(partners, paths)
     stops = _all_stops(world, reports, calls)
-    nodes = match.pair(stops)
+    nodes = match.pair(stops, calls=[c for own in calls for c in own])
     if not deadlock.one_order(nodes, stops):
         _check_circles(peers, world, told, stops, nodes)
     depths = {
@@ -326,11 +326,14 @@ def _check_paths(
         first, *others = calls
         for r in others:
             if paths[key][r] != paths[key][first]:
+                shown = [_shown(paths[key][replica]) for replica in (first, r)]
+                if shown[0] == shown[1]:  # in another branch, say
+                    shown = [f"in {paths[key][replica][1:]}" for replica in (first, r)]
                 raise errors.MismatchError(
                     errors.compose(
                         "the replicas communicate at different places in the control "
-                        f"flow: {_shown(paths[key][first])} on replica {first}, "
-                        f"{_shown(paths[key][r])} on replica {r}.",
+                        f"flow: {shown[0]} on replica {first}, {shown[1]} on replica "
+                        f"{r}.",
                         [calls[first].site(), calls[r].site()],
                         _SAME_PLACES,
                     )

@@ -10,7 +10,7 @@ partner that never arrives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import tensorflow as tf
@@ -160,29 +160,10 @@ def _check_alike(first: Call, other: Call) -> None:
                 if first.pairs_as != other.pairs_as
                 else _ONE_SHAPE
                 if first.writes and first.writes == other.writes
-                else f"{_join_along(first, other)}make the calls the same on all "
+                else f"{near_misses.axis(first, other)}make the calls the same on all "
                 "replicas.",
             )
         )
-
-
-def _join_along(first: Call, other: Call) -> str:
-    """Suggests the axis along which the calls would pair, if there is one."""
-    if not first.facts.joins or {**first.options, **other.options}["axis"] is not None:
-        return ""
-    axes = set()
-    for first_value, other_value in zip(first.operands, other.operands, strict=False):
-        if (
-            first_value.shape is None
-            or other_value.shape is None
-            or len(first_value.shape) != len(other_value.shape)
-        ):
-            return ""
-        sizes = enumerate(zip(first_value.shape, other_value.shape, strict=True))
-        axes |= {k for k, (a, b) in sizes if None not in (a, b) and a != b}
-    if len(axes) != 1:
-        return ""
-    return f"pass axis={axes.pop()}, along which sizes may differ; or "
 
 
 def _difference(first: Call, other: Call) -> str:
@@ -247,12 +228,8 @@ def _raise_missing(
     inside: Sequence[str],
 ) -> None:
     """Reports a call without a partner, and what the others of its group call."""
-    sites = [extra.site()]
-    for replica_id in extra.group:
-        channel_calls = [c for c in calls[replica_id] if c.channel == extra.channel]
-        last = f", the last one: {channel_calls[-1]}" if channel_calls else ""
-        sites.append(f"replica {replica_id}: {len(channel_calls)} calls{last}")
     near = near_misses.find(calls, extra, alone)
+    sites = [extra.site(), *near_misses.by_replica(calls, extra, alone, near)]
     sites += [
         f"with a different {' and '.join(differences)}: {c.site()}"
         for differences, c in near
@@ -296,7 +273,9 @@ def _sent_inside(
 
 
 def pair(
-    sites: Sequence[Sequence[S]], local: Sequence[int] | None = None
+    sites: Sequence[Sequence[S]],
+    local: Sequence[int] | None = None,
+    calls: Iterable[Call] = (),
 ) -> list[tuple[S, ...]]:
     """Groups the ops of one graph level that are merged into one.
 
@@ -307,6 +286,7 @@ def pair(
     Args:
         sites: `sites[n]` are one replica's communicating ops on this level, in order.
         local: The replicas built in this process; by default, all of each group.
+        calls: All calls of the step, on any level. Used in messages only.
 
     Returns:
         The groups, each in replica order; forward calls come before gradients.
@@ -331,7 +311,7 @@ def pair(
     nodes = {id(node): node for node in joined.values()}
     for node in nodes.values():
         node.sort(key=lambda site: site.replica_id)
-        _check_structure(node, local)
+        _check_structure(node, local, calls)
     return sorted(
         (tuple(node) for node in nodes.values()),
         key=lambda node: node[0].calls[0].depth,
@@ -347,25 +327,19 @@ def _join(joined: dict[int, list[S]], one: S, other: S) -> None:
             joined[id(site)] = whole
 
 
-def _check_structure(node: Sequence[S], local: Sequence[int] | None) -> None:
+def _check_structure(
+    node: Sequence[S], local: Sequence[int] | None, calls: Iterable[Call]
+) -> None:
     """Raises unless ops that share calls are of one construct, one per replica."""
     first = node[0]
     present = {site.replica_id for site in node}
     for site in node:
-        absent = {r for call in site.calls for r in call.group} - present
-        if local is not None:
-            absent &= set(local)
-        if absent:
-            who = ", ".join(map(str, sorted(absent)))
-            raise errors.MismatchError(
-                errors.compose(
-                    f"replica {site.replica_id} makes a call at a place in the control "
-                    f"flow where there is none of replica {who}: it is made in "
-                    "another branch there, or a function is called less often.",
-                    [site.site()],
-                    _SAME_PLACES,
-                )
-            )
+        for call in site.calls:
+            absent = set(call.group) - present
+            if local is not None:
+                absent &= set(local)
+            if absent:
+                raise _absent(site, call, sorted(absent), calls)
     for previous, site in zip(node, node[1:], strict=False):
         if site.construct != first.construct:
             problem = (
@@ -373,22 +347,39 @@ def _check_structure(node: Sequence[S], local: Sequence[int] | None) -> None:
                 f"{_described(first)} on replica {first.replica_id}, "
                 f"{_described(site)} on replica {site.replica_id}."
             )
-            other = site
+            involved = [first, site]
         elif site.replica_id == previous.replica_id:
             problem = (
                 f"replica {site.replica_id} makes in two {site.construct}s the calls "
                 "that another replica makes in one."
             )
-            first, other = previous, site
+            involved = [previous, site]
+            involved += [s for s in node if s.replica_id != site.replica_id][:1]
         else:
             continue
         raise errors.MismatchError(
-            errors.compose(
-                problem,
-                [first.site(), other.site()],
-                _SAME_PLACES,
-            )
+            errors.compose(problem, [s.site() for s in involved], _SAME_PLACES)
         )
+
+
+def _absent(
+    site: S, call: Call, absent: Sequence[int], calls: Iterable[Call]
+) -> errors.MismatchError:
+    """Returns the error for a call that other replicas make at another place."""
+    elsewhere = {
+        other.replica_id: other.site()
+        for other in calls
+        if other.key == call.key and other.replica_id in absent
+    }
+    return errors.MismatchError(
+        errors.compose(
+            f"replica {site.replica_id} makes a call at a place in the control flow "
+            f"where there is none of replica {', '.join(map(str, absent))}: it is made "
+            "in another branch there, or a function is called less often.",
+            [site.site(), *elsewhere.values()],
+            _SAME_PLACES,
+        )
+    )
 
 
 def _described(site: S) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds calls that were perhaps meant to pair but are addressed differently.
+"""Finds calls that were perhaps meant to pair but differ, by address or along an axis.
 
 Used for error messages only: a call without a partner often has one under another tag,
 in another group or on another replica.
@@ -37,6 +37,53 @@ def find(
         if near:
             return sorted(near, key=lambda entry: len(entry[0]))[:_NEAR]
     return []
+
+
+def by_replica(
+    calls: Sequence[Sequence[Call]],
+    extra: Call,
+    alone: Sequence[Call],
+    near: Sequence[tuple[tuple[str, ...], Call]],
+) -> list[str]:
+    """Says of each replica of a group how many of its calls it makes, and where.
+
+    Args:
+        calls: All calls of all replicas.
+        extra: The call of this group without a partner.
+        alone: All calls without partners.
+        near: What `find` has returned.
+    """
+    listed = {call.replica_id for _, call in near}
+    lines = []
+    for r in extra.group:
+        same = [c for c in calls[r] if c.channel == extra.channel]
+        others = [c for c in alone if c.replica_id == r] or calls[r]
+        text = ""
+        if same:
+            text = f", the last one: {same[-1]}"
+        elif others and r not in listed:
+            text = f", but {others[0]}"
+        lines.append(f"replica {r}: {len(same)} calls{text}")
+    return lines
+
+
+def axis(first: Call, other: Call) -> str:
+    """Suggests the axis along which the calls would pair, if there is one."""
+    if not first.facts.joins or {**first.options, **other.options}["axis"] is not None:
+        return ""
+    axes = set()
+    for first_value, other_value in zip(first.operands, other.operands, strict=False):
+        if (
+            first_value.shape is None
+            or other_value.shape is None
+            or len(first_value.shape) != len(other_value.shape)
+        ):
+            return ""
+        sizes = enumerate(zip(first_value.shape, other_value.shape, strict=True))
+        axes |= {k for k, (a, b) in sizes if None not in (a, b) and a != b}
+    if len(axes) != 1:
+        return ""
+    return f"pass axis={axes.pop()}, along which sizes may differ; or "
 
 
 def _differs_in(extra: Call, call: Call) -> tuple[str, ...]:

@@ -137,6 +137,10 @@ def test_different_places_in_the_control_flow_are_refused() -> None:
         assert isinstance(found, errors.MismatchError)
         for part in ("inside a conditional on replica 0", "the top level on replica 1"):
             assert part in str(found)
+    other_branch = own([call("0", 1)], {"0": "/function 0/conditional 0"})
+    for found in checked([0, 1], [inside, other_branch]):
+        for part in ("in conditional 1 on", "in function 0/conditional 0 on replica 1"):
+            assert part in str(found)
     alike = own([call("0", 1)], {"0": "/conditional 1"})
     assert all(
         isinstance(found, Elsewhere) for found in checked([0, 1], [inside, alike])

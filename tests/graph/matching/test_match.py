@@ -416,7 +416,7 @@ def test_one_loop_against_two_is_named() -> None:
     with pytest.raises(
         errors.MismatchError,
         match=r"(?s)^replica 1 makes in two loops the calls that another replica makes "
-        r"in one\..*<1: loop 0>\n.*<1: loop 1>\nFix: ",
+        r"in one\..*<1: loop 0>\n.*<1: loop 1>\n.*<0: loop 0 1>\nFix: ",
     ):
         match.pair(sites)
 
@@ -428,9 +428,11 @@ def test_a_call_whose_partners_stand_on_another_level_is_named(construct: str) -
     with pytest.raises(
         errors.MismatchError,
         match=r"(?s)^replica 0 makes a call .* where there is none of replica 1, 2: .*"
-        rf"another branch.*\n  <0: {construct} 3>\nFix: .*inside the same branches",
+        rf"another branch.*\n  <0: {construct} 3>\n  replica 2 .*train.py:9 in step_fn"
+        r"\nFix: .*inside the same branches",
     ):
-        match.pair(sites)
+        elsewhere = [call("3", 2, line="train.py:9 in step_fn"), call("2", 1)]
+        match.pair(sites, calls=elsewhere)
 
 
 def test_assigned_values_of_other_shapes_are_not_called_other_calls() -> None:

@@ -78,3 +78,18 @@ def test_a_call_in_another_group_is_named(paired: bool) -> None:
         r"step_fn\nFix: .*the same group; otherwise, let every replica",
     ):
         match.check(calls)
+
+
+@pytest.mark.parametrize("group", [(0, 1, 2), (1, 2)])
+def test_a_call_of_another_kind_and_group_is_named(group: tuple[int, ...]) -> None:
+    first = call("0,1:0", 0, group=(0, 1), line="train.py:4 in step_fn")
+    others = [
+        call("0", r, "all_gather", {}, group=group, line=f"train.py:{r} in step_fn")
+        for r in (1, 2)
+    ]
+    with pytest.raises(
+        errors.MismatchError,
+        match=r"(?s)of group \[0, 1\] of replica 0 has no partner.*train.py:4.*"
+        r"replica 1: 0 calls, but all_gather .*at train.py:1 in step_fn\nFix",
+    ):
+        match.check([[first], others[:1], others[1:]])
