@@ -103,6 +103,20 @@ def _orders(repl: Replicator, tried: Callable[[str, Callable[[], Any]], None]) -
         mine = tf.constant(repl.replica_id) > 0
         return tf.cond(mine, lambda: repl.all_reduce(one), lambda: one)
 
-    for step_fn in (circle, crossed, places, disagree):
+    inner = tf.function(circle)
+
+    def conditional_circle() -> Any:
+        return tf.cond(repl.all_reduce(one) > 0, circle, lambda: one)
+
+    def loop_circle() -> Any:
+        return tf.while_loop(
+            lambda k, _: k < 2, lambda k, _: (k + 1, circle()), (0, one)
+        )
+
+    def function_circle() -> Any:
+        return inner()
+
+    inside = (function_circle, conditional_circle, loop_circle)
+    for step_fn in (circle, *inside, crossed, places, disagree):
         tried(step_fn.__name__, lambda step_fn=step_fn: repl.run(step_fn))
     tried("right", lambda: repl.run(lambda: repl.all_reduce(one)))

@@ -32,6 +32,9 @@ def found(told: list[dict[str, Any]]) -> list[dict[str, list[str]]]:
         ("written outside", "MismatchError", ("holds variables", "host 1 (")),
         ("equal again", "", ()),
         ("circle", "DeadlockError", ("in a cycle", "replica 0", "replica 1")),
+        ("function_circle", "DeadlockError", ("in a cycle", "replica 0", "replica 1")),
+        ("conditional_circle", "DeadlockError", ("in a cycle", "proven.py")),
+        ("loop_circle", "DeadlockError", ("in a cycle", "proven.py")),
         ("crossed", "DeadlockError", ("in a cycle", "send source=0", "all_reduce")),
         ("places", "MismatchError", ("at the top level", "inside a conditional")),
         (

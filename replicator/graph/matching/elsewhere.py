@@ -9,8 +9,7 @@ as if it had built them all, and reaches the same result.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +20,7 @@ from replicator.costs import cost
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call, Placeholder
-from replicator.graph.matching import deadlock, factors, gradients, match
+from replicator.graph.matching import factors, gradients, levels, match
 from replicator.graph.matching.control_flow import CONSTRUCTS, Region
 from replicator.world import World
 
@@ -113,32 +112,6 @@ class Elsewhere:
         return tuple(sorted({self.world.processes[r] for r in replica_ids}))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stop:
-    """A communicating op at the top level, built by any process.
-
-    Attributes:
-        construct: The kind of op: a call, a conditional, a loop or a function.
-        replica_id: The replica that built it.
-        calls: All calls of the op, including those inside its functions.
-        text: Its description in messages.
-        op: Always None: the op may exist in another process only.
-    """
-
-    construct: str
-    replica_id: int
-    calls: tuple[Call, ...]
-    text: str
-    op: Any = None
-
-    def site(self) -> str:
-        """Returns the error message line that locates the op."""
-        return self.text
-
-    def __str__(self) -> str:
-        return self.text
-
-
 @dataclasses.dataclass(frozen=True)
 class Own:
     """What this process reports of one of its replicas.
@@ -146,17 +119,14 @@ class Own:
     Attributes:
         calls: The replica's calls, in order.
         paths: The control flow around each call, by its key.
-        stops: Its communicating ops: the construct, the keys of its calls, and its line
-            in messages.
-        waits: Returns which of these ops must wait for which, by index.
+        levels: Its communicating ops, on each level.
         factors: By call key, the operands that can be reduced by their factors.
         passes: The passes in which it takes gradients.
     """
 
     calls: list[Call]
     paths: dict[str, str]
-    stops: list[tuple[str, list[str], str]]
-    waits: Callable[[], list[tuple[int, int]]]
+    levels: list[levels.Level]
     factors: dict[str, dict[int, factors.Facts]]
     passes: gradients.Passes
 
@@ -174,11 +144,6 @@ def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> O
         for call in site.calls:
             calls.setdefault(call.key, call)
         _note_paths(site.op, "", paths)
-    stops = [
-        (site.construct, [call.key for call in site.calls], site.site())
-        for site in sites
-    ]
-    waits = functools.partial(deadlock.waits, sites, ops)
     operand_factors = {
         site.call.key: factors.facts(site.operands)
         for site in sites
@@ -187,7 +152,7 @@ def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> O
     own_calls = list(calls.values())
     differentiates = any(call.backward for call in own_calls)
     passes = gradients.passes(ops if differentiates else [])
-    return Own(own_calls, paths, stops, waits, operand_factors, passes)
+    return Own(own_calls, paths, levels.own(sites, ops), operand_factors, passes)
 
 
 def _note_paths(op: Any, path: str, paths: dict[str, str]) -> None:
@@ -228,7 +193,7 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
             ]
             for replica in told
         ],
-        "stops": [replica.stops for replica in told],
+        "levels": [[level.stops for level in replica.levels] for replica in told],
         "factors": [replica.factors for replica in told],
         "passes": [dataclasses.asdict(replica.passes) for replica in told],
     }
@@ -252,10 +217,8 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
         for call in replica_calls:
             partners.setdefault(call.key, {})[r] = call
     _check_paths(partners, paths)
-    stops = _all_stops(world, reports, calls)
-    nodes = match.pair(stops, calls=[c for own in calls for c in own])
-    if not deadlock.one_order(nodes, stops):
-        _check_circles(peers, world, told, stops, nodes)
+    reported = [report["levels"] for report in reports]
+    levels.check(peers, world, [replica.levels for replica in told], reported, calls)
     depths = {
         key: next(iter(by_replica.values())).count("/")
         for key, by_replica in paths.items()
@@ -264,23 +227,6 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
     return _numbered(
         peers, world, partners, depths, first, _all_factors(world, reports)
     )
-
-
-def _all_stops(
-    world: World, heard: Sequence[Any], calls: Sequence[Sequence[Call]]
-) -> list[list[Stop]]:
-    """Returns the communicating ops of all replicas, from the processes' reports."""
-    stops: list[list[Stop]] = []
-    waiting = [iter(report["stops"]) for report in heard]
-    for r, process in enumerate(world.processes):
-        by_key = {call.key: call for call in calls[r]}
-        stops.append(
-            [
-                Stop(construct, r, tuple(by_key[key] for key in keys), text)
-                for construct, keys, text in next(waiting[process])
-            ]
-        )
-    return stops
 
 
 def _all_factors(
@@ -297,26 +243,6 @@ def _all_factors(
         }
         for process in world.processes
     ]
-
-
-def _check_circles(
-    peers: Peers,
-    world: World,
-    told: Sequence[Own],
-    stops: Sequence[Sequence[Stop]],
-    nodes: Sequence[tuple[Stop, ...]],
-) -> None:
-    """Raises if replicas wait for one another in a cycle, on whichever hosts."""
-    reports = peers.exchange(
-        "orders its communication", [replica.waits() for replica in told]
-    )
-    waiting = [iter(report) for report in reports]
-    pairs = [
-        (stops[r][before], stops[r][after])
-        for r, process in enumerate(world.processes)
-        for before, after in next(waiting[process])
-    ]
-    deadlock.refuse(nodes, pairs)
 
 
 def _check_paths(

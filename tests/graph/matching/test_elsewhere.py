@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from replicator import errors
 from replicator.graph.ir.placeholder import Call, Value
-from replicator.graph.matching import elsewhere, gradients, match
+from replicator.graph.matching import elsewhere, gradients, levels, match
 from replicator.graph.matching.elsewhere import Elsewhere, Own
 from replicator.world import World
 from tests.cluster import as_threads
@@ -53,9 +53,9 @@ def own(
     waits: Sequence[tuple[int, int]] = (),
 ) -> Own:
     """Returns what is reported of a replica, whose calls are all at the top level."""
-    stops = [("call", [c.key], c.site()) for c in calls]
-    passes = gradients.Passes()
-    return Own(list(calls), paths or {}, stops, lambda: list(waits), {}, passes)
+    stops = [("call", [c.key], c.site(), []) for c in calls]
+    level = levels.Level(stops, lambda: list(waits))
+    return Own(list(calls), paths or {}, [level], {}, gradients.Passes())
 
 
 def checked(processes: Sequence[int], told: Sequence[Own]) -> list[Any]:
@@ -160,4 +160,23 @@ def test_circles_over_two_processes_are_refused(waits: bool) -> None:
         own([call("0", 2, group=everyone)]),
     ]
     for found in checked([0, 1, 1], told):
+        assert isinstance(found, errors.DeadlockError if waits else Elsewhere)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("waits", [True, False])
+def test_circles_inside_functions_are_refused(waits: bool, depth: int) -> None:
+    told = []
+    for r, process_order in enumerate([(0, 1), (1, 0)]):
+        calls = [call(f"{'0,1:' * n}0", r) for n in (0, 1)]
+        calls = [calls[n] for n in process_order]
+        replica = own(calls, {c.key: "/function 0" * depth for c in calls})
+        keys = [c.key for c in calls]
+        pairs = [(0, 1)] if waits else []
+        replica.levels[:] = [
+            levels.Level([("function", keys, f"replica {r}", [n + 1])], lambda: [])
+            for n in range(depth)
+        ] + [levels.Level(replica.levels[0].stops, lambda pairs=pairs: pairs)]
+        told.append(replica)
+    for found in checked([0, 1], told):
         assert isinstance(found, errors.DeadlockError if waits else Elsewhere)
