@@ -132,6 +132,8 @@ class _Lifeline:
                 for _ in range(_CUTS_AT_ONCE):
                     self._cut()
                     time.sleep(_CUTS)
+                    if ask(self._host, self._port, _CUTS) is None:
+                        break  # what the host does from now on must not be cut
 
     def _cut(self) -> None:
         with self._lock:

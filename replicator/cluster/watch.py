@@ -148,8 +148,8 @@ class Watcher(threading.Thread):
                 if self._ended.is_set():
                     return
                 cutting.cut(self.host.address)
-            if self._over(_CUTS):
-                return
+            if self._over(_CUTS) or waiting.ask(self.host.address, _CUTS) is None:
+                return  # what the host does from now on must not be cut
 
     def _over(self, seconds: float) -> bool:
         """Waits; returns whether the watcher is no longer needed."""

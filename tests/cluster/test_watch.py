@@ -83,6 +83,18 @@ def test_a_silent_host_is_named_and_cut_off_until_it_answers(server, watcher):
     assert "does not answer" in watcher.last
 
 
+def test_a_host_that_answers_again_is_not_cut_off(server, watcher):
+    server.silent = True
+    _until(lambda: watcher.problem is not None)  # it would cut ten times from now on
+    server.silent = False
+    time.sleep(0.3)  # for a cut that began before
+    with socket.create_connection(server.socket.getsockname()) as connection:
+        connection.settimeout(2.5 * _HEARTBEAT)
+        assert connection.recv(100) == _SETTINGS
+        with pytest.raises(TimeoutError):
+            connection.recv(1)  # b"" if it was cut
+
+
 def test_a_host_that_has_gone_is_named(server, watcher):
     server.socket.shutdown(socket.SHUT_RDWR)
     server.socket.close()
@@ -122,6 +134,24 @@ def test_neither_does_the_process_beside_it(server, ended):
                 connection.recv(1)
         else:
             assert connection.recv(1) == b""  # it was cut
+    beside.release()
+
+
+def test_neither_is_it_by_the_process_beside_it(server):
+    server.silent = True
+    beside = watch.Lifeline([description.Host("host-b", server.address)], _HEARTBEAT)
+    with socket.create_connection(server.socket.getsockname()) as connection:
+        beside.hand_over(0, server.address)
+        connection.settimeout(20.0)
+        assert connection.recv(1) == b""  # it was cut
+    server.silent = False
+    time.sleep(0.3)  # for a cut that began before
+    with socket.create_connection(server.socket.getsockname()) as connection:
+        beside.hand_over(0, server.address)
+        connection.settimeout(2.5 * _HEARTBEAT)
+        assert connection.recv(100) == _SETTINGS
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
     beside.release()
 
 
