@@ -52,6 +52,15 @@ def empty_constant(op: tf.Operation) -> None:
     op._set_attr("value", tf.compat.v1.AttrValue(tensor=empty))
 
 
+def place_alone(op: tf.Operation, device: str) -> None:
+    """Moves a built op to a device, away from the ops that it was created beside.
+
+    The public API places only new ops.
+    """
+    op._clear_attr("_class")
+    op._set_device(device)
+
+
 def replace(old: tf.Tensor, new: tf.Tensor) -> None:
     """Points all consumers of a tensor at another one; see `set_input`."""
     for consumer in old.consumers():

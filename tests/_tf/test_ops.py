@@ -154,3 +154,16 @@ def test_replace_rewires_all_consumers():
         _tf.replace(one, two)
         assert not one.consumers()
         assert shared.evaluate(total, graph) == 8.0
+
+
+def test_place_alone_moves_an_op_away_from_those_beside_it():
+    with tf.Graph().as_default() as graph:
+        with tf.device("CPU:0"):
+            one = tf.constant(1.0)
+        with graph.colocate_with(one.op):
+            two = tf.negative(one)
+        assert "_class" in two.op.node_def.attr
+        _tf.place_alone(two.op, "/device:CPU:1")
+        assert "_class" not in two.op.node_def.attr
+        assert two.device == "/device:CPU:1"
+        assert shared.evaluate(two, graph) == -1.0

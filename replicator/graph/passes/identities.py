@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes identities of resources, so that each resource is one tensor.
+"""Removes other names of resources, so that each resource is one tensor.
 
-A program may use a variable through `tf.identity(v.handle)`. The passes that order
-reads after writes, merge repeated reads and keep the owner's writes recognize a
+A program may use a variable through `tf.identity(v.handle)`, and `tf.gradients` asks
+for the shape of a variable that a loop used through the loop's output. The passes that
+order reads after writes, merge repeated reads and keep the owner's writes recognize a
 resource by its tensor. This one runs before them.
 """
 
@@ -15,6 +16,8 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.ir.kinds import SWITCHING
 
+_LOOPS = ("While", "StatelessWhile")
+
 
 def see_through(ops: Iterable[tf.Operation]) -> None:
     """Points the consumers of a resource's identity at the resource itself.
@@ -26,12 +29,29 @@ def see_through(ops: Iterable[tf.Operation]) -> None:
         ops: The ops of all replicas, in build order.
     """
     for op in ops:
+        if op.type in _LOOPS:
+            _see_through_loop(op)
         if not _is_removed(op):
             continue
         for consumer in op.outputs[0].consumers():
             _tf.add_control_inputs(consumer, op.control_inputs)
         _tf.replace(op.outputs[0], op.inputs[0])
         _tf.abandon([op])  # functions would take it for a write of the resource
+
+
+def _see_through_loop(loop: tf.Operation) -> None:
+    """Asks for the shapes of a loop's resources at the resources themselves.
+
+    A session places what asks with the loop, but asks on the device of the resource,
+    which is another one where the replica is not the owner.
+    """
+    for n, output in enumerate(loop.outputs):
+        if output.dtype != tf.resource:
+            continue
+        for consumer in output.consumers():
+            if consumer.type == "VariableShape":
+                _tf.set_input(consumer, 0, loop.inputs[n])
+                _tf.place_alone(consumer, loop.inputs[n].device)
 
 
 def seen_through(tensor: tf.Tensor) -> tf.Tensor:

@@ -76,3 +76,59 @@ def test_a_step_may_return_one(count: int, inside_function: bool) -> None:
 
     for value in tf.function(program)() if inside_function else program():
         np.testing.assert_array_equal(value, ONES)
+
+
+def _rows(variable: Any) -> tf.Tensor:
+    return tf.while_loop(
+        lambda t, total: t < 2,
+        lambda t, total: (t + 1, total + variable[t] ** 2),
+        [0, tf.constant(0.0)],
+    )[1]
+
+
+def _whole(variable: Any) -> tf.Tensor:
+    return tf.while_loop(
+        lambda t, total: t < 2,
+        lambda t, total: (t + 1, total + tf.reduce_sum(variable**2)),
+        [0, tf.constant(0.0)],
+    )[1]
+
+
+def _mapped(variable: Any) -> tf.Tensor:
+    return tf.map_fn(
+        lambda t: tf.gather(variable, t) ** 3,
+        tf.constant([0, 1]),
+        fn_output_signature=tf.float32,
+    )
+
+
+@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
+@pytest.mark.parametrize("loss", [_rows, _whole, _mapped])
+def test_gradients_of_loops_that_use_a_variable(
+    loss: Callable[[Any], Any], variables: str
+) -> None:
+    # tf.gradients asks for the variable's shape at the output of the loop.
+    repl = helpers.make(2, variables=variables)
+
+    def make() -> Any:
+        with repl.context():
+            variable = tf.Variable([1.0, 2.0])
+
+        def step_fn() -> Any:
+            first = tf.convert_to_tensor(tf.gradients(loss(variable), [variable])[0])
+            second = tf.gradients(tf.reduce_sum(first**2), [variable])[0]
+            return first, tf.convert_to_tensor(second)
+
+        return step_fn
+
+    def alone() -> Any:
+        variable = tf.Variable([1.0, 2.0])
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                value = loss(variable)
+            first = tf.convert_to_tensor(tape.gradient(value, variable))
+            squares = tf.reduce_sum(first**2)
+        return first, tf.convert_to_tensor(outer.gradient(squares, variable))
+
+    for got, want in zip(helpers.run("session", repl, make), alone(), strict=True):
+        np.testing.assert_allclose(np.stack(list(got)), [want, want], rtol=1e-6)
