@@ -40,7 +40,7 @@ def split(address: str) -> tuple[str, int | None]:
         port = port_text if colon else None
     if ":" in host or text.startswith("["):
         _check_ipv6(host, address)
-    elif not _NAME.fullmatch(host):
+    elif not (_NAME.fullmatch(host) and _is_resolvable(host)):
         raise ValueError(f"{address!r} is not an address: expected host:port")
     return host, None if port is None else _port(port, address)
 
@@ -117,6 +117,15 @@ def free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def _is_resolvable(host: str) -> bool:
+    """Whether Python can ask for a name, whose parts have 1 to 63 letters."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _port(text: str, address: str) -> int:

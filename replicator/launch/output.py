@@ -15,8 +15,13 @@ from replicator.launch.hosts import LaunchError
 _STYLES = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan")
 _LONGEST = 1 << 16  # bytes per line; longer lines are broken up
 _CHUNK = 1 << 16
+# TensorFlow's own lines: with a file of C++, from before absl's log is initialized (it
+# never is), or with a path in TensorFlow. A program's lines only begin like these.
 _INFORMATION = re.compile(
-    rb"I\d{4} \d|\d{4}-\d\d-\d\d \S+: I |WARNING: All log messages before absl::"
+    rb"I0000 00:00:[\d.]+ +\d+ [\w.-]+\.(cc|h|cu|c|cpp):\d+\] "
+    rb"|\d{4}-\d\d-\d\d [\d:.]+: I (tensorflow|external|xla)/\S+:\d+\] "
+    rb"|WARNING: All log messages before absl::InitializeLog\(\) is called are written "
+    rb"to STDERR\s*$"
 )
 
 
@@ -137,9 +142,10 @@ class Output:
 
 
 def is_information(line: bytes) -> bool:
-    """Whether a line is one of TensorFlow's log messages of level INFO.
+    """Whether a line is one of TensorFlow's own log messages of level INFO.
 
-    TensorFlow writes many on import, whatever TF_CPP_MIN_LOG_LEVEL says.
+    TensorFlow writes many on import, whatever TF_CPP_MIN_LOG_LEVEL says. Lines of
+    Python's absl, which users write, are not among them.
     """
     return bool(_INFORMATION.match(line))
 

@@ -215,13 +215,16 @@ def _asyncssh() -> Any:
 
 
 def _errors() -> tuple[type[BaseException], ...]:
-    return (_asyncssh().Error, OSError, TimeoutError)
+    # Python raises UnicodeError for names whose parts are empty or longer than 63.
+    return (_asyncssh().Error, OSError, TimeoutError, UnicodeError)
 
 
 def _told(error: BaseException) -> str:
     number = getattr(error, "errno", None)
     if isinstance(error, OSError) and isinstance(number, int) and number > 0:
         return os.strerror(number)
+    if isinstance(error, UnicodeError):
+        return "hosts have no such names, of which a part is empty or too long"
     return " ".join(str(error).split())[:_MOST_SAID] or type(error).__name__
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -173,3 +175,12 @@ def test_help_lists_all_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert raised.value.code == 0
     shown = capsys.readouterr().out
     assert all(f"--{name}" in shown for name in flags._FLAGS)
+
+
+def test_flags_are_checked_before_tensorflow_is_imported() -> None:
+    words = [sys.executable, "-X", "importtime", "-m", "replicator.launch", "--typo"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "replicator.launch: unrecognized arguments: --typo" in done.stderr
+    assert "tensorflow" not in done.stderr
+    assert "replicator.launch.flags" in done.stderr  # it does list what is imported

@@ -81,9 +81,21 @@ def test_elsewhere_there_are_none(
 @pytest.mark.parametrize(
     ("line", "is_one"),
     [
-        (b"I0000 00:00:1795398886.4 port.cc:153] oneDNN", True),
-        (b"2026-01-01 10:00:00.123: I tensorflow/core: x", True),
-        (b"WARNING: All log messages before absl::InitializeLog() is called", True),
+        (b"I0000 00:00:1795804177.834556    9925 port.cc:153] oneDNN", True),
+        (b"I0000 00:00:1795804177.8 12 cuda_executor.cc:1] x", True),
+        (b"2026-01-01 10:00:00.123456: I tensorflow/core/a.cc:31] x", True),
+        (b"2026-01-01 10:00:00.1: I external/local_xla/xla/a.cc:31] x", True),
+        (
+            b"WARNING: All log messages before absl::InitializeLog() is called are "
+            b"written to STDERR",
+            True,
+        ),
+        (b"I1127 18:26:40.123456 140212 train.py:12] epoch 3", False),  # of a user
+        (b"I0000 00:00:1795804177.8 12 train.py:1] x", False),
+        (b"I2026 4 of 5 are done", False),
+        (b"2026-01-01 10:00:00.123: I am here", False),
+        (b"2026-01-01 10:00:00.123: I train.cc:12] x", False),
+        (b"WARNING: All log messages before absl:: are mine", False),
         (b"E0000 00:00:1795398886.4 x.cc:52] failed", False),
         (b"2026-01-01 10:00:00.123: W tensorflow/core: x", False),
         (b"I say", False),

@@ -20,7 +20,7 @@ from replicator.launch import machines, ssh, sync
 from replicator.launch.flags import Job
 from replicator.launch.hosts import Host, LaunchError
 from tests.launch import sshd
-from tests.launch.stub import Place, wait_until
+from tests.launch.stub import Place
 
 _READY = "import os\nprint('ready', os.environ['REPLICATOR_CLUSTER'], flush=True)\n"
 _WAIT = _READY + "import signal\nsignal.pause()\n"
@@ -243,6 +243,15 @@ def test_unreachable_hosts_are_one_line(place: Place) -> None:
     assert "no-such-host.invalid: unreachable: " in _only(result.stderr)
 
 
+@pytest.mark.parametrize("name", ["a" * 250, "a..b"])
+def test_names_that_no_host_can_have_are_one_line(place: Place, name: str) -> None:
+    pytest.importorskip("asyncssh", reason="there is no asyncssh")
+    place.program(_READY)
+    result = place.launch(f"--hosts={name}", "--insecure", "train.py")
+    assert result.returncode == 255
+    assert f"{name}: unreachable: hosts have no such names" in _only(result.stderr)
+
+
 def test_exposed_servers_are_refused() -> None:
     class Far:
         host = Host("host-b")
@@ -318,7 +327,6 @@ def test_waits_for_a_server_over_ssh_no_longer_than_told(
     with place.start(
         *remote.flags, "--env=STUB=mute", "--start-timeout=3", "train.py"
     ) as started:
-        wait_until(lambda: place.processes("replicator.serve"))
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 1
     assert "127.0.0.2: not up after 3 seconds" in _only(stderr)
