@@ -150,13 +150,18 @@ class Checkpoint:
                 if stopping or self.step % every == 0 or self.step == total:
                     self.save()
                 if stopping:
+                    signals.clear()  # it is obeyed
                     logging.warning("SIGTERM: saved after %d steps.", self.step)
                     raise SystemExit(TERMINATED)
 
 
 @contextlib.contextmanager
 def _termination() -> Iterator[list[int]]:
-    """Yields a list to which each SIGTERM is appended; in the main thread only."""
+    """Yields a list to which each SIGTERM is appended; in the main thread only.
+
+    If it is not empty at the end of the block, as when a step has failed, SIGTERM is
+    sent again, to the previous handler: a program that is told to end must not go on.
+    """
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield signals  # Python allows only the main thread to set handlers
@@ -166,6 +171,8 @@ def _termination() -> Iterator[list[int]]:
         yield signals
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
+        if signals:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _check(objects: dict[str, Any], keep: Any) -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.cluster import checkpoints
+from replicator.cluster import checkpoints, connection
 from tests import forks, helpers
 from tests.cluster import servers
 
@@ -76,6 +77,50 @@ def test_sigterm_saves_and_ends(tmp_path):
     again = _Training(tmp_path, _dataset())
     assert again.checkpoint.step == 4  # the current step was finished
     assert float(again.v) == last
+
+
+@pytest.fixture
+def received():
+    """The SIGTERMs that the program's own handler received."""
+    numbers = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: numbers.append(number))
+    yield numbers
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("failure", [ValueError, None], ids=["raises", "leaves"])
+def test_sigterm_in_a_step_that_is_not_finished_is_the_programs(
+    tmp_path, received, failure
+):
+    checkpoint = replicator.Checkpoint(tmp_path, {"v": tf.Variable(1.0)})
+    try:
+        for _ in checkpoint.steps(20):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert received == []
+            if failure is None:
+                break
+            raise failure
+    except ValueError:
+        pass
+    assert received == [signal.SIGTERM]
+    assert checkpoint.latest is None
+
+
+def test_sigterm_while_hosts_are_lost_ends_the_program(tmp_path, received, monkeypatch):
+    checkpoint = replicator.Checkpoint(tmp_path, {"v": tf.Variable(1.0)})
+    counted = []
+
+    def train(cluster):
+        counted.append(len(received))
+        for _ in checkpoint.steps(20):
+            if len(counted) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise replicator.HostLostError("a host is lost")
+
+    cluster = types.SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(connection, "connect", lambda *_, **__: cluster)
+    replicator.resilient(train, ["a:1"])
+    assert counted == [0, 1]  # the default handler would have ended it here
 
 
 def test_other_threads_have_no_handler(tmp_path):
