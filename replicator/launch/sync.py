@@ -8,22 +8,37 @@ import io
 import os
 import pathlib
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 MOST_BYTES = 10 << 20  # per file, outside of git's working trees
+_MOST_NAMED = 5
+# Pythons before 3.11.4 have no filters; the archive is the launcher's own.
 _UNPACK = (
     "import os,sys,tarfile;os.makedirs(sys.argv[1],exist_ok=True);"
-    "tarfile.open(fileobj=sys.stdin.buffer,mode='r|gz')"
-    ".extractall(sys.argv[1],filter='data')"
+    "given={'filter':'data'} if hasattr(tarfile,'data_filter') else {};"
+    "tarfile.open(fileobj=sys.stdin.buffer,mode='r|gz').extractall(sys.argv[1],**given)"
 )
 
 
 async def choose(folder: str) -> tuple[list[str], str]:
     """Returns the files to copy, as paths in the folder, and a description of them.
 
-    In a working tree of git these are the files that git does not ignore; elsewhere,
-    all files below 10 MiB that are not hidden.
+    In a working tree of git, and in those within it, these are the files that git does
+    not ignore; elsewhere, all files below 10 MiB that are not hidden. Links to folders
+    are not followed. The description names what else is left out.
     """
+    names = await _in_git(folder)
+    files, left_out = _small(folder) if names is None else await _tree(folder, names)
+    which = "files below 10 MiB" if names is None else "files that git does not ignore"
+    if left_out:
+        more = len(left_out) - _MOST_NAMED
+        named = ", ".join(sorted(left_out)[:_MOST_NAMED])
+        which += f" (without {named}{f' and {more} more' if more > 0 else ''})"
+    return sorted(files), which
+
+
+async def _in_git(folder: str) -> list[str] | None:
+    """Returns what git does not ignore in a folder; None if it is not in git."""
     try:
         git = await asyncio.create_subprocess_exec(
             *("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"),
@@ -33,12 +48,30 @@ async def choose(folder: str) -> tuple[list[str], str]:
         )
         stdout, _ = await git.communicate()
     except FileNotFoundError:  # no git here
-        return _small(folder), "files below 10 MiB"
+        return None
     if git.returncode != 0:
-        return _small(folder), "files below 10 MiB"
-    names = sorted({os.fsdecode(name) for name in stdout.split(b"\0") if name})
-    files = [name for name in names if pathlib.Path(folder, name).is_file()]
-    return files, "files that git does not ignore"
+        return None
+    return sorted({os.fsdecode(name) for name in stdout.split(b"\0") if name})
+
+
+async def _tree(folder: str, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Returns the files among git's names, and what is neither a file nor gone.
+
+    Git names the folders of submodules and of other working trees, but not their files.
+    """
+    files: list[str] = []
+    left_out: list[str] = []
+    for name in names:
+        path = pathlib.Path(folder, name)
+        if path.is_file():
+            files.append(name)
+        elif path.is_symlink() or not (path / ".git").exists():
+            left_out += [name.rstrip("/")] if os.path.lexists(path) else []
+        else:
+            inner = await _tree(str(path), await _in_git(str(path)) or ())
+            for found, more in zip((files, left_out), inner, strict=True):
+                found += [os.path.join(name, other) for other in more]
+    return files, left_out
 
 
 def pack(folder: str, names: Iterable[str]) -> bytes:
@@ -57,14 +90,20 @@ def unpacker() -> str:
     return _UNPACK
 
 
-def _small(folder: str) -> list[str]:
-    return sorted(_walk(folder))
-
-
-def _walk(folder: str) -> Iterator[str]:
-    for root, folders, files in os.walk(folder):
+def _small(folder: str) -> tuple[list[str], list[str]]:
+    """Returns the small files that are not hidden, and the links to folders."""
+    files: list[str] = []
+    links: list[str] = []
+    for root, folders, names in os.walk(folder):
         folders[:] = [n for n in folders if n[0] != "." and n != "__pycache__"]
-        for name in files:
-            path = pathlib.Path(root, name)
-            if name[0] != "." and path.is_file() and path.stat().st_size < MOST_BYTES:
-                yield os.path.relpath(path, folder)
+        paths = [pathlib.Path(root, name) for name in (*folders, *names)]
+        links += [os.path.relpath(p, folder) for p in paths if _is_folder_link(p)]
+        for path in paths[len(folders) :]:
+            small = path.is_file() and path.stat().st_size < MOST_BYTES
+            if small and path.name[0] != ".":
+                files.append(os.path.relpath(path, folder))
+    return files, links
+
+
+def _is_folder_link(path: pathlib.Path) -> bool:
+    return path.is_symlink() and path.is_dir()
