@@ -47,8 +47,9 @@ class Running:
 
         Args:
             step_fn: Called once per device when the step is built; with its replica's
-                element if there are inputs, then with `args`. If it requires more
-                arguments than that, it gets the parts of the element, a tuple.
+                element if there are inputs, then with `args`. If the element is a tuple
+                and step_fn takes more arguments than that, apart from those with a
+                default that is not None, it gets the parts of the tuple.
             input_fn: The inputs of the step. A tf.data.Dataset, whose iterator
                 continues from call to call with the same object. Or a function, called
                 once per device, with an InputContext if it has a parameter, which
@@ -65,9 +66,9 @@ class Running:
                 loop inside the graph. For small steps that is faster than as many
                 calls, and otherwise the same.
             args: Further arguments of step_fn, for every replica: tensors, arrays,
-                numbers, and nests of them. Each replica gets its own value of a
-                PerReplica. They are fed at each call: new values do not build the step
-                again, unless their structure, dtypes or shapes differ.
+                numbers, and nests of them, which are never split. Each replica gets its
+                own value of a PerReplica. They are fed at each call: new values do not
+                build the step again, unless their structure, dtypes or shapes differ.
             remainder: What to do with a last round in which not every replica gets an
                 element. "drop": omit it. "pad": replicas without an element get a batch
                 of no examples, and means weigh the replicas as with "global_batch".

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
-from replicator import _tf, context
+from replicator import _tf, context, errors
 from replicator.graph.matching import numbering
 from replicator.graph.passes import identities, ties
 from replicator.inputs.shards import Shard
@@ -31,6 +32,31 @@ def pull_inputs(draft: Draft) -> None:
     with tf.name_scope("inputs"):
         draft.elements = None if draft.feed is None else draft.feed.pull()
         draft.further = draft.args()
+    if draft.several and draft.feed is not None and draft.feed.divides:
+        _warn_of_whole_args(draft)
+
+
+def _warn_of_whole_args(draft: Draft) -> None:
+    """Warns once if all replicas get all of an arg with a row for each example."""
+    total = tf.get_static_value(draft.elements[0].total)
+    for number, arg in enumerate(draft.further[0]):
+        for leaf in tf.nest.flatten(arg):
+            if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
+                continue
+            own = any(leaf.op.inputs[0] is tensor for tensor in draft.own_args)
+            if total is None or leaf.shape[0] != total or own:
+                continue
+            logging.log_first_n(
+                logging.WARNING,
+                "args[%d] at %s has %d rows, as many as the batch that is split has "
+                "examples, but each replica is given all of it. What belongs to the "
+                "examples must be part of the batch: repl.run(step_fn, (x, y), "
+                'input_mode="global_batch"), where step_fn(x, y) takes the parts.',
+                1,
+                number,
+                errors.user_line(),
+                total,
+            )
 
 
 def call_step_fn(draft: Draft) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import Parameter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from replicator.values import PerReplica
 
 INPUT_MODES = ("per_replica", "per_worker", "global_batch")
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def check(request: Request) -> None:
@@ -27,16 +29,29 @@ def check(request: Request) -> None:
             f"was given {errors.shown(request.step_fn)} as step_fn",
             "pass a function, which is called once per replica.",
         )
-    if request.by_value:
-        _check_values(request)
     if not arguments.is_choice(request.input_mode, INPUT_MODES):
+        if not isinstance(request.input_mode, str):
+            raise _misplaced("input_mode", request.input_mode, "a string")
         raise errors.InputError(
             errors.compose(
                 f"input_mode={errors.shown(request.input_mode)} is unknown.",
                 fix=f"input_mode is one of {', '.join(INPUT_MODES)}.",
             )
         )
+    if request.by_value:
+        _check_values(request)
+    if request.inputs is None and request.input_mode == "global_batch":
+        raise errors.InputError(
+            errors.compose(
+                'input_mode="global_batch" splits the elements of input_fn, and there '
+                "is none; of args, each replica gets all.",
+                fix="pass what is to be split as input_fn: repl.run(step_fn, (x, y), "
+                'input_mode="global_batch").',
+            )
+        )
     if not arguments.is_whole(request.steps_per_call, 1):
+        if not isinstance(request.steps_per_call, _PLAIN):
+            raise _misplaced("steps_per_call", request.steps_per_call, "a positive int")
         raise base.bad_argument(
             "run",
             f"was given steps_per_call={errors.shown(request.steps_per_call)}",
@@ -55,6 +70,18 @@ def check(request: Request) -> None:
             f"was given remainder={errors.shown(request.remainder)}",
             f"remainder is one of {', '.join(ends.REMAINDERS)}.",
         )
+
+
+def _misplaced(name: str, given: Any, meaning: str) -> errors.InputError:
+    """Returns the error for data in place of a setting, as in run(step_fn, x, y)."""
+    return errors.InputError(
+        errors.compose(
+            f"run was given {errors.type_of(given)} as {name}, which is {meaning}.",
+            fix="pass data as one tuple, repl.run(step_fn, (x, y)), or as one Dataset "
+            "of tuples; step_fn(x, y) takes the parts. What each replica is to get as "
+            "a whole, a learning rate say, belongs in args=(rate,).",
+        )
+    )
 
 
 def _check_values(request: Request) -> None:
@@ -114,14 +141,20 @@ def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
         further: The arguments after it.
 
     Raises:
-        ArgumentError: step_fn takes more arguments than fit the parts of the element.
+        ArgumentError: step_fn takes more arguments than fit the parts of the element,
+            or fewer.
     """
-    if not arguments.refuses(step_fn, 1 + len(further)):
-        return [element, *further]
     is_tuple = isinstance(element, tuple | list)
-    if is_tuple and not arguments.refuses(step_fn, len(element) + len(further)):
-        return [*element, *further]
-    parts = len(checks.required(step_fn)) - len(further)
+    if arguments.refuses(step_fn, 1 + len(further)):
+        if is_tuple and not arguments.refuses(step_fn, len(element) + len(further)):
+            return [*element, *further]
+        wanted = len(checks.required(step_fn)) - len(further)
+    else:
+        wanted = _most_parts(step_fn, len(further))
+        if type(element) not in (tuple, list) or wanted == 1:
+            return [element, *further]
+        if len(element) <= wanted:
+            return [*element, *further]
     description = errors.type_of(element)
     if is_tuple:
         description += f" of {len(element)}"
@@ -129,14 +162,29 @@ def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
         description = "one tensor"
     raise errors.ArgumentError(
         errors.compose(
-            f"step_fn takes {parts} arguments from each element of its inputs, which "
+            f"step_fn takes {wanted} arguments from each element of its inputs, which "
             f"is {description}.",
             errors.sites_of("step_fn", step_fn),
-            f"let the inputs yield tuples of {parts}, as in "
+            f"let the inputs yield tuples of {wanted}, as in "
             "tf.data.Dataset.zip(images, labels); or let step_fn take the element as "
-            "one argument.",
+            "one argument, and others by name only: def step_fn(element, *, y=None).",
         )
     )
+
+
+def _most_parts(step_fn: Any, num_further: int) -> int:
+    """Returns how many parts of an element fit a step_fn that takes one argument.
+
+    Its optional parameters hold further parts if they are None by default. Any other
+    default is that of a setting: step_fn(batch, training=True) takes a whole tuple.
+    """
+    named = [p for p in checks.parameters(step_fn) if p.kind in _POSITIONAL]
+    count = 1
+    for parameter in named[1 : len(named) - num_further]:
+        if parameter.default is not None:
+            break
+        count += 1
+    return count
 
 
 def check_session(session: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-from replicator import CloneError, ContextError, InputError
+from replicator import CloneError, ContextError, InputError, PerReplica
 from tests import helpers
 
 
@@ -229,3 +229,51 @@ def test_a_mean_without_weights_over_uneven_shards_is_warned_of(
     level, message, count, line = messages[0]  # and once more by the other replica
     assert level == logging.WARNING and count == 1
     assert "weight=repl.weight" in message and "test_global_batch.py" in line
+
+
+def test_args_alone_are_not_a_global_batch() -> None:
+    repl, x = helpers.make(2), np.ones([4, 2], np.float32)
+    for call in (repl.run, tf.function(repl.run), repl.build):
+        with pytest.raises(
+            InputError,
+            match=r"(?s)splits the elements of input_fn, and there is none.*"
+            r"test_global_batch\.py.*Fix: .*repl.run\(step_fn, \(x, y\)",
+        ):
+            call(lambda x, y: tf.shape(x), args=(x, x), input_mode="global_batch")
+
+
+ARGS = {
+    "rows": (lambda y: y, True),
+    "a tensor's rows": (tf.constant, True),
+    "in a nest": (lambda y: {"y": y}, True),
+    "a number": (lambda y: 0.1, False),
+    "other rows": (lambda y: y[:3], False),
+    "a value for each replica": (lambda y: PerReplica(y, y), False),
+}
+
+
+@pytest.mark.parametrize(("make", "warns"), ARGS.values(), ids=ARGS)
+@pytest.mark.parametrize("source", ["array", "Dataset"])
+def test_an_arg_with_a_row_for_each_example_is_warned_of(
+    source: str, make: Any, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[Any] = []
+    monkeypatch.setattr(logging, "log_first_n", lambda *about: messages.append(about))
+    repl, x = helpers.make(2), np.ones([4, 2], np.float32)
+    data = tf.data.Dataset.from_tensors(x).repeat() if source == "Dataset" else x
+
+    def step_fn(x: Any, y: Any) -> Any:
+        return tf.shape(tf.nest.flatten(y)[0])
+
+    call = tf.function(
+        lambda: repl.run(
+            step_fn, data, args=(make(x[:, :1]),), input_mode="global_batch"
+        )
+    )
+    shapes = call()
+    assert all(shape.numpy().tolist() == shapes[0].numpy().tolist() for shape in shapes)
+    said = [message[1] % message[3:] for message in messages]
+    assert len(said) == warns
+    for text in said:
+        assert "args[0] at tests/inputs/test_global_batch.py:" in text, text
+        assert "has 4 rows" in text and "repl.run(step_fn, (x, y)" in text

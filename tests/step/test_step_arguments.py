@@ -7,10 +7,11 @@ import collections
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import ArgumentError
+from replicator import ArgumentError, InputError, PerReplica
 from tests import helpers
 
 Pair = collections.namedtuple("Pair", "x y")
@@ -60,6 +61,51 @@ def test_a_tuple_is_unpacked_for_two_parameters(
 def test_one_parameter_gets_the_element_as_a_whole(step_fn: Any) -> None:
     actual = helpers.make(2).run(step_fn, lambda: (tf.constant(1.0), tf.constant(2.0)))
     assert [float(v) for v in actual] == [5.0, 5.0]
+
+
+OPTIONAL = {
+    "none": lambda x, y=None: x if y is None else x + 2 * y,
+    "further": lambda x, y=None, z=None: x + 2 * y if z is None else z,
+    "then a setting": lambda x, y=None, k=0.0: x + 2 * y + k,
+    "partial": functools.partial(lambda x, y=None, k=0.0: x + k * y, k=2.0),
+}
+
+
+@pytest.mark.parametrize("data", ["tuple", "list", "dataset"])
+@pytest.mark.parametrize("kind", OPTIONAL)
+def test_parts_fill_parameters_that_are_none_by_default(kind: str, data: str) -> None:
+    step_fn, repl = OPTIONAL[kind], helpers.make(2)
+    expected = step_fn(*_DATA["tuple"]())
+    actual = repl.run(step_fn, _DATA[data]())
+    assert [float(v) for v in actual] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("step_fn", "args"),
+    [
+        (lambda batch, y=None, *, z=None: (batch, y), (7.0,)),
+        (lambda batch, training=True: (batch, training), ()),
+        (lambda batch, *, y=None: (batch, y or 7.0), ()),
+        (lambda *batch, y=None: (*batch, y or 7.0), ()),
+    ],
+    ids=["args", "setting", "by name", "any number"],
+)
+def test_settings_are_not_filled_with_parts(step_fn: Any, args: Any) -> None:
+    repl = helpers.make(2)
+    (x, y), other = repl.run(step_fn, (1.0, 2.0), args=args)
+    assert (float(x), float(y)) == (1.0, 2.0) and float(other) in (1.0, 7.0)
+
+
+def test_parts_precede_args() -> None:
+    actual = helpers.make(2).run(
+        lambda x, y=None, rate=1.0: (x + 2 * y) * rate, (1.0, 2.0), args=(10.0,)
+    )
+    assert float(actual) == 50.0
+
+
+def test_more_parts_than_parameters_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"(?s)2 arg.*a tuple of 3.*, \*, y=None"):
+        helpers.make(2).run(lambda x, y=None: x, (1.0, 2.0, 3.0))
 
 
 def test_args_follow_the_parts() -> None:
@@ -112,3 +158,28 @@ def test_an_element_of_other_parts_is_refused(
 def test_two_parameters_without_inputs_are_refused() -> None:
     with pytest.raises(ArgumentError, match="cannot be called with 0 arguments"):
         helpers.make(2).run(lambda x, y: x)
+
+
+_X, _Y = np.ones([4, 2], np.float32), np.ones([4, 1], np.float32)
+MISPLACED = {
+    "array": ((_X, _Y), "a ndarray as input_mode"),
+    "tensor": ((_X, tf.constant(_Y)), "an EagerTensor as input_mode"),
+    "datasets": ((tf.data.Dataset.range(2),) * 2, "a _RangeDataset as input_mode"),
+    "PerReplica": ((PerReplica(1.0, 2.0),) * 2, "a PerReplica as input_mode"),
+    "dicts": (({"x": _X}, {"y": _Y}), "a dict as input_mode"),
+    "tuple": ((_X, (_Y,)), "a tuple as input_mode"),
+    "number": ((_X, 0.1), "a float as input_mode"),
+    "fourth": ((_X, "global_batch", _Y), "a ndarray as steps_per_call"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), MISPLACED.values(), ids=MISPLACED)
+def test_data_in_place_of_a_setting_is_refused(given: Any, said: str) -> None:
+    repl = helpers.make(2)
+    for call in (repl.run, repl.build):
+        with pytest.raises(
+            InputError,
+            match=rf"(?s)was given {said}.* at tests/step/test_step_arguments\.py:"
+            r".*Fix: .*one tuple, repl.run\(step_fn, \(x, y\)\).*args=",
+        ):
+            call(lambda x, y: x, *given)
