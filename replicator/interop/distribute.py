@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.primitives import all_gather, all_reduce, base
-from replicator.variables import compiled
+from replicator.variables import compiled, seen_as_one
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
@@ -314,8 +314,14 @@ class _MergedExtended(_Facade):
     def reduce_to(
         self, reduce_op: Any, value: Any, destinations: Any, options: Any = None
     ) -> Any:
-        """Reduces over all replicas, to all of them, whatever the destinations."""
-        return all_reduce.all_reduce(value, _name_of(reduce_op, "reduce_to"))
+        """Reduces over all replicas, to all of them, whatever the destinations.
+
+        A mean for a variable is what an assignment of the values would make of them.
+        """
+        op = _name_of(reduce_op, "reduce_to")
+        if op == "mean" and isinstance(destinations, seen_as_one.SeenAsOne):
+            return _mean_for_variable(value)
+        return all_reduce.all_reduce(value, op)
 
     @_do_not_convert
     def batch_reduce_to(
@@ -345,6 +351,12 @@ class _MergedExtended(_Facade):
         updated = fn(var, *args, **(kwargs or {}))
         return updated if group else (updated,)
 
+    def colocate_vars_with(
+        self, colocate_with_variable: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """Changes nothing: a Replicator places the variables created in the block."""
+        return contextlib.nullcontext()
+
     def call_for_each_replica(
         self,
         fn: Callable[..., Any],
@@ -357,6 +369,20 @@ class _MergedExtended(_Facade):
             replica=replica_context, strategy=replica_context.answer
         ):
             return fn(*args, **(kwargs or {}))
+
+
+def _mean_for_variable(value: Any) -> Any:
+    """Returns the mean over all examples, which needs no communication if it is known.
+
+    Args:
+        value: A nest of tensors and variables. Variables have equal values.
+    """
+    differs = getattr(getattr(value, "placement", None), "differs", False)
+    if isinstance(value, seen_as_one.SeenAsOne) and not differs:
+        return tf.convert_to_tensor(value)
+    replica = context.require("reduce_to")
+    weight = None if replica.examples is None else replica.weight
+    return all_reduce.all_reduce(value, "mean", weight=weight)
 
 
 def _gathered(value: Any, axis: Any) -> Any:
