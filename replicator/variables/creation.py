@@ -275,6 +275,7 @@ class VariableFactory:
         )
         for part in variable.parts:
             part.storage.undecided = chosen.later
+        variable.creator = self.creator
         in_graphs.collect(variable, collections)
         self._in_parts.append(weakref.ref(variable))
         division.add_slot(primary, variable)
@@ -334,6 +335,7 @@ class VariableFactory:
             peers=self._peers,
             **facts,
         )
+        variable.creator = self.creator
         with self._all_lock:
             self._all[id(variable)] = variable
         in_graphs.collect(variable, collections)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, context, errors
+from replicator.variables import duplicates
 
 VALUE_KEY = "VARIABLE_VALUE"  # tf.train.Checkpoint's name for a variable's value
 
@@ -160,6 +161,7 @@ class SavedAsOne(_tf.HandleVariable):
 
     unbuilt: Any
     storage: Any
+    creator: Callable[..., Any]  # of the VariableFactory that created it
     # The place in a whole, for what v1's get_variable creates with a partitioner.
     slice_info: Any = None
 
@@ -249,9 +251,4 @@ class SavedAsOne(_tf.HandleVariable):
         return ThisVariable(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
-        raise errors.ReplicatorError(
-            errors.compose(
-                f"the replicated variable {self.name} cannot be copied.",
-                fix="create the copy under Replicator.context() and assign its value.",
-            )
-        )
+        return duplicates.copied(self)
