@@ -98,6 +98,7 @@ from replicator._tf.frames import (
     stack_since,
     user_frames,
     users_of,
+    written_by_library,
 )
 from replicator._tf.functions import (
     add_input,
@@ -330,4 +331,5 @@ __all__ = [
     "variable_of_slot",
     "with_less_optimizing",
     "write_quickly",
+    "written_by_library",
 ]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import types
@@ -100,6 +101,26 @@ def _as_written(frames: Sequence[_Frame]) -> Sequence[_Frame]:
                     origin.function_name or "",
                 )
     return [sources.get(frame[:2], frame) for frame in frames]
+
+
+def written_by_library() -> bool:
+    """Whether a layer or optimizer of a library is running, and no code of the user's.
+
+    What the innermost of the two writes is its own. Methods of variables belong to
+    neither, whoever wrote them.
+    """
+    for frame in reversed(tf_stack.extract_stack()):
+        if not _is_library(frame.filename):
+            return False
+        if _LAYERS.search(frame.filename.replace(os.sep, "/")):
+            return True
+    return False
+
+
+_LAYERS = re.compile(
+    r"/((tf_)?keras/src/(layers|optimizers)|sonnet/src"
+    r"|tensorflow/python/(keras/layers|training))/"
+)
 
 
 def copy_line(original: tf.Operation, copy: tf.Operation) -> None:

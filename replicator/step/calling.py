@@ -31,6 +31,9 @@ def pull_inputs(draft: Draft) -> None:
     draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
     with tf.name_scope("inputs"):
         draft.elements = None if draft.feed is None else draft.feed.pull()
+        if draft.feed is not None and draft.feed.divides:
+            pulled = draft.build.graph.get_operations()[len(ops) :]
+            draft.dividing = frozenset(pulled)
         draft.further = draft.args()
     if draft.several and draft.feed is not None and draft.feed.divides:
         _warn_of_whole_args(draft)

@@ -82,6 +82,7 @@ def check_equality(draft: Draft) -> None:
         equal = drift.check(
             *(factory, build, draft.active, draft.initializers, draft.flow),
             _own_inputs(draft),
+            draft.dividing,
         )
         if draft.settings.peers is not None:
             draft.settings.peers.same("writes variables", equal, _SAME_WRITES)

@@ -105,6 +105,7 @@ class Draft:
         previous: The ops that were in the graph before the step.
         earlier: These, and the ops of the inputs.
         elements: Each replica's element, if there is a feed.
+        dividing: The ops that pull a global batch and divide it, if one is given.
         further: Each replica's further arguments of step_fn, a tuple.
         settled: For each variable that a strategy has yet to decide on, by its path:
             where earlier code of the user's was built to use its components.
@@ -136,6 +137,7 @@ class Draft:
     previous: list[tf.Operation] = dataclasses.field(default_factory=list)
     earlier: list[tf.Operation] = dataclasses.field(default_factory=list)
     elements: Any = None
+    dividing: Set[tf.Operation] = frozenset()
     further: Sequence[Any] = ()
     settled: Mapping[str, Settlement | None] = dataclasses.field(default_factory=dict)
     returned: list[Any] = dataclasses.field(default_factory=list)

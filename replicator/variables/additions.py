@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns v.assign(v + x) into an atomic addition where other programs also write v.
+"""Tells assignments that add to a variable from all others.
 
-Keras counts by `v.assign(v + 1)`. If several programs share a variable, additions by
-another one between the read and the write would be lost.
+Keras counts by `v.assign(v + 1)`, also in its method `assign_add`. What is added may be
+summed over the replicas, and several programs that share a variable must add to it
+atomically: additions by another one between the read and the write would be lost.
 """
 
 from __future__ import annotations
@@ -11,7 +12,47 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import context
+from replicator.graph.ir import captures
+from replicator.variables import agreement
+
 _SUMS = ("AddV2", "Add")
+# Ops that are linear in a variable's value, by the inputs through which they are.
+_LINEAR = {
+    **dict.fromkeys(("Cast", "Identity", "Neg", "RealDiv", "Reshape", "Sub"), slice(1)),
+    **dict.fromkeys(("TensorScatterAdd", "TensorScatterSub"), slice(1)),
+    **dict.fromkeys(("Add", "AddN", "AddV2", "Mul"), slice(None)),
+    **dict.fromkeys(("Select", "SelectV2"), slice(1, None)),
+}
+
+
+def as_addition(variable: Any, method: str, value: Any) -> tuple[str, Any]:
+    """Returns the method and value of an assignment, by "assign_add" if it must add.
+
+    Args:
+        variable: The ReplicatedVariable that is written.
+        method: The method that writes it.
+        value: What it writes.
+    """
+    if method != "assign":
+        return method, value
+    if variable.placement.shared or _sums(variable, context.current()):
+        delta = addend(variable, value)
+        if delta is not None:
+            return "assign_add", delta
+    return method, value
+
+
+def _sums(variable: Any, replica: context.ReplicaContext | None) -> bool:
+    """Whether what replicas assign is summed: of what is added, not of wholes.
+
+    The value before is the same on all replicas, and would be added once for each.
+    """
+    if replica is None or replica.agrees is not None:
+        return False
+    if agreement.is_equal(variable, replica):
+        return False
+    return bool(variable.aggregation == tf.VariableAggregation.SUM)
 
 
 def addend(variable: Any, value: Any) -> tf.Tensor | None:
@@ -21,11 +62,47 @@ def addend(variable: Any, value: Any) -> tf.Tensor | None:
         variable: The variable that is assigned to.
         value: The value that is assigned.
     """
-    if not tf.is_symbolic_tensor(value) or value.op.type not in _SUMS:
+    if not tf.is_symbolic_tensor(value) or value.op.type not in (*_SUMS, "Sub"):
         return None
     left, right = value.op.inputs
-    handle = variable.handle
-    for read, delta in ((left, right), (right, left)):
-        if read.op.type == "ReadVariableOp" and read.op.inputs[0] is handle:
-            return tf.broadcast_to(delta, tf.shape(read))
+    if _is_read(variable, left):
+        delta = tf.negative(right) if value.op.type == "Sub" else right
+        return tf.broadcast_to(delta, tf.shape(left))
+    if value.op.type in _SUMS and _is_read(variable, right):
+        return tf.broadcast_to(left, tf.shape(right))
     return None
+
+
+def keeps_sums(variable: Any, value: Any) -> bool:
+    """Whether an assignment in a step keeps components whose sum is the whole's value.
+
+    It does if it adds to a multiple of the variable's value, or assigns zeros.
+
+    Args:
+        variable: The variable that is assigned to.
+        value: The value that is assigned.
+    """
+    value = tf.convert_to_tensor(value, variable.dtype)
+    constant = tf.get_static_value(value)
+    if constant is not None and not constant.any():
+        return True
+    pending = [value]
+    while pending:
+        tensor = pending.pop()
+        if not tf.is_symbolic_tensor(tensor):
+            continue
+        if _is_read(variable, tensor):
+            return True
+        pending += tensor.op.inputs[_LINEAR.get(tensor.op.type, slice(0))]
+    return False
+
+
+def _is_read(variable: Any, tensor: tf.Tensor) -> bool:
+    """Whether a tensor is the variable's value, as it is before the assignment."""
+    replica = context.current()
+    if replica is not None and replica.reads.value(variable.handle) is tensor:
+        return True
+    if tensor.op.type != "ReadVariableOp":
+        return False
+    outermost = captures.Captures().outermost
+    return outermost(tensor.op.inputs[0]) is outermost(variable.handle)

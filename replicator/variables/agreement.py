@@ -14,6 +14,7 @@ import tensorflow as tf
 from replicator import _tf, arguments, context, errors
 from replicator.graph.order import effects
 from replicator.primitives import all_gather, all_reduce, broadcast, reductions
+from replicator.variables import doubts
 
 # Keys, each with a variable's, of what a build may know:
 UNEVEN = "written unevenly by an optimizer"
@@ -89,10 +90,42 @@ def agree(
             _refuse_row_states(variable)
         if how == tf.VariableAggregation.MEAN or has_mean:
             # A batch without examples may give NaN statistics; they get no weight.
-            return _combined(value, "mean", variable, replica.examples, together=True)
+            mean = _combined(value, "mean", variable, replica.examples, together=True)
+            if how == tf.VariableAggregation.NONE:
+                _doubt_mean(variable, mean, value, replica)
+            return mean
         if is_compared(variable, replica.build):
             return _checked_equal(value, variable.name)
         return value
+
+
+def _doubt_mean(
+    variable: Any, mean: tf.Tensor, own: tf.Tensor, replica: context.ReplicaContext
+) -> None:
+    """Has the user warned of a mean that nobody asked for, if replicas differ.
+
+    Layers of libraries keep moving averages of statistics, whose mean is right.
+
+    Args:
+        variable: The ReplicatedVariable that is written.
+        mean: The mean, which is written.
+        own: The replica's own value.
+        replica: The replica being built.
+    """
+    if replica.agrees is not None or _tf.written_by_library():
+        return
+    warning = errors.compose(
+        f"variable {variable.name} has no aggregation, and the replicas assign "
+        "different values to it: their mean is assigned. That is not the sum or the "
+        "maximum that one device computes from all examples.",
+        [f"at {errors.user_line()}"],
+        'assign what is equal on all replicas, e.g. repl.all_reduce(value, "sum") or '
+        '"max" in place of the value; or say what is meant, '
+        "tf.Variable(..., aggregation=tf.VariableAggregation.MEAN), which ends this "
+        "warning, or SUM. A function that is written for whole batches runs unchanged "
+        "by AutoDist.function.",
+    )
+    doubts.note(replica, doubts.Doubt(mean, own, variable.storage, warning))
 
 
 def _refuse_row_states(variable: Any) -> None:

@@ -22,7 +22,7 @@ from replicator.graph.equal.equality import Level, Ops
 from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import effects
-from replicator.variables import agreement, copies
+from replicator.variables import agreement, copies, doubts
 from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
 
@@ -40,6 +40,7 @@ def check(
     initializers: Set[tf.Operation],
     flow: switching.Flow = switching.NONE,
     own: Container[int] | None = None,
+    dividing: Set[tf.Operation] = frozenset(),
 ) -> list[tuple[str, str, str]]:
     """Raises if a step could make the replicas' variables drift apart.
 
@@ -51,6 +52,7 @@ def check(
         flow: What is in control flow of TensorFlow 1.
         own: If other processes build all other replicas: the ids of the tensors that
             are passed to this replica alone.
+        dividing: The ops that give each replica its examples of a global batch.
 
     Returns:
         For each write the variable's name, the line, and a digest of the written value;
@@ -82,11 +84,12 @@ def check(
         variable = variable_of(handle)
         return None if variable is None else variable.key
 
-    checker = _Checker(build, digests.Digests(key_of))
+    checker = _Checker(build, digests.Digests(key_of), dividing)
     checker.compare(level, None)
     if checker.found:
         build.knowledge.update(dict.fromkeys(checker.found, True))
         raise context.BuildAgain
+    doubts.tell(build, level)
     return checker.equal
 
 
@@ -99,9 +102,15 @@ class _Checker:
         equal: What `check` returns.
     """
 
-    def __init__(self, build: context.Build, made: digests.Digests) -> None:
+    def __init__(
+        self,
+        build: context.Build,
+        made: digests.Digests,
+        dividing: Set[tf.Operation],
+    ) -> None:
         self._build = build
         self._digests = made
+        self._dividing = dividing
         self.equal: list[tuple[str, str, str]] = []
         self._claims: dict[tf.Graph, dict[tf.Operation, effects.Claim | None]] = {}
         self.found: set[Any] = set()
@@ -155,8 +164,8 @@ class _Checker:
         copies.check(self._build, variable, ops)
         claims = [self._claim(op, around) for op in ops]
         if all(agreed for agreed, _ in claims):
-            if self._believes(variable) and level.difference_of_inputs(ops) is not None:
-                self.found.add((agreement.DOUBTED, variable.key))
+            if agreement.is_taken_as_equal(variable):
+                self._doubt(variable, ops, level.difference_of_inputs(ops))
             return
         claim = next((claim for _, claim in claims if claim is not None), None)
         if claim is not None and claim.wrapped and variable.placement.owner is not None:
@@ -212,8 +221,36 @@ class _Checker:
                     continue
                 if not agreed:
                     self._settle(variable, ops, claim, choice)
-                elif self._believes(variable):
-                    self.found.add((agreement.DOUBTED, variable.key))
+                elif agreement.is_taken_as_equal(variable):
+                    self._doubt(variable, ops, choice)
+
+    def _doubt(
+        self, variable: ReplicatedVariable, ops: Ops, different: Ops | None
+    ) -> None:
+        """Has written values without a mean compared in each step if they may differ.
+
+        Those that differ by the examples are refused, whatever they are in a batch: the
+        values of one device are computed from all examples.
+        """
+        if different is None:
+            return
+        if self._believes(variable):
+            self.found.add((agreement.DOUBTED, variable.key))
+        if self._dividing.isdisjoint(different):
+            return
+        name, dtype = variable.name, variable.dtype.name
+        raise errors.ContextError(
+            errors.compose(
+                f"variable {name} has no aggregation, {dtype} has no mean, and what "
+                "each replica assigns to it depends on its own examples of the batch.",
+                [_at(ops[0])],
+                "assign what is computed from all examples, e.g. "
+                'repl.all_reduce(value, "sum") or "max" in place of the value; or give '
+                "it an aggregation, tf.VariableAggregation.SUM for example. A function "
+                "that is written for whole batches runs unchanged by "
+                "AutoDist.function.",
+            )
+        )
 
     def _settle(
         self,

@@ -60,7 +60,7 @@ class ReplicatedVariable(
 
     Example:
         >>> with repl.context():
-        ...     v = tf.Variable(1.0)
+        ...     v = tf.Variable(1.0, aggregation=tf.VariableAggregation.MEAN)
         >>> _ = repl.run(lambda: v.assign_add(repl.replica_id + 1.0))  # mean: 1.5
         >>> [float(component) for component in v.components]
         [2.5, 2.5]
@@ -292,10 +292,7 @@ class ReplicatedVariable(
     def _write(
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
-        if method == "assign" and self.placement.shared:
-            delta = additions.addend(self, value)
-            if delta is not None:
-                method, value = "assign_add", delta
+        method, value = additions.as_addition(self, method, value)
         replica = context.current()
         is_done = None if replica is None else unbuilt.is_done(self, replica)
         if is_done:
@@ -309,9 +306,8 @@ class ReplicatedVariable(
             if agreement.is_one(self, replica):
                 value = agreement.agree_as_one(self, value, replica, method)
             elif self.placement.differs:
-                value = self.placement.assigned(
-                    value, Write(self, replica.replica_id, method)
-                )
+                write = Write(self, replica.replica_id, method)
+                value = self.placement.assigned(value, write)
                 value = agreement.of_examples(self, value, replica, method)
             elif claim is None:
                 value = agreement.agree(self, value, replica, method)

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
+import sonnet as snt
 import tensorflow as tf
 
 from replicator import _tf
@@ -45,6 +47,20 @@ def test_called_by_runtime_is_true_in_threads_of_tensorflow_only():
     assert seen == {
         where: where in inside for where in (*inside, "eager", "plain", "thread")
     }
+
+
+def test_written_by_library_is_true_of_what_layers_of_libraries_assign():
+    seen = []
+    # Like a method of a variable, it has no line of the user's.
+    names = {"told": _tf.written_by_library, "seen": seen}
+    note = eval("lambda *args: seen.append(told()) or args[0]", names)
+    average = mock.MagicMock()
+    average._counter.assign_add = note
+    snt.ExponentialMovingAverage.update(average, 1.0)
+    note(1)
+    tf.keras.layers.Lambda(lambda x: note(x))(tf.ones([1]))
+    tf.nest.map_structure(note, [1])
+    assert seen == [True, False, False, False]
 
 
 def test_user_frames_are_of_the_user():

@@ -25,7 +25,8 @@ ASSIGNED: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
     "itself": (lambda v, w: v + v.read_value(), [1, 2]),
     "to another": (lambda v, w: w + 1.0, None),
     "to a multiple": (lambda v, w: 2.0 * v + 1.0, None),
-    "less": (lambda v, w: v - 1.0, None),
+    "less": (lambda v, w: v - 1.0, [-1, -1]),
+    "less than a number": (lambda v, w: 1.0 - v, None),
     "the value itself": (lambda v, w: v.read_value(), None),
     "a number": (lambda v, w: 3.0, None),
 }
@@ -48,3 +49,25 @@ def test_what_is_added_is_told_in_the_variables_shape(name: str) -> None:
 def test_eager_values_add_nothing_that_is_known() -> None:
     v = tf.Variable(VALUE)
     assert additions.addend(v, v + 1.0) is None
+
+
+# What is assigned to v, and whether components that are assigned so keep a sum.
+KEPT: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
+    "more": (lambda v, w: v + w + 1.0, True),
+    "less": (lambda v, w: v - w, True),
+    "a share": (lambda v, w: 0.9 * v + 0.1 * w, True),
+    "more where it is asked": (lambda v, w: tf.where(w > 15, v + 1.0, v), True),
+    "more in a row": (lambda v, w: tf.tensor_scatter_nd_add(v, [[0]], [1.0]), True),
+    "zeros": (lambda v, w: tf.zeros([2]), True),
+    "a maximum": (lambda v, w: tf.maximum(v, w), False),
+    "another": (lambda v, w: w + 1.0, False),
+    "ones": (lambda v, w: tf.ones([2]), False),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_keeps_a_sum_is_told_from_what_does_not(name: str) -> None:
+    make, expected = KEPT[name]
+    with tf.Graph().as_default():
+        v, w = tf.Variable(VALUE), tf.Variable(10 * VALUE)
+        assert additions.keeps_sums(v, make(v, w)) is expected

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warns of what a step writes that is right only if it is equal on all replicas.
+
+Whoever writes a value notes it while a replica is built. Once the calls of all replicas
+are known to pair, what was noted is compared, also inside control flow and functions;
+a value that is equal by construction is as right as on one device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from replicator import context
+from replicator.graph.equal.equality import Level, Ops
+from replicator.graph.ir.kinds import kind_of
+
+_NOTED = "doubts about what is written"  # key in Build.findings
+_told: weakref.WeakSet[Any] = weakref.WeakSet()  # that of which it was said
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """A value that should be equal on all replicas.
+
+    Attributes:
+        written: What is written instead; it is also kept alive by this.
+        own: The replica's own value.
+        about: What the warning is about; there is one for each.
+        warning: The text.
+    """
+
+    written: tf.Tensor
+    own: tf.Tensor
+    about: Any
+    warning: str
+
+
+def note(replica: context.ReplicaContext, doubt: Doubt) -> None:
+    """Notes that a replica is about to write a value.
+
+    Args:
+        replica: The replica being built.
+        doubt: The value, and the warning that is due if it is not equal on all.
+    """
+    noted = replica.build.findings.setdefault(_NOTED, {})
+    noted[id(doubt.written)] = doubt
+
+
+def tell(build: context.Build, level: Level) -> None:
+    """Warns of noted values that are not equal on all replicas by construction.
+
+    Args:
+        build: The build.
+        level: The ops of all replicas.
+    """
+    noted = build.findings.get(_NOTED)
+    if noted:
+        _tell(noted, level, set())
+
+
+def _tell(noted: dict[int, Doubt], level: Level, seen: set[Ops]) -> None:
+    for key in level.resources:
+        columns = [writes.get(key, []) for writes in level.writes]
+        for ops in zip(*columns, strict=False):
+            if ops in seen:
+                continue
+            seen.add(ops)
+            if kind_of(ops[0]).calls:
+                for body in level.bodies(ops):
+                    _tell(noted, body, seen)
+                continue
+            doubts = [noted.get(id(x)) for op in ops for x in op.inputs[1:2]]
+            found = [doubt for doubt in doubts if doubt is not None]
+            if len(found) < len(ops) or found[0].about in _told:
+                continue
+            if level.difference(tuple(doubt.own for doubt in found)) is not None:
+                _told.add(found[0].about)
+                logging.warning("%s", found[0].warning)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What replicas write differently, though nobody asked for its mean, is warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import sonnet as snt
+import tensorflow as tf
+import tf_keras
+
+import replicator
+from replicator import ContextError
+from tests import helpers
+
+AGGREGATION = tf.VariableAggregation
+X = np.array([[1.0, 5.0], [2.0, 7.0], [3.0, 6.0], [8.0, 4.0]], np.float32)
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    texts = [record.getMessage() for record in caplog.records]
+    return [text for text in texts if "has no aggregation" in text]
+
+
+def _run(step_fn: Callable[[Any], Any], repl: Any, steps: int = 2) -> None:
+    for _ in range(steps):
+        repl.run(step_fn, X, input_mode="global_batch")
+
+
+class _Counting(keras.layers.Layer):
+    def __init__(self, aggregation: str) -> None:
+        super().__init__()
+        self._how = aggregation
+
+    def build(self, shape: Any) -> None:
+        self.seen = self.add_weight(
+            shape=[2], initializer="zeros", trainable=False, aggregation=self._how
+        )
+
+    def call(self, x: Any) -> Any:
+        self.seen.assign_add(tf.reduce_sum(x, 0))
+        return x
+
+
+def test_a_mean_that_nobody_asked_for_is_warned_of_once_per_variable(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        total = tf.Variable(tf.zeros([2]), name="total")
+        largest = tf.Variable(0.0, name="largest")
+        layer = _Counting("none")
+        layer.build([None, 2])
+
+    def step_fn(x: Any) -> None:
+        total.assign_add(tf.reduce_sum(x, 0))
+
+        @tf.function
+        def within() -> None:
+            largest.assign(tf.maximum(largest, tf.reduce_max(x)))
+
+        within()
+        layer(x)
+
+    _run(step_fn, repl)
+    repl.run(lambda x: step_fn(x), X[:2], input_mode="global_batch")  # built anew
+    said = _said(caplog)
+    assert len(said) == 3
+    for text, name in zip(sorted(said), ("largest", "seen", "total"), strict=True):
+        assert name in text or "variable" in text
+        assert "their mean is assigned" in text and "test_doubts.py:" in text
+        assert "Fix: " in text and "repl.all_reduce" in text
+        assert "aggregation=tf.VariableAggregation.MEAN" in text
+        assert "AutoDist.function" in text
+
+
+@pytest.mark.parametrize("aggregation", [AGGREGATION.MEAN, AGGREGATION.SUM])
+def test_what_was_asked_for_is_not(
+    aggregation: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        total = tf.Variable(tf.zeros([2]), aggregation=aggregation)
+    _run(lambda x: total.assign_add(tf.reduce_sum(x, 0)), repl, 1)
+    divided = 1 if aggregation == AGGREGATION.SUM else 2
+    np.testing.assert_array_equal(total, X.sum(0) / divided)
+    assert not _said(caplog)
+
+
+def test_equal_values_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        count, total, largest = (tf.Variable(0.0) for _ in range(3))
+        copy = tf.Variable(0.0)
+
+    def step_fn(x: Any) -> None:
+        count.assign_add(1.0)
+        total.assign_add(repl.all_reduce(tf.reduce_sum(x)))
+        everywhere = repl.all_reduce(tf.reduce_max(x), "max")
+        largest.assign(tf.maximum(largest, everywhere))
+        copy.assign(0.5 * copy + 0.5 * largest)
+
+    _run(step_fn, repl)
+    assert [float(v) for v in (count, total, largest)] == [2, 2 * X.sum(), X.max()]
+    assert not _said(caplog)
+
+
+LAYERS: dict[str, Callable[[], Any]] = {
+    "keras": lambda: keras.layers.BatchNormalization(),
+    "keras_renorm": lambda: keras.layers.BatchNormalization(renorm=True),
+    "tf_keras": lambda: tf_keras.layers.BatchNormalization(),
+    "sonnet": lambda: snt.BatchNorm(True, True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_moving_averages_of_libraries_are_not(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        layer = LAYERS[name]()
+        layer(X, is_training=True) if name == "sonnet" else layer.build([None, 2])
+    flag = {"is_training" if name == "sonnet" else "training": True}
+    _run(lambda x: layer(x, **flag), repl)
+    assert not _said(caplog)
+
+
+def test_functions_of_whole_batches_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    """They are computed as on one device, as the warning says."""
+    autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+    with autodist.scope():
+        total = tf.Variable(tf.zeros([2]))
+
+    @autodist.function
+    def step(x: Any) -> Any:
+        total.assign_add(tf.reduce_sum(x, 0))
+
+    step(tf.constant(X))
+    np.testing.assert_array_equal(total, X.sum(0))
+    assert not _said(caplog)
+
+
+def test_a_layers_sum_is_that_of_what_replicas_add(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Keras adds by assigning a sum, in which each replica has the value before."""
+    repl = helpers.make(2)
+    with repl.context():
+        layer = _Counting("sum")
+        layer.build([None, 2])
+    _run(layer, repl, 3)
+    np.testing.assert_array_equal(layer.seen, 3 * X.sum(0))
+    assert not _said(caplog)
+
+
+# --- Without a mean -------------------------------------------------------------------
+
+COUNTERS: dict[str, Callable[[Any, Any], Any]] = {
+    "size": lambda v, x: v.assign_add(tf.size(x)),
+    "data": lambda v, x: v.assign_add(tf.math.count_nonzero(x > 4, dtype=tf.int32)),
+    "choice": lambda v, x: tf.cond(
+        tf.reduce_any(x > 4), lambda: v.assign_add(1), lambda: v.assign_add(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.parametrize("name", COUNTERS)
+def test_integers_that_depend_on_examples_are_refused_whatever_the_batch(
+    name: str, batch: int
+) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable(0, name="seen")
+    data = tf.data.Dataset.from_tensor_slices(X + 4).repeat().batch(batch)
+
+    def step_fn(x: Any) -> None:
+        COUNTERS[name](variable, x)
+
+    with pytest.raises(
+        ContextError, match="(?s)seen.*int32 has no mean.*test_doubts.py:.*all_reduce"
+    ):
+        repl.run(step_fn, data, input_mode="global_batch")
+
+
+def test_integers_of_all_examples_are_assigned() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        first, second = (
+            tf.Variable(0, aggregation=a) for a in (AGGREGATION.NONE, AGGREGATION.SUM)
+        )
+    data = tf.data.Dataset.from_tensor_slices(X).batch(3).repeat()
+
+    def step_fn(x: Any) -> None:
+        first.assign_add(repl.all_reduce(tf.size(x)))
+        second.assign_add(tf.size(x))
+
+    for _ in range(2):
+        repl.run(step_fn, data, input_mode="global_batch")
+    assert (int(first), int(second)) == (X.size, X.size)
