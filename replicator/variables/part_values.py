@@ -3,7 +3,8 @@
 
 For variables that one replica owns: where replicas write different parts in a step,
 they agree on the mean of the values that each would get, and there is no component per
-replica to write into.
+replica to write into. Of a variable whose aggregation is SUM, only what is added to a
+part can be summed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import context, errors
 from replicator.primitives import base
-from replicator.variables import storage
+from replicator.variables import agreement, storage
+
+_SUM = tf.VariableAggregation.SUM
 
 _MERGED = {
     "add": tf.tensor_scatter_nd_add,
@@ -32,6 +35,37 @@ def has_value(method: str) -> bool:
     return slices or kind in ("scatter", "scatter_nd") and how in _MERGED
 
 
+def write(variable: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    """Writes a part of a variable by writing the whole value.
+
+    Args:
+        variable: The variable.
+        method: The method that writes the part, e.g. "scatter_add".
+        *args: The method's arguments.
+        **kwargs: The method's keyword arguments.
+
+    Returns:
+        The variable after the write.
+
+    Raises:
+        ArgumentError: The replicas would sum what they cannot: whole values.
+    """
+    replica = context.current()
+    sums = variable.aggregation == _SUM and replica is not None
+    if not sums or agreement.is_equal(variable, replica) or replica.updating:
+        return variable.assign(written(variable, method, *args, **kwargs))
+    if not has_value(method) or not method.endswith(("_add", "_sub")):
+        method = "v[...].assign" if method == "_strided_slice_assign" else method
+        raise base.bad_argument(
+            f"{method} of variable {variable.name}, whose aggregation is SUM,",
+            "has no meaning in a step",
+            "assign the whole value; or use scatter_add or scatter_sub, of which the "
+            "variable gets the sum.",
+        )
+    zeros = tf.zeros_like(variable.read_value())
+    return variable.assign_add(_with_part(zeros, method, *args, **kwargs))
+
+
 def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
     """Returns the value that a variable would have with a part of it written.
 
@@ -46,17 +80,21 @@ def written(variable: Any, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
         build that will start over.
     """
     value = variable.read_value()
-    if method == "_strided_slice_assign":
-        return _slice_assigned(value, *args, **kwargs)
-    kind, _, how = method.rpartition("_")
-    if kind == "scatter" and how in _MERGED:
-        return _rows_written(value, _MERGED[how], *args, **kwargs)
-    if kind == "scatter_nd":
-        return _slices_written(value, _MERGED[how], *args, **kwargs)
+    if has_value(method):
+        return _with_part(value, method, *args, **kwargs)
     storage.need_components(
         variable, f"written by {method}, which no op on tensors can do"
     )
     return value
+
+
+def _with_part(before: tf.Tensor, method: str, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Returns a value with a part of it written by a method that `has_value`."""
+    if method == "_strided_slice_assign":
+        return _slice_assigned(before, *args, **kwargs)
+    kind, _, how = method.rpartition("_")
+    of_kind = _rows_written if kind == "scatter" else _slices_written
+    return of_kind(before, _MERGED[how], *args, **kwargs)
 
 
 def _rows_written(
@@ -70,6 +108,9 @@ def _rows_written(
         )
     indices = tf.convert_to_tensor(sparse_delta.indices)
     updates = _of_dtype(sparse_delta.values, value.dtype)
+    if updates.shape.rank == 0:  # one number for all rows, which these ops do not take
+        shape = tf.concat([tf.shape(indices), tf.shape(value)[1:]], 0)
+        updates = tf.broadcast_to(updates, shape)
     return merge(value, indices[..., tf.newaxis], updates)
 
 

@@ -71,17 +71,13 @@ class PartWriter(_tf.HandleVariable):
         if claim is not None or agreement.is_equal(self, replica):
             with self._entered(replica, claim):
                 return write(self, *args, **kwargs)
-        if self.aggregation == _SUM and not replica.updating:
-            raise base.bad_argument(
-                f"{method} of variable {self.name}, whose aggregation is SUM,",
-                "has no meaning in a step",
-                "all_reduce the written value, or assign the whole value.",
-            )
         with replica.agreeing_on(self.name, method, self.key):
             # The replicas agree on the mean of the whole value, whichever parts each of
             # them writes. If agreeing fails, nothing has been written.
-            if self.placement.owner is not None or part_values.has_value(method):
-                return self.assign(part_values.written(self, method, *args, **kwargs))
+            sums = self.aggregation == _SUM and not replica.updating
+            computes = self.placement.owner is not None or part_values.has_value(method)
+            if computes or sums:
+                return part_values.write(self, method, *args, **kwargs)
             with self._entered(replica, None):
                 written = write(self, *args, **kwargs)
                 with tf.control_dependencies([written.op]):

@@ -34,7 +34,7 @@ class SplitWriter(_tf.HandleVariable):
         """Writes rows to their parts, or assigns the whole value with a new piece."""
         if method in _BY_ROWS:
             return self._write_rows(method, *args, **kwargs)
-        return self.assign(part_values.written(self, method, *args, **kwargs))
+        return part_values.write(self, method, *args, **kwargs)
 
     def _write_rows(
         self,

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import replicator
 from tests import helpers
+from tests.variables import parted as parts
 from tests.variables.writes import ALL, PARTS, START, WRITES, make, own, written
 
 AGGREGATION = tf.VariableAggregation
@@ -251,19 +252,45 @@ def test_parts_that_are_written_leave_replicas_equal(name: str) -> None:
     np.testing.assert_allclose(results, [expected] * 3, rtol=1e-6)
 
 
-def test_parts_of_summed_variables_are_refused() -> None:
-    repl = helpers.make(2)
+_ADDED = [name for name in PARTS if name.endswith(("_add", "_sub"))]
+
+
+@pytest.mark.parametrize("parted", [False, True], ids=["whole", "parts"])
+@pytest.mark.parametrize("name", _ADDED)
+def test_what_is_added_to_parts_is_aggregated(name: str, parted: bool) -> None:
+    for aggregation, factor in (("SUM", 9), ("MEAN", 3), ("ONLY_FIRST_REPLICA", 2)):
+        repl = parts.replicas(3) if parted else helpers.make(3)
+        variable = make(repl, aggregation=getattr(AGGREGATION, aggregation))
+        results = repl.run(lambda: PARTS[name](variable, own(repl)))  # noqa: B023
+        expected = written(PARTS[name], START, START * factor)
+        np.testing.assert_allclose(variable, expected, rtol=1e-6)
+        np.testing.assert_allclose(results, [expected] * 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("parted", [False, True], ids=["whole", "parts"])
+@pytest.mark.parametrize("name", [name for name in PARTS if name not in _ADDED])
+def test_only_what_is_added_to_parts_is_summed(name: str, parted: bool) -> None:
+    repl = parts.replicas(2) if parted else helpers.make(2)
     variable = make(repl, aggregation=AGGREGATION.SUM)
 
     def step_fn() -> None:
-        variable[0].assign(1.0)
+        PARTS[name](variable, own(repl))
 
     with pytest.raises(
-        replicator.ReplicatorError,
-        match=r"(?s)weights:0, whose aggregation is SUM, on replica 0.*"
-        r"test_writing.py:\d+ in step_fn.*Fix: all_reduce",
+        replicator.ArgumentError,
+        match=r"(?s)weights.*, whose aggregation is SUM, on replica 0.*"
+        r"writes.py:\d+ in .*Fix: assign the whole value; or use scatter_add",
     ):
         repl.run(step_fn)
+
+
+@pytest.mark.parametrize("parted", [False, True], ids=["whole", "parts"])
+def test_one_number_for_all_rows(parted: bool) -> None:
+    repl = parts.replicas(2) if parted else helpers.make(2)
+    with repl.context():
+        v = tf.Variable(tf.ones([4, 2]))
+    repl.run(lambda: v.scatter_add(tf.IndexedSlices(repl.replica_id + 1.0, [0, 3])))
+    np.testing.assert_array_equal(v, [[2.5] * 2, [1] * 2, [1] * 2, [2.5] * 2])
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
