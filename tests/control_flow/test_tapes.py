@@ -9,6 +9,7 @@ bodies; so the tests return these values.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -176,3 +177,87 @@ def test_writes_are_seen(mode: str) -> None:
             errors.ContextError, match=r"(?s)writes a variable .*test_tapes\.py:\d+ in"
         ):
             run(writes)
+
+
+Outputs = Callable[[Any], tf.Tensor]
+
+
+def _forward(f: Outputs, w: Any) -> Any:
+    direction = tf.constant([1.0, 0.5])
+    with tf.autodiff.ForwardAccumulator(w, direction) as accumulator:
+        y = f(w)
+    return accumulator.jvp(y)
+
+
+def _reverse(f: Outputs, w: Any) -> Any:
+    with tf.GradientTape() as tape:
+        y = f(w)
+    return tf.convert_to_tensor(tape.gradient(y, w))
+
+
+def _jacobian(f: Outputs, w: Any) -> Any:
+    with tf.GradientTape() as tape:
+        y = f(w)
+    return tape.jacobian(y, w)
+
+
+DERIVATIVES: list[Callable[[Outputs, Any], Any]] = [
+    lambda f, w: _forward(lambda w: _reverse(f, w), w),
+    lambda f, w: _reverse(lambda w: _forward(f, w), w),
+    lambda f, w: _reverse(lambda w: _reverse(lambda w: _forward(f, w), w) ** 2, w),
+    lambda f, w: _jacobian(lambda w: _forward(f, w), w),
+    lambda f, w: _forward(lambda w: _jacobian(f, w), w),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_forward_mode_and_reverse_mode(mode: str) -> None:
+    """TensorFlow computes each op's derivative by a function, and differentiates it."""
+    repl = helpers.make(2)
+
+    def outputs(replica_id: Any, w: Any) -> tf.Tensor:
+        x = tf.reshape(tf.range(6.0) / 10, [3, 2]) + replica_id
+        return tf.tanh(tf.linalg.matvec(x, w))
+
+    def derivatives(replica_id: Any, w: Any) -> list[tf.Tensor]:
+        f = functools.partial(outputs, replica_id)
+        return [derivative(f, w) for derivative in DERIVATIVES]
+
+    def make() -> Any:
+        with repl.context():
+            w = tf.Variable([1.0, 2.0])
+        return lambda: derivatives(float(repl.replica_id), w)
+
+    got = helpers.run(mode, repl, make)
+    w = tf.Variable([1.0, 2.0])
+    for r in range(2):
+        for one, want in zip(got, derivatives(float(r), w), strict=True):
+            np.testing.assert_allclose(one[r], want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+def test_reverse_over_forward_mode_through_communication(mode: str) -> None:
+    repl = helpers.make(2)
+    x = tf.reshape(tf.range(12.0) / 10, [6, 2])
+
+    def directional(part: tf.Tensor, mean: Function, w: Any) -> tf.Tensor:
+        def loss(w: Any) -> tf.Tensor:
+            y = mean(tf.reduce_mean(tf.tanh(tf.linalg.matvec(part, w))))
+            return y * tf.reduce_mean(tf.linalg.matvec(part, w) ** 2)
+
+        return _reverse(lambda w: _forward(loss, w), w)
+
+    def make() -> Any:
+        with repl.context():
+            w = tf.Variable([1.0, 2.0])
+
+        def step() -> tf.Tensor:
+            part = tf.reshape(tf.range(6.0) / 10, [3, 2]) + 0.6 * repl.replica_id
+            return directional(part, lambda y: repl.all_reduce(y, "mean"), w)
+
+        return step
+
+    got = helpers.run(mode, repl, make)
+    want = directional(x, lambda y: y, tf.Variable([1.0, 2.0]))
+    np.testing.assert_allclose(sum(got) / 2, want, rtol=1e-5)

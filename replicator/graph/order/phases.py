@@ -326,6 +326,11 @@ def _end(op: tf.Operation) -> tf.Operation:
         return op
     with tf.control_dependencies(None), tf.device(None), tf.device(op.device):
         with tf.control_dependencies([op]):
+            # TensorFlow adds results to calls that it differentiates, but no shapes of
+            # them, which IdentityN requires.
+            if any(result.shape.rank is None for result in op.outputs):
+                results = [tf.identity(result).op for result in op.outputs]
+                return _after(results, op.device, "end")
             return tf.raw_ops.IdentityN(input=list(op.outputs))[0].op
 
 
