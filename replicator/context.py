@@ -333,6 +333,18 @@ def current() -> ReplicaContext | None:
     return _current.get()
 
 
+def will_be_copied(replica_id: int | None) -> bool:
+    """Whether this replica is being built, and further ones will be copies.
+
+    The device of a variable that it owns is then told to no code of TensorFlow's, like
+    tf.nn.embedding_lookup_sparse, which builds other ops where that is the replica's.
+    """
+    replica = _current.get()
+    if replica is None or replica.replica_id != replica_id:
+        return False
+    return not replica.build.all_traced
+
+
 def require(what: str) -> ReplicaContext:
     """Returns the replica being built.
 

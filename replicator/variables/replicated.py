@@ -206,6 +206,11 @@ class ReplicatedVariable(
         )
 
     @property
+    def device(self) -> str:
+        """The component's device; "" on the owner if copies must not differ from it."""
+        return "" if context.will_be_copied(self.owner) else str(super().device)
+
+    @property
     def op(self) -> tf.Operation:
         """Component 0's op, even inside a step: v1 optimizers key their slots by it.
 

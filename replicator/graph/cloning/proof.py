@@ -11,8 +11,8 @@ depends are ignored. Reads graphs and changes none; `clone.py` makes the copies.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -115,8 +115,10 @@ def prove(
         counterparts.live(own_ops, roots, captured)
         for own_ops, roots in zip(ops, returned, strict=True)
     ]
-    _refuse_leaks(live[1], set(ops[0]), captured)
-    level = Level((live[0], live[1]), places)
+    shared, leak = counterparts.shared(live[1], set(ops[0]), captured, places[0])
+    if leak is not None:
+        _refuse_leak(*leak)
+    level = Level(([op for op in live[0] if op not in shared], live[1]), places)
     proof = _Proof(replicas, captured)
     proof.compare(level, [(column[0], column[1]) for column in own])
     for first_leaf, second_leaf in zip(*returned, strict=True):
@@ -124,24 +126,17 @@ def prove(
     return dataclasses.replace(level, tokens=proof.pythons.tokens)
 
 
-def _refuse_leaks(
-    ops: Iterable[tf.Operation],
-    other: Container[tf.Operation],
-    captured: Container[int],
-) -> None:
-    """Raises if replica 1 uses ops that replica 0 built."""
-    for op in ops:
-        sources = [tensor.op for tensor in op.inputs if id(tensor) not in captured]
-        for source in [*sources, *op.control_inputs]:
-            if source in other and source.type != "Placeholder":
-                raise errors.CloneError(
-                    errors.compose(
-                        "replica 1 uses an op that replica 0 built.",
-                        [_site(0, source), _site(1, op)],
-                        "do not keep tensors from one call of step_fn for the next; or "
-                        'build each replica separately with build="trace".',
-                    )
-                )
+def _refuse_leak(source: tf.Operation, op: tf.Operation) -> NoReturn:
+    """Raises because replica 1 uses an op that replica 0 built."""
+    raise errors.CloneError(
+        errors.compose(
+            "replica 1 uses an op that replica 0 built.",
+            [_site(0, source), _site(1, op)],
+            "do not keep tensors from one call of step_fn for the next, or build the "
+            "layer that keeps them before the step; or build each replica separately "
+            'with build="trace".',
+        )
+    )
 
 
 class _Proof:

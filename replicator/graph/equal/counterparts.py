@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import placeholder
+from replicator.graph.ir import differing, placeholder
 from replicator.graph.ir.kinds import EXITS, kind_of
 from replicator.graph.ir.placeholder import Call
 
@@ -67,6 +67,51 @@ def live(
         op for op in replica_ops if op.type in EXITS and op.inputs[0].op in live_ops
     }
     return [op for op in ops if op in live_ops]
+
+
+def shared(
+    ops: Iterable[tf.Operation],
+    other: Container[tf.Operation],
+    captured: Container[int],
+    own: Container[int],
+) -> tuple[set[tf.Operation], tuple[tf.Operation, tf.Operation] | None]:
+    """Finds ops of one replica that another uses, and that all replicas may use.
+
+    A layer that is built by its first call may keep tensors computed from constants.
+
+    Args:
+        ops: The ops of the replica that uses them.
+        other: The ops of the replica that has built them.
+        captured: The ids of captures of tensors from outside.
+        own: The ids of the tensors from outside that only the builder has.
+
+    Returns:
+        The ops, and None; or (an op that is not the same on all replicas, the op that
+        uses it).
+    """
+    found = set[tf.Operation]()
+    for op in ops:
+        sources = [tensor.op for tensor in op.inputs if id(tensor) not in captured]
+        sources += op.control_inputs
+        todo = [op for op in sources if op in other and op.type != "Placeholder"]
+        while todo:
+            source = todo.pop()
+            if source in found:
+                continue
+            if not _is_constant(source) or any(id(t) in own for t in source.inputs):
+                return found, (source, op)
+            found.add(source)
+            inputs = [t.op for t in source.inputs if id(t) not in captured]
+            todo += [op for op in inputs if op in other]
+    return found, None
+
+
+def _is_constant(op: tf.Operation) -> bool:
+    """Whether an op has the same result on all replicas if its inputs are the same."""
+    kind = kind_of(op)
+    differs = kind.stateful or kind.calls or placeholder.read(op) is not None
+    differs |= op.type == "Placeholder" or differing.ATTRIBUTE in op.node_def.attr
+    return not differs and not op.control_inputs
 
 
 def names(tensors: Iterable[tf.Tensor]) -> Iterable[tuple[int, str]]:

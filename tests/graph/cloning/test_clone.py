@@ -127,6 +127,42 @@ def sparse(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
     return step, [table]
 
 
+def looked_up(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Lookups that TensorFlow builds by the device of the table."""
+    table = weights(6, 2)
+    optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.5))
+    optimizer.build([table])
+
+    def step(x: tf.Tensor) -> Any:
+        ids = tf.sparse.from_dense(tf.cast(tf.abs(x) * 100, tf.int64) % 5 + 1)
+        with tf.GradientTape() as tape:
+            rows = tf.nn.embedding_lookup_sparse(table, ids, None, combiner="sum")
+            loss = tf.reduce_sum(rows**2)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        with tf.compat.v1.colocate_with(table):
+            norms = tf.norm(table, axis=1)
+        with tf.device(table.device):
+            return rows, norms, tf.nn.embedding_lookup(table, ids.values, max_norm=1.0)
+
+    return step, [table]
+
+
+def built_by_the_first_call(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Layers whose first call, on replica 0, keeps tensors computed from constants."""
+    layers = [
+        tf.keras.layers.Normalization(mean=np.arange(4.0), variance=np.ones(4)),
+        tf.keras.layers.Normalization(axis=None, mean=0.5, variance=2.0),
+    ]
+    kept: list[tf.Tensor] = []
+
+    def step(x: tf.Tensor) -> Any:
+        if not kept:
+            kept.append(tf.range(4.0) * repl.num_replicas)
+        return [layer(x) for layer in layers], x * kept[0]
+
+    return step, []
+
+
 def collectives(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
     """Collectives and their gradients."""
     count = repl.num_replicas
@@ -289,6 +325,8 @@ PROBLEMS = {
         control_flow,
         function,
         sparse,
+        looked_up,
+        built_by_the_first_call,
         collectives,
         unlike_gradients,
         made_outside,

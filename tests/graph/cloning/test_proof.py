@@ -155,6 +155,35 @@ def test_tensors_kept_for_the_next_replica(repl: replicator.Replicator) -> None:
     assert "replica 1 uses an op that replica 0 built" in message
 
 
+def _drawn(x: tf.Tensor) -> tf.Tensor:
+    return tf.random.uniform([]) + 1.0
+
+
+def _after_a_print(x: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([tf.print("kept")]):
+        return tf.constant(1.0)
+
+
+def _of_a_function(x: tf.Tensor) -> tf.Tensor:
+    return tf.function(lambda: tf.ones([]))() + 1.0
+
+
+@pytest.mark.parametrize("make", [_drawn, _after_a_print, _of_a_function])
+def test_only_tensors_computed_from_constants_may_be_kept(
+    repl: replicator.Replicator, make: Any
+) -> None:
+    kept: list[tf.Tensor] = []
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        if not kept:
+            kept.append(make(x))
+        return kept[0] * x
+
+    message = refused(repl, step, lambda: tf.constant(1.0))
+    assert "replica 1 uses an op that replica 0 built" in message
+    assert "build the layer that keeps them before the step" in message
+
+
 def test_devices_that_do_not_correspond(repl: replicator.Replicator) -> None:
     devices = iter(["CPU:5", "CPU:6"])
 
