@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,8 +36,10 @@ def pull_inputs(draft: Draft) -> None:
             pulled = draft.build.graph.get_operations()[len(ops) :]
             draft.dividing = frozenset(pulled)
         draft.further = draft.args()
-    if draft.several and draft.feed is not None and draft.feed.divides:
-        _warn_of_whole_args(draft)
+        if draft.several and draft.feed is not None and draft.feed.divides:
+            _warn_of_whole_args(draft)
+        if not draft.build.all_traced:
+            draft.elements, draft.further = _hidden(draft.elements, draft.further)
 
 
 def _warn_of_whole_args(draft: Draft) -> None:
@@ -60,6 +63,15 @@ def _warn_of_whole_args(draft: Draft) -> None:
                 errors.user_line(),
                 total,
             )
+
+
+def _hidden(elements: Any, further: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Returns the inputs such that copies may have replica 1's static shapes."""
+    nests = copies.hide_values(
+        [*zip(elements or [None] * len(further), further, strict=True)]
+    )
+    hidden = [nest[0] for nest in nests]
+    return None if elements is None else hidden, [nest[1] for nest in nests]
 
 
 def call_step_fn(draft: Draft) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates handles and copies for several replicas at once.
+"""Creates handles and copies for several replicas at once, and hides what differs.
 
 graph/cloning/proof.py proves that replicas 0 and 1 are alike; graph/cloning/clone.py
 imports copies of replica 1 into the graph.
@@ -11,13 +11,65 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.graph.cloning import clone, proof
+from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import ordering
+from replicator.primitives import arithmetic
 from replicator.variables.creation import VariableFactory
 from replicator.variables.initial_values import CAPTURED
+
+
+def hide_values(inputs: Sequence[Any]) -> list[Any]:
+    """Keeps static shapes from depending on inputs that are constants in the graph.
+
+    TensorFlow folds constants into static shapes, tf.reshape(x, [constant]) for one,
+    and copies have those of replica 1.
+
+    Args:
+        inputs: `inputs[r]` are replica r's, nests of the same structure.
+
+    Returns:
+        The same, behind an op that TensorFlow does not evaluate where they may differ.
+    """
+    flat = [tf.nest.flatten(nest, expand_composites=True) for nest in inputs]
+    columns = []
+    for column in zip(*flat, strict=True):
+        tensors = [leaf for leaf in column if tf.is_symbolic_tensor(leaf)]
+        constants = [tf.get_static_value(leaf) for leaf in tensors]
+        same = all(
+            value is not None and np.array_equal(value, constants[0])
+            for value in constants
+        )
+        if not same and any(map(_is_folded, tensors)):
+            column = tuple(_hidden(leaf) for leaf in column)
+        columns.append(column)
+    return [
+        tf.nest.pack_sequence_as(nest, leaves, expand_composites=True)
+        for nest, leaves in zip(inputs, zip(*columns, strict=True), strict=True)
+    ]
+
+
+def _is_folded(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is computed from constants alone."""
+    todo, seen = [tensor.op], {tensor.op}
+    while todo:
+        op = todo.pop()
+        if kind_of(op).stateful or op.type.startswith("Placeholder"):
+            return False
+        todo += {source.op for source in op.inputs} - seen
+        seen.update(todo)
+    return True
+
+
+def _hidden(leaf: Any) -> Any:
+    if not tf.is_symbolic_tensor(leaf) or leaf.dtype in (tf.resource, tf.variant):
+        return leaf
+    with tf.device(leaf.device):
+        return arithmetic.shield(leaf)
 
 
 def bring_handles(factory: VariableFactory, build: context.Build) -> None:

@@ -527,3 +527,37 @@ def test_several_steps_per_call() -> None:
 
     for one, two in zip(run("trace"), run("clone"), strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("given", ["input", "argument"])
+def test_static_shapes_do_not_depend_on_the_values_of_inputs(
+    given: str, mode: str
+) -> None:
+    """TensorFlow folds constants into shapes; those of replicas 0 and 1 are alike."""
+    repl = helpers.make(4, build="clone")
+    rows = [[1, 1, 1], [2, 2, 2], [1, 2, 3], [4, 4, 5]]
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        assert tf.get_static_value(x) is None
+        unique, _ = tf.unique(x)
+        return repl.all_gather(tf.reshape(unique, [tf.size(unique)]), axis=0)
+
+    def input_fn(ctx: replicator.InputContext) -> tf.Tensor:
+        return tf.constant(rows[ctx.replica_id])
+
+    def run() -> list[tf.Tensor]:
+        if given == "input":
+            return list(repl.run(step, input_fn))
+        values = [tf.constant(row) for row in rows]
+        return list(repl.run(step, args=(replicator.PerReplica(values),)))
+
+    if mode == "session":
+        with tf.Graph().as_default():
+            fetches = run()
+            with helpers.monitored_session() as session:
+                results = session.run(fetches)
+    else:
+        results = (tf.function(run) if mode == "function" else run)()
+    for result in results:
+        np.testing.assert_array_equal(result, [1, 2, 1, 2, 3, 4, 5])
