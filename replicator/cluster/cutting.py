@@ -4,22 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
-import pathlib
 import socket
-import struct
 
 from replicator.cluster import addresses
+from replicator.launch import sockets
 
 _DESCRIPTORS = "/dev/fd"  # where Linux and macOS list a process's open files
-# Linux's tables of connections, and the bytes of their addresses. The columns hold the
-# address of the other side, in words of the machine's byte order, the state and the
-# inode. Nothing else names the other side of a socket that is connecting (SYN_SENT).
-_TABLES = (("/proc/self/net/tcp", 4), ("/proc/self/net/tcp6", 16))
-_REMOTE, _STATE, _INODE = 2, 3, 9
-_CONNECTING = "02"
-_TO_TEXT = {4: ipaddress.IPv4Address, 16: ipaddress.IPv6Address}
 
 
 def cut(address: str) -> int:
@@ -95,32 +86,20 @@ def _copy_if(
 
 
 def _connecting(peers: set[tuple[str, int]]) -> set[int]:
-    """Returns the inodes of sockets that are connecting to one of the peers."""
-    inodes = set()
-    for table, size in _TABLES:
-        try:
-            rows = pathlib.Path(table).read_text().splitlines()[1:]
-        except OSError:  # not Linux
-            continue
-        for row in map(str.split, rows):
-            if row[_STATE] == _CONNECTING and _remote(row[_REMOTE], size) in peers:
-                inodes.add(int(row[_INODE]))
-    return inodes
+    """Returns the inodes of sockets that are connecting to one of the peers.
 
-
-def _remote(text: str, size: int) -> tuple[str, int]:
-    """Parses an address and port of Linux's tables, such as "0100007F:1F90"."""
-    number, _, port = text.partition(":")
-    words = struct.unpack(f">{size // 4}I", bytes.fromhex(number))
-    packed = struct.pack(f"={size // 4}I", *words)
-    return _peer((str(_TO_TEXT[size](packed)), int(port, 16)))
+    Nothing but the kernel's tables names the other side of such a socket.
+    """
+    return {
+        row.inode
+        for row in sockets.rows()
+        if row.state == sockets.CONNECTING and row.remote in peers
+    }
 
 
 def _peer(name: tuple[object, ...]) -> tuple[str, int]:
     """Returns address and port, with an IPv4-mapped IPv6 address as IPv4."""
-    number = ipaddress.ip_address(str(name[0]).partition("%")[0])
-    mapped = getattr(number, "ipv4_mapped", None)
     port = name[1]
     if not isinstance(port, int):
         raise TypeError
-    return str(mapped or number), port
+    return sockets.plain(str(name[0])), port

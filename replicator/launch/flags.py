@@ -152,7 +152,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "identity": {"metavar": "FILE", "help": "The private key for SSH."},
     "tunnel": {
         **_SWITCH,
-        "help": "Send all traffic through SSH; nothing else reaches the servers.",
+        "help": "Send all traffic through SSH; no other machine or user reaches the "
+        "servers.",
     },
     "insecure": {
         **_SWITCH,

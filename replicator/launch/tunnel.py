@@ -5,7 +5,8 @@ Each server, and the program, has a port that is reserved for it on every host. 
 launcher listens on the ports of the servers on this host, and SSH forwards each
 connection to a socket in a folder of the server's host, where the relay (relay.py)
 passes it to the server. Connections from a server to another's port take the same way
-back.
+back. A port of this host is open to all of its users, so the launcher asks the kernel
+whose each connection is, and passes on the bytes of this user only.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import socket
 import tempfile
 from typing import Any
 
-from replicator.launch import relay
+from replicator.launch import relay, sockets
 from replicator.launch.commands import Command
 from replicator.launch.hosts import LaunchError
 from replicator.launch.ssh import Remote
@@ -118,16 +120,37 @@ async def _open_door(remote: Remote | None, stack: contextlib.AsyncExitStack) ->
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         within = Door(0, folder).within
         forward = relay.forwarder(lambda: asyncio.open_unix_connection(within))
-        server = await asyncio.start_server(forward, _HERE, 0)
+
+        async def forward_own(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            port = writer.get_extra_info("sockname")[1]
+            if _is_own(writer.get_extra_info("peername")[:2], port):
+                await forward(reader, writer)
+            else:
+                writer.close()
+
+        server = await asyncio.start_server(forward_own, _HERE, 0)
         stack.callback(server.close)
         return Door(server.sockets[0].getsockname()[1], folder)
     folder = await _folder(remote)
+    listening: list[int] = []
+
+    def admits(host: str, port: int) -> bool:
+        return any(_is_own((host, port), own_port) for own_port in listening)
+
     with _refused(remote):
         listener = await remote.connection.forward_local_port_to_path(
-            _HERE, 0, Door(0, folder).within
+            _HERE, 0, Door(0, folder).within, admits
         )
+    listening.append(listener.get_port())
     stack.callback(listener.close)
     return Door(listener.get_port(), folder)
+
+
+def _is_own(peer: sockets.Name, port: int) -> bool:
+    """Whether a connection to a port of the launcher was made by its own user."""
+    return sockets.owner(peer, (_HERE, port)) == os.geteuid()
 
 
 async def _open_way_back(

@@ -128,6 +128,53 @@ def test_nothing_but_the_tunnel_reaches_servers(
     assert not list(folders.iterdir())
 
 
+_STRANGER = """
+import encodings.idna, os, socket, sys
+os.setuid(65534)
+for port in sys.argv[1:]:
+    with socket.create_connection(("127.0.0.1", int(port))) as connection:
+        connection.settimeout(20)
+        try:
+            connection.shutdown(socket.SHUT_WR)
+            print(connection.recv(100))
+        except OSError:
+            print(b"")
+    with socket.create_connection(("127.0.0.1", int(port))) as connection:
+        pass  # is closed at once: the kernel then says that it is root's
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has other users' processes")
+def test_doors_are_closed_to_other_users_of_this_machine(
+    place: Place, remote: sshd.Server
+) -> None:
+    """The stub's servers answer whoever is passed on to them."""
+    place.program(_ASK + "import signal\nsignal.pause()\n")
+    hosts, *flags = remote.flags
+    with place.start(f"{hosts},localhost", *flags, "--tunnel", "train.py") as started:
+        assert started.stdout
+        while "ready" not in (line := started.stdout.readline()):
+            assert line, started.stderr and started.stderr.read()
+        ports = [word.rpartition(":")[2] for word in line.split()[1:]]
+        assert len(ports) == 2
+        asked = [sys.executable, "-I", "-S", "-c"]
+        strangers = subprocess.run(
+            [*asked, _STRANGER, *ports], capture_output=True, text=True, check=True
+        )
+        assert strangers.stdout == "b''\n" * 2
+        user = subprocess.run(
+            [*asked, _STRANGER.replace("os.setuid(65534)", ""), *ports],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert user.stdout.count("b'server ") == 2
+        started.terminate()
+        started.communicate(timeout=60)
+    place.expect_nothing_left()
+
+
 def _lines(name: str) -> list[str]:
     """Returns the kernel's list of sockets."""
     return pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]
