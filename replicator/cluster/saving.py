@@ -7,7 +7,7 @@ import os
 import pathlib
 import tempfile
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -115,17 +115,15 @@ class Together:
         """Restores the newest checkpoint, if there is one."""
         if self._latest is None:
             return
-        files: list[pathlib.Path] = []
-        if self._first is not None:
-            files = sorted(pathlib.Path(self._latest).parent.glob(_parts(self._latest)))
-        sizes = [[path.name, path.stat().st_size] for path in files]
-        names_and_sizes: list[Any] = self._peers.exchange(_RESTORES, sizes)[0]
         path = self._latest
         if self._first is None:
+            # Names that another process sends are no paths here.
             self._received = tempfile.TemporaryDirectory("-replicator")
-            path = os.path.join(self._received.name, os.path.basename(self._latest))
-        for name, size in names_and_sizes:
-            self._send(os.path.join(os.path.dirname(path), name), size)
+            path = os.path.join(self._received.name, "received")
+        own_sizes = [] if self._first is None else _sizes(path)
+        sizes: list[int] = self._peers.exchange(_RESTORES, own_sizes)[0]
+        for k, size in enumerate(sizes):
+            self._send(_file(path, k, len(sizes)), int(size))
         self._saved.restore(path, options=self._options)
 
     def _send(self, path: str, size: int) -> None:
@@ -154,9 +152,20 @@ class Together:
         return str(self._latest)
 
 
-def _parts(path: str) -> str:
-    """Returns a glob pattern for the files of a checkpoint."""
-    return f"{os.path.basename(path)}.*"
+def _file(path: str, number: int, count: int) -> str:
+    """Returns the path of a file of a checkpoint: first its index, then its data."""
+    data = f"data-{number - 1:05d}-of-{count - 1:05d}"  # TensorFlow's names
+    return f"{path}.{data if number else 'index'}"
+
+
+def _sizes(path: str) -> list[int]:
+    """Returns the sizes of the files of a checkpoint in bytes, in order."""
+    first = f"{os.path.basename(path)}.data-00000-of-*"
+    found = pathlib.Path(path).parent.glob(first)
+    # A run on other devices may have left one with the same number.
+    newest = max(found, key=lambda file: file.stat().st_mtime)
+    count = int(newest.name.rpartition("-")[2]) + 1
+    return [os.stat(_file(path, k, count)).st_size for k in range(count)]
 
 
 def files(

@@ -8,6 +8,8 @@ a whole round adds nothing new, some replica waits for a call that never comes: 
 MismatchError.
 
 None of this is part of the graph, so objects can be exchanged wherever Python runs.
+
+What other processes send is not unpickled: to unpickle is to run what the sender chose.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator.cluster.peers import Peers
 from replicator.primitives import base, groups
+from replicator.step import encoding
 
 _OBJECTS = "objects"  # the key of object calls in a build's knowledge and findings
 
@@ -33,6 +36,10 @@ _FIX = (
 )
 
 
+_NO_TENSORS = (
+    "objects are Python values that are known when the step is built; tensors are sent "
+    "by broadcast and all_gather."
+)
 _Object = TypeVar("_Object")
 _Key = tuple[tuple[int, ...], int, int]  # group, number of the call in it, replica
 
@@ -108,7 +115,9 @@ def broadcast_object(obj: Any, root: int = 0, group: Any = None) -> Any:
 
     Args:
         obj: On the root, a small value that can be pickled and holds no tensors;
-            ignored on the others.
+            ignored on the others. Between hosts that each build their own graph: None,
+            booleans, numbers, strings, bytes, NumPy arrays, and lists, tuples, sets and
+            dicts of them.
         root: The replica whose object is sent, a member of the group.
         group: The participating replicas, from `Replicator.group` or `groups`; all by
             default. The calling replica must be one of them.
@@ -118,7 +127,7 @@ def broadcast_object(obj: Any, root: int = 0, group: Any = None) -> Any:
 
     Raises:
         ArgumentError: `root` is not a replica of the group, or the object is a tensor,
-            holds one, or cannot be pickled.
+            holds one, or cannot be pickled, or sent to other hosts.
         MismatchError: The replicas of the group make different object calls.
         ContextError: Called outside a step.
     """
@@ -140,8 +149,8 @@ def all_gather_object(obj: _Object, group: Any = None) -> list[_Object]:
         b'replica 0, replica 1'
 
     Args:
-        obj: A small value that can be pickled and holds no tensors; may differ in type
-            and size between replicas.
+        obj: A small value as for `broadcast_object`; may differ in type and size
+            between replicas.
         group: The participating replicas, from `Replicator.group` or `groups`; all by
             default. The calling replica must be one of them.
 
@@ -150,7 +159,8 @@ def all_gather_object(obj: _Object, group: Any = None) -> list[_Object]:
         replica was first built.
 
     Raises:
-        ArgumentError: The object is a tensor, holds one, or cannot be pickled.
+        ArgumentError: The object is a tensor, holds one, or cannot be pickled, or sent
+            to other hosts.
         MismatchError: The replicas of the group make different object calls.
         ContextError: Called outside a step.
     """
@@ -217,7 +227,9 @@ def _exchange(
     build, own_id = replica.build, replica.replica_id
     build.refuse_copies(f"what {primitive} is given on all replicas")
     number = replica.count(("objects", group))
-    data = _pickled(primitive, obj) if own_id in speakers else b""
+    apart = len(build.world.local) < build.world.num_replicas  # in several processes
+    encode = _encoded if apart else _pickled
+    data = encode(primitive, obj) if own_id in speakers else b""
     own_call = _Said(primitive, root, group, number, own_id, errors.user_line(), data)
     attempt, known_calls = _Attempt.of(build), build.knowledge.get(_OBJECTS, {})
     attempt.said[own_call.key] = own_call
@@ -243,7 +255,8 @@ def _exchange(
     if not partners.keys() >= set(speakers):
         attempt.waiting.append(own_call)
         raise context.Waiting
-    return [pickle.loads(partners[speaker].data) for speaker in speakers]
+    decode = encoding.decode if apart else pickle.loads  # nobody else's
+    return [decode(partners[speaker].data) for speaker in speakers]
 
 
 def _partners(said: Mapping[_Key, _Said], call: _Said) -> dict[int, _Said]:
@@ -287,6 +300,23 @@ def _site(build: context.Build, replica_id: int, does: str) -> str:
     return f"replica {replica_id} ({where}): {does}"
 
 
+def _encoded(primitive: str, obj: Any) -> bytes:
+    """Encodes an object for other processes."""
+    try:
+        return encoding.encode(obj)
+    except encoding.CannotEncode as error:
+        held = str(error)
+        if held != type(obj).__name__:
+            held = f"{type(obj).__name__} that holds a {held}"
+        raise base.bad_argument(
+            primitive,
+            f"was given a {held}, which cannot be sent to other hosts",
+            f"pass {encoding.TYPES}: other objects would run code there. "
+            "dataclasses.asdict makes a dict of a dataclass; tensors are sent by "
+            "broadcast and all_gather.",
+        ) from None
+
+
 class _Pickler(pickle.Pickler):
     """Pickles an object, and refuses tensors anywhere in it."""
 
@@ -307,10 +337,7 @@ def _pickled(primitive: str, obj: Any) -> bytes:
     except _HoldsTensorError as error:
         held = "" if tf.is_tensor(obj) else f"{type(obj).__name__} that holds a "
         raise base.bad_argument(
-            primitive,
-            f"was given a {held}{error}",
-            "objects are Python values that are known when the step is built; tensors "
-            "are sent by broadcast and all_gather.",
+            primitive, f"was given a {held}{error}", _NO_TENSORS
         ) from None
     except Exception as error:  # pickle and the hooks it calls may raise anything
         raise base.bad_argument(

@@ -7,6 +7,7 @@ Each function of CASES takes a Replicator of two replicas and the host's number.
 
 from __future__ import annotations
 
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -126,12 +127,16 @@ def padded(repl: Replicator, host: int) -> None:
     )
 
 
+def an_object(repl: Replicator, host: int) -> None:
+    repl.run(lambda: len(repl.all_gather_object([pathlib.PurePath("/")])))
+
+
 CASES: dict[str, Callable[[Replicator, int], None]] = {
     function.__name__: function
     for function in (
         *(number_of_calls, shape, reduction, conditional, variable, new_variable),
         *(step_fn_raises, input_fn_raises, one_step_more, another_step, options),
-        *(devices, dataset, strings, unknown_rank, in_a_graph, padded),
+        *(devices, dataset, strings, unknown_rank, in_a_graph, padded, an_object),
     )
 }
 

@@ -245,7 +245,9 @@ def functions(repl: Replicator) -> Any:
 def objects(repl: Replicator) -> Any:
     def step_fn() -> Any:
         sizes = repl.all_gather_object(repl.replica_id + 1)
-        root = repl.broadcast_object({"size": repl.replica_id}, root=3)
+        own_facts = {"size": np.int64(repl.replica_id), "rest": (None, b"\0", {1.5})}
+        root = repl.broadcast_object(own_facts, root=3)
+        assert root["rest"] == (None, b"\0", {1.5})
         return tf.zeros([sum(sizes), root["size"]])
 
     return repl.run(step_fn)

@@ -59,6 +59,13 @@ _SAID: dict[str, tuple[str, list[str]]] = {
         "InputError",
         ['remainder="pad" cannot fill', "without an InputContext"],
     ),
+    "an_object": (
+        "ArgumentError",
+        [
+            "was given a list that holds a PurePosixPath, which cannot be sent to",
+            "Fix: pass None, booleans, numbers",
+        ],
+    ),
 }
 # The error on host 1 alone, and host 0's message about it.
 _FAILED: dict[str, tuple[str, list[str]]] = {
