@@ -184,6 +184,8 @@ class ReplicaContext:
             all of it, the others zeros.
         agrees: Returns the value that is written to a variable in place of a replica's
             own, or None where a mean will do. None if there is no such rule.
+        whole: True while it computes with the examples of all replicas.
+        merging: True while variables that differ are read as their aggregate.
         reading: The identities through which such variables are being read.
     """
 
@@ -207,6 +209,8 @@ class ReplicaContext:
     synchronizes: Callable[[Any, bool], Any] | None = None
     agrees: Callable[[Any, Any], Any] | None = None
     takes: Callable[[Any], Any] | None = None
+    whole: bool = False
+    merging: bool = False
     reading: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -303,6 +307,24 @@ class ReplicaContext:
             yield
         finally:
             self.shard = before
+
+    @contextlib.contextmanager
+    def computing_whole(self) -> Iterator[None]:
+        """Marks code in this block as computing with the examples of all replicas."""
+        before, self.whole = self.whole, True
+        try:
+            yield
+        finally:
+            self.whole = before
+
+    @contextlib.contextmanager
+    def reading_merged(self, merged: bool = True) -> Iterator[None]:
+        """Reads variables that differ as their aggregate in this block, or does not."""
+        before, self.merging = self.merging, merged
+        try:
+            yield
+        finally:
+            self.merging = before
 
     @contextlib.contextmanager
     def creating_for_all(self) -> Iterator[None]:

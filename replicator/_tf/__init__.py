@@ -25,7 +25,6 @@ from replicator._tf.callers import (
     builder,
     copied_value_asking,
     differentiated,
-    given_to_metric,
     keras_loop,
     keras_training,
     older_optimizer_asks,
@@ -121,6 +120,7 @@ from replicator._tf.graphs import (
     session_config,
     stands_in,
 )
+from replicator._tf.metrics import is_mean, metric_call
 from replicator._tf.nests import KeptTuple
 from replicator._tf.ops import (
     abandon,
@@ -242,7 +242,6 @@ __all__ = [
     "function_called",
     "function_of",
     "functions_called",
-    "given_to_metric",
     "has_started",
     "import_nodes",
     "in_loop_of",
@@ -251,6 +250,7 @@ __all__ = [
     "is_abandoned",
     "is_initialized",
     "is_loop_gradient",
+    "is_mean",
     "is_installed",
     "is_part_of_pass",
     "is_recorded",
@@ -268,6 +268,7 @@ __all__ = [
     "lower_in_place",
     "mark_python_function",
     "may_record",
+    "metric_call",
     "move_control_outputs",
     "new_function_graph",
     "not_converted",

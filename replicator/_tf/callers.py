@@ -189,24 +189,6 @@ def applying_optimizer() -> str | None:
     return None
 
 
-def given_to_metric() -> list[Any] | None:
-    """Returns the arguments of the running `update_state` of a Keras metric, if any."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code, args = frame.f_code, frame.f_locals
-        owner = type(args.get("self"))
-        if code.co_name.removeprefix("tf__") == "update_state" and any(
-            base.__module__.startswith(_METRICS) for base in owner.__mro__
-        ):
-            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            return [args[name] for name in names if name in args and name != "self"]
-        frame = frame.f_back
-    return None
-
-
-_METRICS = ("keras.src.metrics", "tf_keras.src.metrics")
-
-
 def stateful_layer(variable: tf.Variable) -> Any:
     """Returns the stateful RNN layer whose call is writing its state, or None.
 

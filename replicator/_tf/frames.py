@@ -118,8 +118,8 @@ def written_by_library() -> bool:
 
 
 _LAYERS = re.compile(
-    r"/((tf_)?keras/src/(layers|optimizers)|sonnet/src"
-    r"|tensorflow/python/(keras/layers|training))/"
+    r"/((tf_)?keras/src/(layers|optimizers)/|sonnet/src/(?!(base|metrics|utils)\.)"
+    r"|tensorflow/python/(keras/layers|training)/)"
 )
 
 

@@ -204,9 +204,9 @@ class ReplicaContext(_tf.WatchedContext):
         Returns:
             The result of `merge_fn`.
         """
-        context.require("merge_call")
+        merged = context.require("merge_call").reading_merged()
         strategy = MergedStrategy(self)
-        with _tf.distribution_mode(cross_replica=strategy):
+        with _tf.distribution_mode(cross_replica=strategy), merged:
             return merge_fn(strategy, *args, **(kwargs or {}))
 
 
@@ -348,7 +348,8 @@ class _MergedExtended(_Facade):
 
         Assignments in it are made equal on all replicas, as everywhere in a step.
         """
-        updated = fn(var, *args, **(kwargs or {}))
+        with context.require("update").reading_merged(False):
+            updated = fn(var, *args, **(kwargs or {}))
         return updated if group else (updated,)
 
     def colocate_vars_with(
@@ -365,18 +366,16 @@ class _MergedExtended(_Facade):
     ) -> Any:
         """Calls a function in each replica, in the context around the merge_call."""
         replica_context = self._replica_context
-        with _tf.distribution_mode(
+        replica = context.require("call_for_each_replica")
+        mode = _tf.distribution_mode(
             replica=replica_context, strategy=replica_context.answer
-        ):
+        )
+        with mode, replica.reading_merged(False):
             return fn(*args, **(kwargs or {}))
 
 
 def _mean_for_variable(value: Any) -> Any:
-    """Returns the mean over all examples, which needs no communication if it is known.
-
-    Args:
-        value: A nest of tensors and variables. Variables have equal values.
-    """
+    """Returns the mean over all examples; that of a variable is its value."""
     differs = getattr(getattr(value, "placement", None), "differs", False)
     if isinstance(value, seen_as_one.SeenAsOne) and not differs:
         return tf.convert_to_tensor(value)

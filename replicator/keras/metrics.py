@@ -150,7 +150,8 @@ class Exact:
         args, kwargs = gathering.whole(arguments, self._shard)
         if _adds_up(metric) and replica.replica_id > 0:
             return
-        update(*args, **kwargs)
+        with replica.computing_whole():
+            update(*args, **kwargs)
 
     def _mean_of_scalar(self, leaf: Any) -> Any:
         if not tf.is_tensor(leaf) or leaf.shape.rank != 0:

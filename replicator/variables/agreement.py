@@ -215,10 +215,16 @@ def of_examples(
     if variable.placement.grows:  # rows of gradients, which already have no weight
         return value
     value = tf.convert_to_tensor(value, dtype=variable.dtype)
-    spoilt = ~tf.math.is_finite(tf.abs(value)) | _is_of_nothing(_tf.given_to_metric())
+    spoilt = ~tf.math.is_finite(tf.abs(value)) | _is_of_nothing(_given())
     is_skipped = tf.equal(replica.examples, 0) & spoilt
     unchanged = variable.read_value() if method == "assign" else tf.zeros_like(value)
     return tf.where(is_skipped, unchanged, value)
+
+
+def _given() -> list[Any] | None:
+    """Returns the arguments of the running update of a Keras metric, if any."""
+    update = _tf.metric_call("update_state")
+    return None if update is None else list(update.given.values())
 
 
 def _is_of_nothing(given: Any) -> tf.Tensor:

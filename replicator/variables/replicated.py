@@ -40,6 +40,7 @@ from replicator.variables import (
     in_graphs,
     keras_loops,
     locks,
+    metric_state,
     part_writes,
     python_calls,
     seen_as_one,
@@ -245,6 +246,7 @@ class ReplicatedVariable(
                 return self._aggregated()
             value = self._read_once(no_copy)
             is_one = agreement.is_one(self, replica)
+            is_one = is_one or metric_state.is_for_result(self, replica)
             return agreement.read_as_one(self, value) if is_one else value
 
     def _read_once(self, no_copy: bool) -> tf.Tensor:
@@ -311,9 +313,11 @@ class ReplicatedVariable(
             if agreement.is_one(self, replica):
                 value = agreement.agree_as_one(self, value, replica, method)
             elif self.placement.differs:
+                metric_state.check_write(self, value, replica, method)
                 write = Write(self, replica.replica_id, method)
                 value = self.placement.assigned(value, write)
                 value = agreement.of_examples(self, value, replica, method)
+                metric_state.doubt_share(self, value, replica)
             elif claim is None:
                 value = agreement.agree(self, value, replica, method)
             written = self._write_own(method, value, name, read_value)

@@ -303,30 +303,6 @@ def test_differentiations_of_one_target_are_told_apart():
     assert calls[::2] == calls[1::2] and len(set(calls)) == 4
 
 
-def test_given_to_metric_are_the_arguments_of_the_innermost_update():
-    seen = []
-
-    class Inner(tf.keras.metrics.Mean):
-        def update_state(self, values, sample_weight=None):
-            seen.append(_tf.given_to_metric())
-
-    class Outer(tf.keras.metrics.Metric):
-        def update_state(self, y, y_pred):
-            seen.append(_tf.given_to_metric())
-            Inner().update_state(y - y_pred)
-
-        def result(self):
-            return 0.0
-
-    class NoMetric:
-        def update_state(self, values):
-            seen.append(_tf.given_to_metric())
-
-    Outer().update_state(5, y_pred=2)
-    NoMetric().update_state(1)
-    assert seen == [[5, 2], [3, None], None]
-
-
 @pytest.mark.parametrize("keras", [tf.keras, tf_keras])
 def test_keras_training_names_the_loop_and_its_optimizer(keras: Any) -> None:
     seen = []

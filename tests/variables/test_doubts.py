@@ -130,6 +130,17 @@ def test_moving_averages_of_libraries_are_not(
     assert not _said(caplog)
 
 
+def test_metrics_of_sonnet_are(caplog: pytest.LogCaptureFixture) -> None:
+    """They keep sums in variables that are not made for replicas."""
+    repl = helpers.make(2)
+    with repl.context():
+        total = snt.Sum()
+        total.initialize(tf.zeros([2]))
+    _run(lambda x: total.update(tf.reduce_sum(x, 0)), repl)
+    (text,) = _said(caplog)
+    assert "test_doubts.py:" in text
+
+
 def test_functions_of_whole_batches_are_not(caplog: pytest.LogCaptureFixture) -> None:
     """They are computed as on one device, as the warning says."""
     autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
