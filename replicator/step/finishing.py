@@ -15,6 +15,7 @@ from replicator.graph.matching import leftover
 from replicator.graph.order import in_turn, ordering, phases
 from replicator.step import outputs
 from replicator.step.draft import Draft
+from replicator.variables import in_graphs
 
 
 def order_effects(draft: Draft) -> None:
@@ -87,6 +88,18 @@ def seal_results(draft: Draft) -> None:
         draft.returned = tf.nest.map_structure(
             lambda leaf: outputs.after(draft.done, leaf), draft.returned
         )
+
+
+def check_initialized(draft: Draft) -> None:
+    """Asserts in a tf.Graph that components made after their variables have values.
+
+    A session that ran the variables' initializers before has not initialized them.
+    """
+    variables = draft.build.aliases.noted().values()
+    late = {id(v): v for v in variables if v.storage.late}.values()
+    # In a function, TensorFlow would order the assertion after the step's writes.
+    if late and not draft.build.graph.building_function:
+        in_graphs.assert_initialized(late, set(draft.ops()) - draft.initializers)
 
 
 def check_leftovers(draft: Draft) -> None:

@@ -30,7 +30,12 @@ from replicator.step.comparing import (
 )
 from replicator.step.deciding import follow_strategy, note_undecided
 from replicator.step.draft import Built, Draft
-from replicator.step.finishing import check_leftovers, order_effects, seal_results
+from replicator.step.finishing import (
+    check_initialized,
+    check_leftovers,
+    order_effects,
+    seal_results,
+)
 
 PASSES: tuple[Callable[[Draft], None], ...] = (
     note_undecided,
@@ -50,6 +55,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     turn_products,
     order_effects,
     seal_results,
+    check_initialized,
     check_leftovers,
 )
 # What records the step after some of the passes; see `Replicator.stages`.

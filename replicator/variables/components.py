@@ -139,6 +139,7 @@ class Components:
             first, lambda r: on(world.device(r), f"replica_{r}"), world
         )
         if new_components and not eager:  # other code may already hold the initializer
+            variable.storage.late = True
             initializers = [component.initializer for component in new_components]
             _tf.add_control_inputs(variable.initializer, initializers)
         return components, first

@@ -147,6 +147,8 @@ def divide_again(
     parts = _made(make_part, facts, chosen.parts, draw, scope, variable.dtype)
     if not eager:  # other code may already hold the initializer, so extend it
         initializers = [part.initializer for part in parts]
+        for part in parts:
+            part.storage.late = True
         _tf.add_control_inputs(variable.initializer, initializers)
     variable.stand_for(parts, axis)
 

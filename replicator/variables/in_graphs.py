@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from replicator import _tf, errors
 
 
 def collect(variable: Any, collections: Sequence[str] | None) -> None:
@@ -50,3 +52,35 @@ def known_before(*values: Any) -> contextlib.AbstractContextManager[None]:
     leaves = tf.nest.flatten(parts)
     tensors: Any = [leaf for leaf in leaves if tf.is_symbolic_tensor(leaf)]
     return tf.control_dependencies(tensors)
+
+
+def assert_initialized(
+    variables: Collection[Any], ops: Collection[tf.Operation]
+) -> None:
+    """Makes a step in a tf.Graph assert that all components have values.
+
+    Args:
+        variables: ReplicatedVariables that the step uses.
+        ops: Its ops, which wait for the assertion if they use a component.
+    """
+    names = ", ".join(variable.name for variable in variables)
+    handles = {
+        id(component.handle): component.handle
+        for variable in variables
+        for component in (*variable.components, variable.storage.first)
+    }.values()
+    users = [op for handle in handles for op in handle.consumers() if op in ops]
+    with tf.control_dependencies(None), tf.device(None), tf.name_scope("initialized"):
+        checks = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]
+        check = tf.debugging.Assert(
+            tf.reduce_all(checks),
+            [
+                f"a step gave new components to variables ({names}), which this "
+                "session has not initialized.",
+                f"at {errors.user_line()}",
+                "Fix: build the step before the session runs the initializers, or run "
+                'them in a new session; or use variables="mirrored".',
+            ],
+        )
+    for op in users:
+        _tf.add_control_inputs(op, [check])

@@ -72,6 +72,7 @@ class Storage:
         why_mirrored: For a variable that was to have one owner: what was found to need
             a component on each replica, and where; else None.
         settlement: Where user code was built with the components; None if none was.
+        late: Whether components were created in a tf.Graph after the variable was.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Storage:
         self.undecided = False
         self.why_mirrored: str | None = None
         self.settlement: Settlement | None = None
+        self.late = False
         self._move = move
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._slots: list[weakref.ref[Any]] = []
