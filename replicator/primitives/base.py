@@ -349,7 +349,7 @@ def differentiate(
     replica = context.require(f"the gradient of {placed.call.primitive}")
     results = placed.results
     dense = [
-        tf.zeros_like(result) if d is None else tf.convert_to_tensor(d)
+        tf.zeros_like(result) if d is None else _in_dtype_of(result, d)
         for result, d in zip(results, upstream[: len(results)], strict=True)
     ]
     with replica.backward_pass():
@@ -357,6 +357,18 @@ def differentiate(
             *(replica, placed, dense),
             lambda dense: gradient(placed, dense),
         )
+
+
+def _in_dtype_of(result: tf.Tensor, upstream: Any) -> tf.Tensor:
+    """Returns a result's gradient in its dtype: custom gradients may pass on another.
+
+    Otherwise replicas would reduce and add up what is not of one dtype.
+    """
+    upstream = tf.convert_to_tensor(upstream)
+    inexact = result.dtype.is_floating and upstream.dtype.is_floating
+    if inexact or result.dtype.is_complex and upstream.dtype.is_complex:
+        return tf.cast(upstream, result.dtype)
+    return upstream
 
 
 def without(shape: Sequence[int | None], axis: int) -> Shape:

@@ -155,3 +155,33 @@ def test_equals_numeric_differentiation(name: str) -> None:
         numeric = (total(up) - total(down)) / (2 * step)
         # Central differences err by step**2, and by rounding / step.
         np.testing.assert_allclose(first[r][0, 1], numeric, rtol=1e-6, atol=1e-7)
+
+
+@tf.custom_gradient
+def _narrowed(y: tf.Tensor) -> Any:
+    """Returns y; its gradient arrives in another dtype."""
+    return tf.identity(y), lambda d: tf.cast(d, tf.float32)
+
+
+# Those whose last op is one of TensorFlow's, a division, end in TensorFlow's own error.
+_LAST = [name for name in DISTINCT if name not in ("weighted", "map_reduce")]
+
+
+@pytest.mark.battery(4)
+@pytest.mark.parametrize("name", _LAST)
+def test_gradients_of_another_dtype_are_taken_in_that_of_the_result(name: str) -> None:
+    arrays = CASES[name].inputs(2)
+    repl = helpers.make(2)
+
+    def step_fn() -> Any:
+        r = repl.replica_id
+        x = helpers.opaque(arrays[r])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = repl.linked(_loss(_narrowed(CASES[name].run(repl, x)), r))
+        return tape.gradient(loss, x, unconnected_gradients="zero")
+
+    expected = _reference(name, arrays)
+    for one, (_, two, _) in zip(repl.run(step_fn), expected, strict=True):
+        assert one.dtype == two.dtype
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
