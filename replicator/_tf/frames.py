@@ -138,11 +138,20 @@ def passed_user_code(error: BaseException) -> bool:
     generates, since nothing says whose it was.
     """
     return any(
-        _GENERATED in frame.filename
-        or not _is_library(frame.filename)
-        or (frame.filename.startswith("<") and not frame.filename.startswith(_NO_USERS))
+        _GENERATED in frame.filename or _may_be_users(frame.filename)
         for frame in traceback.extract_tb(error.__traceback__)
     )
+
+
+def is_users(filename: str) -> bool:
+    """Whether the code of a file, or of none, is the user's and is not installed."""
+    return _may_be_users(filename) and not is_installed(filename)
+
+
+def _may_be_users(filename: str) -> bool:
+    if filename.startswith("<"):
+        return not filename.startswith(_NO_USERS)
+    return not _is_library(filename)
 
 
 _NO_USERS = ("<frozen", "<__array_function__")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -194,3 +195,22 @@ def note_access(variable: Any) -> None:
     The public API does so only in methods that read through the variable's own handle.
     """
     _rvo.variable_accessed(variable)
+
+
+def has_trainable(layer: Any) -> bool:
+    """Whether `read_trainable` can read of a layer of Keras whether it is trainable."""
+    return isinstance(getattr(layer, "_trainable", None), bool)
+
+
+def read_trainable(
+    layers: Sequence[Callable[[], Any]],
+) -> Callable[[], list[Any]]:
+    """Returns a function that reads whether layers of Keras are trainable.
+
+    It is called before each step. The public property takes more than twice as long,
+    100 ns for each layer.
+
+    Args:
+        layers: Weak references to the layers.
+    """
+    return lambda: [layer()._trainable for layer in layers]

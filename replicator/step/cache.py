@@ -71,6 +71,16 @@ def _identity(value: Any, parts: list[Any]) -> Hashable:
     return id(value)
 
 
+def plain(value: Any) -> Hashable:
+    """Returns a key that is equal for equal numbers and texts, and tuples of them.
+
+    None for all other values.
+    """
+    parts: list[Any] = []
+    key = _identity(value, parts)
+    return None if parts else key
+
+
 class Table(Generic[_Kept]):
     """Values by function; each is dropped when its function is freed."""
 

@@ -15,9 +15,10 @@ from replicator import errors
 from replicator.inputs import checks, positions
 from replicator.plan import plan as plans
 from replicator.step import cache, draft, stages, step_arguments
+from replicator.step.renewing import MANY_BUILDS
 from replicator.step.requests import Request
 from replicator.step.state import State, StepFunction
-from replicator.step.steps import MANY_BUILDS, Step, runs_here
+from replicator.step.steps import Step, runs_here
 
 
 class Steps:
@@ -48,7 +49,7 @@ class Steps:
             )
             with self._settings.lock:  # also held by code that drops the trace
                 prepared = state.prepared.get(call_args.key)
-                if prepared is not None:
+                if prepared is not None and state.is_current():
                     stages.ran(self._settings.stages, request.step_fn)
                     return prepared(call_args.leaves)
         return self.get(request)()

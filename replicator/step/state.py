@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from replicator.inputs import feeds, positions
 from replicator.plan import plan as plans
-from replicator.step import cache
+from replicator.step import cache, named
 from replicator.variables import locks
 
 Call = Callable[[Sequence[Any]], Any]  # runs a traced step with the leaves of a call
@@ -31,17 +32,23 @@ class State:
         step: Returns the Step that `build` returned, if it is still alive.
         lock: Held while the step runs.
         outdated: Whether variables' components have moved since this was set to False.
+        names: What step_fn reads by name, as it was when the step was built.
     """
 
     def __init__(self, lock: locks.StepLock, inputs: positions.Positions) -> None:
         self.lock = lock
         self._inputs = inputs
         self.outdated = False
+        self.names: named.Names | None = None
         self.prepared: dict[Hashable, Call] = {}
         self.feed: feeds.Feed | None = None
         self.plan: plans.Plan | None = None
         self.writes = False
         self.step: Callable[[], Any] = lambda: None  # a weak reference
+
+    def is_current(self) -> bool:
+        """Whether step_fn still reads what its traces were built of."""
+        return self.names is None or self.names.same()
 
     def trace_again(self) -> None:
         """Drops the traces; the next call traces the step again."""
@@ -77,6 +84,8 @@ class StepFunction:
         builds: How many input_fns there were of each piece of code.
         datasets: How many Datasets it was run with.
         fresh: Whether no step has been made of it yet.
+        renewals: How often each of the names that it reads had changed.
+        fixed: Those that are no longer compared.
     """
 
     def __init__(self) -> None:
@@ -84,3 +93,5 @@ class StepFunction:
         self.builds = cache.Counts()
         self.datasets = 0
         self.fresh = True
+        self.renewals: collections.Counter[str] = collections.Counter()
+        self.fixed: set[str] = set()

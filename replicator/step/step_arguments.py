@@ -30,7 +30,7 @@ def check(request: Request) -> None:
             "pass a function, which is called once per replica.",
         )
     if not arguments.is_choice(request.input_mode, INPUT_MODES):
-        if not isinstance(request.input_mode, str):
+        if not isinstance(request.input_mode, str | None):
             raise _misplaced("input_mode", request.input_mode, "a string")
         raise errors.InputError(
             errors.compose(
@@ -50,7 +50,7 @@ def check(request: Request) -> None:
             )
         )
     if not arguments.is_whole(request.steps_per_call, 1):
-        if not isinstance(request.steps_per_call, _PLAIN):
+        if not isinstance(request.steps_per_call, (*_PLAIN, type(None))):
             raise _misplaced("steps_per_call", request.steps_per_call, "a positive int")
         raise base.bad_argument(
             "run",

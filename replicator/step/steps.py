@@ -28,16 +28,17 @@ from replicator.step import (
     draft,
     eager_calls,
     loops,
+    named,
     outputs,
+    renewing,
     repair,
     stages,
     step_arguments,
 )
+from replicator.step.renewing import MANY_BUILDS
 from replicator.step.requests import CallArguments, Request
 from replicator.step.state import Call, State, StepFunction
 from replicator.variables import python_calls, storage
-
-MANY_BUILDS = 5  # builds of the same code at which a warning is logged, once
 
 
 class _Job(NamedTuple):
@@ -118,6 +119,8 @@ class Step:
         if not runs_here():
             return self._build(tf.compat.v1.get_default_graph(), call_args)
         with self._settings.lock:
+            if not self._state.is_current():
+                renewing.renew(self._request.step_fn, self._function, self._state)
             run = self._state.prepared.get(call_args.key) or self._eager_call(call_args)
             stages.ran(self._settings.stages, self._request.step_fn)
             return run(call_args.leaves)
@@ -179,6 +182,9 @@ class Step:
                 distribute.refuse_strategy("run")
                 step_arguments.check_takes(self._request, call_args.num_args)
                 prepared[call_args.key] = self._trace_until_settled(call_args)
+                self._state.names = named.Names(
+                    self._request.step_fn, self._function.fixed
+                )
                 if len(prepared) == MANY_BUILDS:
                     logging.warning(
                         "The step at %s has been passed values of %d structures, "

@@ -127,6 +127,9 @@ def test_packages_are_installed_in_folders_of_two_names(folder: str) -> None:
     assert _tf.users_of([(keras, 1, "f"), (own, 2, "step")]) == [(own, 2, "step")]
     assert _tf.is_installed(keras) and _tf.is_installed(own)
     assert not _tf.is_installed("/home/me/train.py")
+    assert _tf.is_users("/home/me/train.py") and _tf.is_users("<ipython-input-1>")
+    libraries = (keras, own, _tf.__file__, "<frozen runpy>", linecache.__file__)
+    assert not any(map(_tf.is_users, libraries))
 
 
 @pytest.mark.slow

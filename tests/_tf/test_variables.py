@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 
 import pytest
 import tensorflow as tf
@@ -185,3 +186,14 @@ def test_note_access_tells_tapes_and_functions():
     function = tf.function(lambda: _tf.note_access(variable))
     concrete = function.get_concrete_function()
     assert concrete.graph.variables == (variable,)
+
+
+@pytest.mark.parametrize("name", ["keras", "tf_keras"])
+def test_read_trainable_follows_the_public_property(name):
+    keras = pytest.importorskip(name)
+    layers = [keras.layers.Dense(1), keras.layers.Dense(1)]
+    assert all(map(_tf.has_trainable, layers)) and not _tf.has_trainable(tf.Module())
+    read = _tf.read_trainable([weakref.ref(layer) for layer in layers])
+    assert read() == [True, True]
+    layers[1].trainable = False
+    assert read() == [layer.trainable for layer in layers] == [True, False]
