@@ -147,6 +147,7 @@ class _Search:
         # (kind, id of the owner or of its namespace) -> owner, {key: name}
         self._found: dict[tuple[str, int], tuple[Any, dict[Any, str]]] = {}
         self._layers: dict[Any, str] = {}  # those with weights
+        self._inner: set[int] = set()  # layers in containers of others, by their ids
         self._stored: set[str] = set()  # by the code that was searched
         self._seen: set[Hashable] = set()
         self._kinds = _keras("layers.Layer")
@@ -270,7 +271,9 @@ class _Search:
             elif isinstance(value, list | tuple | dict):
                 parts = value.values() if isinstance(value, dict) else value
                 layers = [part for part in parts if isinstance(part, self._kinds)]
-                if any(self._is_new("in", id(part)) for part in layers):
+                new = {*map(id, layers)} - self._inner
+                if new and not read.startswith("_self_"):  # TensorFlow's own lists
+                    self._inner |= new
                     self._note("length", layer, layer, read, f"{name}.{read}")
                     inner += layers
         # Those of libraries hand the attribute on to the layers in them.
