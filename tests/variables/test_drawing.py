@@ -17,7 +17,8 @@ from tests.variables import parted
 
 I = keras.initializers  # noqa: E741  as in the others' documentation
 
-BY_PART: dict[str, Callable[..., Any]] = {
+SEED = [1, 2]
+VALUES: dict[str, Callable[..., Any]] = {
     "zeros": I.Zeros(),
     "constant": I.Constant(3.0),
     "uniform": I.RandomUniform(-0.05, 0.05, seed=3),
@@ -25,49 +26,69 @@ BY_PART: dict[str, Callable[..., Any]] = {
     "truncated normal": I.TruncatedNormal(seed=1),
     "Glorot": I.GlorotUniform(seed=2),
     "He": I.HeNormal(seed=2),
-    "tf_keras": tf_keras.initializers.RandomUniform(-0.05, 0.05, seed=1),
-    "stateless": lambda shape, dtype: tf.random.stateless_normal(
-        shape, [1, 2], 0.0, 2.0
-    ),
-}
-WHOLE: dict[str, Callable[..., Any]] = {
     "orthogonal": I.Orthogonal(seed=1),
+    "tf_keras": tf_keras.initializers.RandomUniform(-0.05, 0.05, seed=1),
+    "stateless uniform": lambda shape, dtype: tf.random.stateless_uniform(
+        shape, SEED, dtype=dtype
+    ),
+    "stateless normal": lambda shape, dtype: tf.random.stateless_normal(
+        shape, SEED, 0.0, 2.0, dtype=dtype
+    ),
+    "stateless truncated normal": lambda shape, dtype: (
+        tf.random.stateless_truncated_normal(shape, SEED, dtype=dtype)
+    ),
+    "stateless gamma": lambda shape, dtype: tf.cast(
+        tf.random.stateless_gamma(shape, SEED, alpha=2.0), dtype
+    ),
+    "integers": lambda shape, dtype: tf.cast(
+        tf.random.stateless_uniform(shape, SEED, 0, 9, tf.int32), dtype
+    ),
+    "a broadcast row": lambda shape, dtype: (
+        tf.random.stateless_normal(shape[1:], SEED, dtype=dtype) + tf.ones(shape, dtype)
+    ),
     "of NumPy": lambda shape, dtype: np.arange(np.prod(shape)).reshape(shape) * 1.0,
 }
+DTYPES = (tf.float64, tf.float32, tf.float16, tf.bfloat16)
 
 
-@pytest.mark.battery(5)
-@pytest.mark.parametrize("shape", [(9, 4), (10, 3), (7, 5, 3), (500, 7)])
-@pytest.mark.parametrize("name", [*BY_PART, *WHOLE])
-def test_parts_are_slices_of_the_whole(name: str, shape: tuple[int, ...]) -> None:
-    make = {**BY_PART, **WHOLE}[name]
-    whole = np.float32(make(shape, dtype="float32"))
-    for axis in range(2):
-        sizes = [2, 1, shape[axis] - 3]
-        drawn = drawing.pieces(
-            lambda: make(shape, dtype="float32"), tf.float32, axis, sizes
-        )
-        for piece, expected in zip(drawn, np.split(whole, [2, 3], axis), strict=True):
-            np.testing.assert_array_equal(piece(), expected)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("name", VALUES)
+def test_parts_are_slices_of_the_whole(name: str, dtype: tf.DType) -> None:
+    if name == "orthogonal" and dtype.size < 4:
+        pytest.skip("TensorFlow has no QR decomposition of this dtype")
+    for shape in [(9, 4), (300, 7), (7, 5, 3)]:
+        whole = tf.cast(VALUES[name](shape, dtype=dtype.name), dtype).numpy()
+        for axis in range(2):
+            drawn = drawing.pieces(
+                lambda shape=shape: VALUES[name](shape, dtype=dtype.name),
+                *(dtype, axis, [2, 1, shape[axis] - 3]),
+            )
+            parts = np.split(whole, [2, 3], axis)
+            for piece, expected in zip(drawn, parts, strict=True):
+                assert piece().dtype == dtype
+                np.testing.assert_array_equal(piece(), expected)
 
 
-@pytest.mark.parametrize("name", BY_PART)
-def test_nothing_as_large_as_the_whole_is_made(name: str) -> None:
-    sizes = []
-    shape = (4096, 8)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_variables_in_parts_begin_as_whole_ones(dtype: tf.DType) -> None:
+    def values(repl: Any) -> list[np.ndarray]:
+        tf.random.set_seed(5)
+        with repl.context():
+            drawn = [
+                tf.Variable(lambda draw=draw: draw([10, 3], dtype=dtype), dtype=dtype)
+                for draw in (tf.random.uniform, tf.random.normal)
+            ]
+            drawn.append(tf.Variable(lambda: I.HeNormal(seed=2)([10, 3], dtype.name)))
+        return [v.numpy() for v in drawn]
 
-    def initial_value() -> tf.Tensor:
-        value = BY_PART[name](shape, dtype="float32")
-        if not tf.is_symbolic_tensor(value):
-            sizes.append(value)
-        return value
-
-    for piece in drawing.pieces(initial_value, tf.float32, 0, [2048, 2048]):
-        assert piece().shape == [2048, 8]
-    assert not sizes
+    whole = values(parted.one_device())
+    for axis in (0, 1):
+        parts = values(parted.replicas(2, parted.InParts(2, axis)))
+        for own, expected in zip(parts, whole, strict=True):
+            np.testing.assert_array_equal(own, expected)
 
 
-def test_what_cannot_be_drawn_by_part_is_drawn_once() -> None:
+def test_a_value_is_drawn_once() -> None:
     count = []
 
     def initial_value() -> tf.Tensor:
