@@ -43,10 +43,11 @@ def _see_through_loop(loop: tf.Operation) -> None:
     """Asks for the shapes of a loop's resources at the resources themselves.
 
     A session places what asks with the loop, but asks on the device of the resource,
-    which is another one where the replica is not the owner.
+    which is another one where the replica is not the owner. A resource that a function
+    captures is on no device.
     """
     for n, output in enumerate(loop.outputs):
-        if output.dtype != tf.resource:
+        if output.dtype != tf.resource or loop.inputs[n].op.type == "Placeholder":
             continue
         for consumer in output.consumers():
             if consumer.type == "VariableShape":
