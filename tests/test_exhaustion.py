@@ -112,6 +112,26 @@ def test_the_error_says_what_has_ended_and_nothing_of_the_library(given):
     assert line.startswith("  at tests/test_exhaustion.py:") and "repeat()" in fix
 
 
+@pytest.mark.parametrize("scope", ["inputs/", "inputs", "element_1"])
+def test_an_iterator_of_the_users_own_is_no_input(scope):
+    """Whatever its name scope: the step may have changed something before it ended."""
+    repl = helpers.make(2)
+    with repl.context():
+        count = tf.Variable(0)
+    own = iter(tf.data.Dataset.range(3))
+
+    def step_fn(x):
+        written = count.assign_add(1)
+        with tf.name_scope(scope), tf.control_dependencies([written.op]):
+            return own.get_next() + x
+
+    step = repl.build(step_fn, lambda: tf.data.Dataset.range(8))
+    step()
+    with pytest.raises(tf.errors.OutOfRangeError) as raised:
+        step()
+    assert "inputs of the step are exhausted" not in str(raised.value)
+
+
 def test_the_error_says_which_steps_of_a_call_are_done():
     """Those before the end have changed variables."""
     repl = helpers.make(2)

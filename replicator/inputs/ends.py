@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, errors
+from replicator import errors
 from replicator.inputs import moving, places
 from replicator.inputs.shards import Shard, batch_size
 
@@ -107,27 +107,18 @@ def weighed(elements: Sequence[Any]) -> list[Shard]:
 class Lengths:
     """The number of elements of a step's datasets, as far as it is known.
 
-    A single dataset of unknown length that is dealt is counted while it is read.
-
     Args:
         sited: One dataset per replica, or one that is dealt to all, with their hosts.
         num_replicas: The number of replicas.
 
     Attributes:
-        datasets: The datasets to read instead.
         certain: Whether every round so far was complete; a failed one may not be.
     """
 
     def __init__(self, sited: Sequence[moving.Sited], num_replicas: int) -> None:
-        self.datasets = [dataset.dataset for dataset in sited]
         self.certain = True
         self._num_replicas = num_replicas
         self._known = [_length(dataset) for dataset in sited]
-        self._counter: Any = None
-        if self._known == [-2] and num_replicas > 1 and tf.executing_eagerly():
-            with places.at(sited[0].home):
-                self._counter = _tf.ResourceVariable(tf.constant(0, tf.int64))
-                self.datasets = [_counted(sited[0].dataset, self._counter)]
 
     @property
     def rounds(self) -> int | None:
@@ -139,21 +130,16 @@ class Lengths:
             return length if length < 0 else length // self._num_replicas
         return min((length for length in self._known if length >= 0), default=-1)
 
-    def start_over(self) -> None:
-        """Restarts the count at zero."""
-        self.certain = True
-        if self._counter is not None:
-            self._counter.assign(0)
-
-    def dropped(self, ended: bool) -> int:
+    def dropped(self, taken: int | None) -> int:
         """Returns how many elements the end drops; 0 if unknown.
 
         Args:
-            ended: Whether all elements have been read.
+            taken: How many elements the round had that has just ended the inputs, if
+                they are dealt; None: they have not ended.
         """
         lengths = self._known
-        if self._counter is not None and ended:
-            lengths = [int(self._counter)]
+        if len(lengths) == 1 and lengths[0] < -1:  # of unknown length, and dealt
+            return taken or 0
         if min(lengths) < 0:  # infinite or unknown
             return 0
         if len(lengths) == 1:
@@ -168,11 +154,6 @@ def _length(sited: moving.Sited) -> int:
     return -2 if length is None else int(length)
 
 
-def _counted(dataset: tf.data.Dataset, counter: Any) -> tf.data.Dataset:
-    """Returns a dataset that counts its elements in a variable."""
-    return dataset.filter(lambda *_: counter.assign_add(1, read_value=True) > 0)
-
-
 class Warner:
     """Warns once about elements that are dropped at the end of a step's inputs.
 
@@ -185,17 +166,18 @@ class Warner:
         self._lengths, self._num_replicas = lengths, num_replicas
         self._said = False
 
-    def warn(self, ended: bool) -> None:
+    def warn(self, taken: int | None) -> None:
         """Warns if elements are dropped, once.
 
         Args:
-            ended: Whether the inputs have just ended; otherwise a graph is being built,
-                which calls nothing of ours when they do.
+            taken: How many elements the round had that has just ended the inputs; None:
+                a graph is being built, which calls nothing of ours when they end.
         """
+        ended = taken is not None
         if ended and not self._lengths.certain and self._num_replicas > 1:
             self._warn_uncertain()
             return
-        count = 0 if self._said else self._lengths.dropped(ended)
+        count = 0 if self._said else self._lengths.dropped(taken)
         if not count:
             return
         self._said = True

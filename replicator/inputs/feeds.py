@@ -28,6 +28,9 @@ from replicator.inputs import (
 )
 from replicator.primitives import base
 
+SCOPE = "step_inputs"  # the name scope of the ops that pull
+ELEMENT = "element_"  # and in it, with a number, of the op that takes an element
+
 
 class Feed(abc.ABC):
     """Supplies the replicas of a step with their elements."""
@@ -62,7 +65,7 @@ class Feed(abc.ABC):
         """The iterators that live from step to step, each with its host's CPU."""
         return ()
 
-    def warn_of_rest(self, ended: bool) -> None:  # noqa: B027, most have no end
+    def warn_of_rest(self, taken: int | None) -> None:  # noqa: B027, most have no end
         """Warns once if elements at the end do not fill a round; see `ends.Warner`."""
 
     def note_failure(self) -> None:  # noqa: B027, most count nothing
@@ -132,11 +135,12 @@ class DatasetFeed(Feed):
         with tf.init_scope():
             self._lengths = ends.Lengths(sited, len(devices))
             self._datasets, self._iterators = [], []
-            for dataset, device, home in zip(
-                self._lengths.datasets, targets, self._homes, strict=True
-            ):
+            for entry, device in zip(sited, targets, strict=True):
+                home = entry.home
                 with places.at(home):
-                    prefetched = iterators.prefetched(dataset, device, per_step, home)
+                    prefetched = iterators.prefetched(
+                        entry.dataset, device, per_step, home
+                    )
                     self._datasets.append(prefetched)
                     self._iterators.append(iterators.make(prefetched))
         self._warner = ends.Warner(self._lengths, len(devices))
@@ -155,11 +159,15 @@ class DatasetFeed(Feed):
                 [iterator.get_next_as_optional for iterator, _ in sources]
             )
         elements: list[Any] = []
-        for iterator, home in sources:
+        for n, (iterator, home) in enumerate(sources):
             # In sequence: pulled at once, an iterator that ends would cancel the
             # others, and their CancelledError could hide its OutOfRangeError.
             control_inputs = _ops_of(elements[-1]) if elements else []
-            with places.at(home), tf.control_dependencies(control_inputs):
+            with (
+                places.at(home),
+                tf.control_dependencies(control_inputs),
+                tf.name_scope(f"{ELEMENT}{n}"),  # which step/eager_calls.py looks for
+            ):
                 elements.append(iterator.get_next())
         return elements
 
@@ -177,7 +185,7 @@ class DatasetFeed(Feed):
         ):
             with places.at(home):
                 iterators.restart(dataset, iterator)
-        self._lengths.start_over()  # prefetched elements are gone, none is counted yet
+        self._lengths.certain = True
 
     @property
     def goes_on(self) -> bool:
@@ -189,9 +197,9 @@ class DatasetFeed(Feed):
         """The iterator of each dataset."""
         return [*zip(self._iterators, self._homes, strict=True)]
 
-    def warn_of_rest(self, ended: bool) -> None:
+    def warn_of_rest(self, taken: int | None) -> None:
         """Warns once if elements at the end do not fill a round."""
-        self._warner.warn(ended)
+        self._warner.warn(taken)
 
     def note_failure(self) -> None:
         """Marks the count of dropped elements as unknown: a round may be incomplete."""
@@ -285,9 +293,9 @@ class PartFeed(Feed):
         """Restarts the whole feed."""
         self._whole.initialize(session)
 
-    def warn_of_rest(self, ended: bool) -> None:
+    def warn_of_rest(self, taken: int | None) -> None:
         """Has the whole feed warn."""
-        self._whole.warn_of_rest(ended)
+        self._whole.warn_of_rest(taken)
 
     def note_failure(self) -> None:
         """Tells the whole feed."""

@@ -12,6 +12,7 @@ from absl import logging
 from replicator import _tf, context, errors
 from replicator.graph.matching import numbering
 from replicator.graph.passes import identities, ties
+from replicator.inputs import feeds
 from replicator.inputs.shards import Shard
 from replicator.step import (
     checks,
@@ -30,7 +31,7 @@ def pull_inputs(draft: Draft) -> None:
     """Pulls each replica's inputs, before anything else is built."""
     ops = draft.build.graph.get_operations()
     draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
-    with tf.name_scope("inputs"):
+    with tf.name_scope(feeds.SCOPE):
         draft.elements = None if draft.feed is None else draft.feed.pull()
         if draft.feed is not None and draft.feed.divides:
             pulled = draft.build.graph.get_operations()[len(ops) :]

@@ -13,7 +13,9 @@ import tensorflow as tf
 from replicator import _tf, errors, values
 from replicator.inputs import feeds
 
-_OF_INPUTS = re.compile(r"\{\{node (\S*/)?inputs/")
+_OF_INPUTS = re.compile(
+    rf"\{{\{{node (\S*/)?{feeds.SCOPE}(_\d+)?/({feeds.ELEMENT}(?P<taken>\d+)/)?"
+)
 
 
 @contextlib.contextmanager
@@ -52,9 +54,11 @@ def warning_of_rest(
         try:
             return run()
         except tf.errors.OutOfRangeError as error:
-            feed.warn_of_rest(ended=True)
-            if _OF_INPUTS.search(error.message) is None:
+            found = _OF_INPUTS.search(error.message)
+            if found is None:
+                feed.note_failure()
                 raise
+            feed.warn_of_rest(int(found["taken"] or 0))
             text = errors.compose(
                 f"End of sequence: the inputs of the step are exhausted, {changed}.",
                 [f"at {errors.user_line()}"],

@@ -269,7 +269,7 @@ class Step:
         with self._settings.lock:  # threads share one feed per graph, too
             feed = self._feed()
             if feed is not None and graph.building_function:
-                feed.warn_of_rest(ended=False)
+                feed.warn_of_rest(None)
             job = _Job(feed, call_args, call_args.leaves, storage.Storage.settle)
             returned = self._build_into(job)
         if graph.building_function:

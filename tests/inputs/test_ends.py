@@ -301,13 +301,23 @@ def test_after_a_failed_element_nothing_is_counted(
     assert not _warnings(caplog)  # reported once
 
 
-def test_lengths_of_a_dataset_are_counted_where_they_are_unknown() -> None:
-    lengths = ends.Lengths([moving.Sited(_filtered(5))], 2)
-    assert lengths.dropped(ended=False) == 0
-    assert len(list(lengths.datasets[0])) == 5
-    assert lengths.dropped(ended=True) == 1
-    lengths.start_over()
-    assert lengths.dropped(ended=True) == 0
+def test_of_unknown_length_the_last_round_is_counted() -> None:
+    lengths = ends.Lengths([moving.Sited(_filtered(5))], 4)
+    assert lengths.dropped(None) == 0
+    assert [lengths.dropped(taken) for taken in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_last_round_is_counted_in_every_way(
+    steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for build in ("trace", "clone"):
+        repl = helpers.make(4, build=build)
+        step = repl.build(lambda x: x, _filtered(11), steps_per_call=steps)
+        _drain(step)
+        (message,) = _warnings(caplog)
+        assert "The last 3 elements of a step's inputs were dropped" in message
+        caplog.clear()
 
 
 @pytest.mark.parametrize(

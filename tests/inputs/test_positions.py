@@ -20,6 +20,10 @@ def _range(context):
     return whole.shard(context.num_replicas, context.replica_id)
 
 
+def _pairs(x):
+    return tf.data.Dataset.from_tensors(x).repeat(2)
+
+
 _INPUTS = {
     "dealt": (lambda: tf.data.Dataset.range(60).shuffle(9, seed=2).repeat(), {}),
     "map": (
@@ -32,6 +36,13 @@ _INPUTS = {
     ),
     "padded": (lambda: tf.data.Dataset.range(59).batch(2), {"remainder": "pad"}),
     "per replica": (lambda: _range, {}),
+    # Of unknown length:
+    "filter": (lambda: tf.data.Dataset.range(60).filter(lambda x: x % 2 == 0), {}),
+    "interleave": (lambda: tf.data.Dataset.range(20).interleave(_pairs), {}),
+    "unbatch": (
+        lambda: tf.data.Dataset.range(60).batch(7).unbatch().batch(2),
+        {"remainder": "pad"},
+    ),
 }
 
 
@@ -56,6 +67,24 @@ def test_goes_on(name, tmp_path):
     assert _values(step, 5) == expected
     tf.train.Checkpoint(inputs=repl.inputs).restore(path)  # and afterwards
     assert _values(step, 5) == expected
+
+
+def test_records_go_on(tmp_path):
+    with tf.io.TFRecordWriter(str(tmp_path / "records")) as writer:
+        for number in range(20):
+            writer.write(str(number).encode())
+
+    def program():
+        data = tf.data.TFRecordDataset(str(tmp_path / "records"))
+        repl = helpers.make(2)
+        return repl, repl.build(lambda x: tf.strings.to_number(x), data)
+
+    repl, step = program()
+    _values(step, 2)
+    path = tf.train.Checkpoint(inputs=repl.inputs).save(str(tmp_path / "a"))
+    repl, step = program()
+    tf.train.Checkpoint(inputs=repl.inputs).restore(path)
+    assert _values(step, 2) == [[4.0, 5.0], [6.0, 7.0]]
 
 
 def test_several_inputs_are_told_apart_by_their_order(tmp_path):
