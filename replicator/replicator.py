@@ -12,7 +12,7 @@ from typing import Any
 
 from replicator import devices, methods, optimizers, running
 from replicator.asynchronous import bounds, membership
-from replicator.cluster import between, peers
+from replicator.cluster import between, likeness, peers
 from replicator.costs import cost, rates, rehearsal
 from replicator.graph.order.effects import Ledger
 from replicator.interop import distribute
@@ -135,6 +135,7 @@ class Replicator(running.Running, methods.InStep):
                 options = between.checked(
                     processes, self._devices, options, repr(builder)
                 )
+            options = likeness.checked(world.devices, options, processes)
         lock, sharded = locks.StepLock(), cost.shards(options.variables, world.devices)
         self._resources = resources_of(world, options.calibration)
         chooser, member = None, membership.member()

@@ -10,8 +10,8 @@ Where devices share a memory, one of them (the hub, or the owner of the result) 
 the product and all read it; otherwise each device concatenates and multiplies for
 itself, and only factors travel. Each of several hosts does so as if it were alone, and
 its replicas' factors are concatenated before they go to the others. All replicas get
-the same bits if their processors multiply alike; where hosts differ in kind, pass
-factors=False.
+the same bits if their processors multiply alike; where hosts do not, which
+cluster/likeness.py finds, factors are not used.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ import pathlib
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -26,7 +27,12 @@ from tests.cluster import servers
 from tests.keras import test_programs, worlds
 
 
-def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Popen]:
+def start(
+    name: str,
+    cpus: Sequence[int],
+    *arguments: str,
+    settings: Sequence[Mapping[str, str]] = (),
+) -> list[subprocess.Popen]:
     """Starts a program in processes with the given numbers of CPU devices."""
     ports = [addresses.free_port() for _ in cpus]
     hosts = [
@@ -39,7 +45,8 @@ def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Po
             [sys.executable, "-m", "tests.between.processes", name, *arguments],
             cwd=servers.ROOT,
             env=servers.environment(
-                REPLICATOR_CLUSTER=json.dumps({**facts, "task": task})
+                REPLICATOR_CLUSTER=json.dumps({**facts, "task": task}),
+                **(settings[task] if settings else {}),
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -50,7 +57,11 @@ def start(name: str, cpus: Sequence[int], *arguments: str) -> list[subprocess.Po
 
 
 def run(
-    name: str, cpus: Sequence[int], *arguments: str, limit: float = servers.LIMIT
+    name: str,
+    cpus: Sequence[int],
+    *arguments: str,
+    limit: float = servers.LIMIT,
+    settings: Sequence[Mapping[str, str]] = (),
 ) -> list[Any]:
     """Runs a program in all processes; returns the result of each.
 
@@ -59,8 +70,9 @@ def run(
         cpus: The number of CPU devices of each process.
         *arguments: The program's arguments.
         limit: The maximum time, in seconds.
+        settings: Environment variables of each process, if any.
     """
-    started = start(name, cpus, *arguments)
+    started = start(name, cpus, *arguments, settings=settings)
     try:
         outputs = [process.communicate(timeout=limit) for process in started]
     finally:
@@ -156,10 +168,29 @@ def resumed(cluster: Any, folder: str, until: str, with_inputs: str) -> Any:
     return [begun, losses, v.numpy().tolist(), float(seen), there]
 
 
+def trains_by_factors(cluster: Any) -> list[Any]:
+    """Returns whether products were computed from factors, and the bits of weights."""
+    repl = replicator.Replicator(cluster.devices)
+    with repl.context():
+        w = tf.Variable(tf.zeros([1600, 1600]))
+        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.01))
+    x = tf.random.stateless_normal([384, 1600], seed=[1, cluster.host_id])
+
+    def step_fn() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ w - 0.1) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+
+    for _ in range(5):
+        repl.run(step_fn)
+    by_factors = any("factors" in row.algorithm for row in repl.plan)
+    return [by_factors, zlib.crc32(w.components[0].numpy().tobytes())]
+
+
 PROGRAMS = {
     function.__name__: function
     for function in (
-        *(all_steps, several, fits, resumed),
+        *(all_steps, several, fits, resumed, trains_by_factors),
         *(proven.proofs, ending.input_ends, faulty.lost),
         *(mismatched.mismatches, mismatched.clash, faulty.a_step_fails),
         *(backing_up.backs_up, digits),
