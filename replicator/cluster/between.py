@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, devices, errors
-from replicator.cluster import description, faults, lookout, peers
+from replicator.cluster import closing, description, faults, lookout, peers
 from replicator.cluster.cluster import Cluster
 from replicator.options import Options
 
@@ -87,7 +87,7 @@ def join(
     devices.split_cpu(described.hosts[task].cpus or 1)
     addresses = [host.address for host in described.hosts]
     try:
-        with _own_sigterm():
+        with _own_sigterm(), closing.own_server(addresses[task], described.sources):
             _tf.join(addresses, task, silence, limit)
     except (tf.errors.OpError, RuntimeError) as error:
         raise errors.ClusterError(

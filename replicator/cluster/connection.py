@@ -19,6 +19,7 @@ from replicator.asynchronous import workers
 from replicator.cluster import (
     addresses,
     between,
+    closing,
     description,
     health,
     sources,
@@ -216,7 +217,8 @@ def _connected(described: description.Description, client: str | None) -> Any:
         local = _own_address(client, described)
         try:
             jobs = {job: {task: local}, WORKER: servers}
-            return _tf.connect(jobs, job, task, health.CHANNELS)
+            with closing.own_server(local, described.sources):
+                return _tf.connect(jobs, job, task, health.CHANNELS)
         except (tf.errors.OpError, RuntimeError) as error:
             port_taken = "Could not start gRPC server" in str(error)
             if port_taken and attempt + 1 < _ATTEMPTS and _tf.connection() is None:

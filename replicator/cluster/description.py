@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import ipaddress
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,6 +61,8 @@ class Description:
     # Asynchronous mode: all programs; this process is number `task`, and `hosts` are
     # the servers that hold the variables.
     programs: tuple[Program, ...] = ()
+    # The addresses from which the hosts and programs connect; () if not all are known.
+    sources: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Returns the JSON that `from_json` reads: the value of REPLICATOR_CLUSTER."""
@@ -78,6 +81,8 @@ class Description:
             facts["programs"] = [
                 dataclasses.asdict(program) for program in self.programs
             ]
+        if self.sources:
+            facts["sources"] = list(self.sources)
         return json.dumps(facts)
 
 
@@ -107,6 +112,7 @@ def from_json(text: str, where: str) -> Description:
         _seconds(facts.get("heartbeat"), where),
         _count(facts, "task", where),
         _programs(facts, where),
+        _sources(facts, where),
     )
     return checked(described)
 
@@ -229,6 +235,14 @@ def _programs(facts: Mapping[str, Any], where: str) -> tuple[Program, ...]:
         Program(_text(p, "name", where) or f"worker {n}", _count(p, "cpus", where))
         for n, p in enumerate(programs)
     )
+
+
+def _sources(facts: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    found = facts.get("sources", [])
+    try:
+        return tuple(str(ipaddress.ip_address(str(address))) for address in found)
+    except (TypeError, ValueError):
+        raise wrong(where, '"sources" is not a list of numbers of hosts') from None
 
 
 def _text(facts: Mapping[str, Any], key: str, where: str) -> str | None:

@@ -61,7 +61,7 @@ class Asynchronous(Attempt):
     async def _start(self, index: int, servers: Servers) -> None:
         """Starts the program on a host."""
         job, machines = self._job, self._machines
-        cluster = commands.describe_program(job, servers.up, index)
+        cluster = commands.describe_program(job, servers.up, index, machines.sources)
         python = machines.python(index)
         command = commands.part(job, cluster, self.restarts, python, os.getcwd())
         process = await machines.start(index, command)

@@ -58,13 +58,22 @@ class Serving:
     Attributes:
         address: The address at which it listens, "host:port".
         gpus: The number of its GPUs, if known.
+        answers: Who can connect to it, in words.
     """
 
     address: str
     gpus: int | None
+    answers: str = ""
 
 
-def server(job: Job, host: Host, listen: str, python: str, cwd: str) -> Command:
+def server(
+    job: Job,
+    host: Host,
+    listen: str,
+    python: str,
+    cwd: str,
+    sources: Sequence[str] = (),
+) -> Command:
     """Returns the command that runs the server of a host.
 
     Args:
@@ -74,14 +83,18 @@ def server(job: Job, host: Host, listen: str, python: str, cwd: str) -> Command:
             port 0 is any free one.
         python: The interpreter.
         cwd: The working directory.
+        sources: The addresses from which the others connect, if known.
     """
     name, _, port = listen.rpartition(":")
     flags = [f"--port={port}", f"--host={name}", f"--cpus={host.slots}"]
     # Behind a tunnel nobody else reaches the server, but the server cannot know that.
-    insecure = ["--insecure"] if job.insecure or job.tunnel else []
+    if job.insecure or job.tunnel:
+        flags.append("--insecure")
+    if sources:
+        flags.append(f"--peers={','.join(sources)}")
     quiet = {} if job.verbose else {"TF_CPP_MIN_LOG_LEVEL": _WARNINGS}
     return Command(
-        (python, "-m", "replicator.serve", *flags, "--watch=stdin", *insecure),
+        (python, "-m", "replicator.serve", *flags, "--watch=stdin"),
         {"PYTHONUNBUFFERED": "1", **quiet, **job.env},
         cwd,
         "pipe",
@@ -146,6 +159,7 @@ def describe(
     client: str,
     servers: Sequence[Serving | None],
     file: str | None = None,
+    sources: Sequence[str] = (),
 ) -> str:
     """Returns the value of REPLICATOR_CLUSTER for in-graph mode, as JSON.
 
@@ -154,14 +168,17 @@ def describe(
         client: The program's own address; with port 0 it chooses a port.
         servers: The servers of the job's hosts; None leaves a host out.
         file: The path of a file that holds the current version of this text.
+        sources: The addresses from which the hosts connect, if known.
     """
-    facts = {**_facts(job, servers), "client": client}
+    facts = {**_facts(job, servers, sources), "client": client}
     if file is not None:
         facts["file"] = file
     return json.dumps(facts)
 
 
-def describe_part(job: Job, addresses: Sequence[str], task: int) -> str:
+def describe_part(
+    job: Job, addresses: Sequence[str], task: int, sources: Sequence[str] = ()
+) -> str:
     """Returns the value of REPLICATOR_CLUSTER for between-graph mode.
 
     Args:
@@ -169,20 +186,24 @@ def describe_part(job: Job, addresses: Sequence[str], task: int) -> str:
         addresses: The address at which each program's TensorFlow server listens; their
             GPUs are not known in advance.
         task: The number of the host.
+        sources: The addresses from which the programs connect, if known.
     """
     listening = [Serving(address, None) for address in addresses]
-    return json.dumps({**_facts(job, listening), "task": task})
+    return json.dumps({**_facts(job, listening, sources), "task": task})
 
 
-def describe_program(job: Job, servers: Sequence[Serving], task: int) -> str:
+def describe_program(
+    job: Job, servers: Sequence[Serving], task: int, sources: Sequence[str] = ()
+) -> str:
     """Returns the value of REPLICATOR_CLUSTER for asynchronous mode.
 
     Args:
         job: The job to launch.
         servers: The servers that hold variables, on the first hosts.
         task: The number of the host whose program this is for.
+        sources: The addresses from which the hosts connect, if known.
     """
-    facts = _facts(with_servers(job), servers)
+    facts = _facts(with_servers(job), servers, sources)
     programs = [{"name": host.name, "cpus": host.slots} for host in job.hosts]
     return json.dumps({**facts, "task": task, "programs": programs})
 
@@ -194,7 +215,9 @@ def with_servers(job: Job) -> Job:
     return dataclasses.replace(job, hosts=hosts)
 
 
-def _facts(job: Job, servers: Sequence[Serving | None]) -> dict[str, Any]:
+def _facts(
+    job: Job, servers: Sequence[Serving | None], sources: Sequence[str]
+) -> dict[str, Any]:
     hosts = [
         {
             "name": host.name,
@@ -210,6 +233,7 @@ def _facts(job: Job, servers: Sequence[Serving | None]) -> dict[str, Any]:
         "source": job.source,
         "heartbeat": job.heartbeat,
         "hosts": hosts,
+        **({"sources": list(sources)} if sources else {}),
     }
 
 
@@ -228,12 +252,35 @@ def is_port_taken(line: bytes, address: str) -> bool:
     return _TAKEN in line and f"({address})".encode() in line
 
 
+def answers(names: Sequence[str], servers: Sequence[Serving]) -> str:
+    """Returns the line that says who can connect to the servers of a job.
+
+    Args:
+        names: The names of their hosts.
+        servers: The facts that they announced.
+
+    Example:
+        >>> from replicator.launch.commands import Serving, answers
+        >>> one = Serving("10.0.0.1:1", 0, "whoever reaches eth0")
+        >>> answers(["a", "b"], [one, one])
+        'servers answer whoever reaches eth0'
+    """
+    hosts: dict[str, list[str]] = {}
+    for name, server_facts in zip(names, servers, strict=True):
+        hosts.setdefault(server_facts.answers, []).append(name)
+    if len(hosts) == 1:
+        return f"servers answer {next(iter(hosts))}"
+    parts = (f"{said} ({', '.join(named)})" for said, named in hosts.items())
+    return f"servers answer {'; '.join(parts)}"
+
+
 def serving(line: bytes) -> Serving | None:
     """Parses the line by which a server announces itself; None for other lines."""
     try:
         facts: Any = json.loads(line)
         if facts["replicator-serve"] != 1:
             return None
-        return Serving(str(facts["address"]), int(facts["gpus"]))
+        answers = str(facts.get("answers", ""))
+        return Serving(str(facts["address"]), int(facts["gpus"]), answers)
     except (ValueError, KeyError, TypeError):
         return None

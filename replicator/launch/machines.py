@@ -12,7 +12,16 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from replicator.launch import commands, keeper, local, output, ssh, sync, tunnel
+from replicator.launch import (
+    commands,
+    keeper,
+    local,
+    output,
+    routes,
+    ssh,
+    sync,
+    tunnel,
+)
 from replicator.launch.commands import Command
 from replicator.launch.flags import Job
 from replicator.launch.hosts import Host, LaunchError
@@ -43,6 +52,8 @@ class Machines:
         remotes: The connections, set by `reach`; None stands for this host.
         addresses: The addresses by which the hosts reach each other, without ports.
         client: The "host:port" by which they reach this host; port 0 is any free one.
+        sources: The addresses from which the hosts, and this one, connect to each
+            other over a network; () if these are not known.
         tunnel: The tunnel, or None.
         last: The last line of each host's standard error, by name.
         waiting: The names of the hosts that are not ready yet, for messages.
@@ -54,6 +65,7 @@ class Machines:
         self.remotes: list[Remote | None] = []
         self.addresses: list[str] = []
         self.client = ""
+        self.sources: tuple[str, ...] = ()
         self.tunnel: tunnel.Tunnel | None = None
         self.last: dict[str, bytes] = {}
         self.waiting = [host.name for host in job.hosts]
@@ -106,6 +118,23 @@ class Machines:
             remote.address if remote else own_address for remote in remotes
         ]
         self.remotes = remotes
+        if others and not job.tunnel and not is_loopback(own_address):
+            self.sources = await self._find_sources(own_address)
+
+    async def _find_sources(self, own_address: str) -> tuple[str, ...]:
+        """Returns the addresses from which the hosts and this one connect."""
+        everyone = sorted({own_address, *self.addresses})
+        found = await together(
+            [
+                remote.ask(routes, remote.address, *everyone)
+                for remote in self.remotes
+                if remote
+            ]
+        )
+        found.append(routes.sources(own_address, everyone))
+        if None in found:
+            return ()
+        return tuple(sorted({address for each in found for address in each}))
 
     async def reach_again(self, index: int) -> None:
         """Reconnects to a host whose connection was lost.
@@ -177,6 +206,15 @@ class Machines:
         """Records that a host is ready."""
         if name in self.waiting:
             self.waiting.remove(name)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines can reach the hosts' ports."""
+        return not self.tunnel and not all(map(is_loopback, self.addresses))
+
+    def say(self, text: str) -> None:
+        """Reports a fact."""
+        self._out.say(text)
 
     def note(self, text: str) -> None:
         """Reports an action under --verbose."""

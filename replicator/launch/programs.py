@@ -92,7 +92,7 @@ class Programs:
 
     async def _start(self, index: int, addresses: list[str]) -> None:
         job, machines, address = self._job, self._machines, addresses[index]
-        cluster = commands.describe_part(job, addresses, index)
+        cluster = commands.describe_part(job, addresses, index, machines.sources)
         python = machines.python(index)
         command = commands.part(job, cluster, self._restarts, python, os.getcwd())
         process = await machines.start(index, command)

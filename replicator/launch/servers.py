@@ -54,11 +54,18 @@ class Servers:
                     for index, address in enumerate(addresses[: len(self._job.hosts)])
                 ]
             )
+        if self._machines.is_open:
+            names = [host.name for host in self._job.hosts]
+            self._machines.say(commands.answers(names, self.up))
         self._describe()
 
     def _describe(self) -> None:
         self.cluster = commands.describe(
-            self._job, self._machines.client, self._up, self._shared.path
+            self._job,
+            self._machines.client,
+            self._up,
+            self._shared.path,
+            self._machines.sources,
         )
         self._shared.describe(self.cluster)
 
@@ -114,7 +121,9 @@ class Servers:
         if machines.tunnel:
             listen = machines.tunnel.listen(index)
         python = machines.python(index)
-        command = commands.server(self._job, host, listen, python, os.getcwd())
+        command = commands.server(
+            self._job, host, listen, python, os.getcwd(), machines.sources
+        )
         process = await machines.start(index, command)
         self.processes.append(process)
         up: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import signal
+from types import ModuleType
 from typing import Any
 
 from replicator.launch import output, processes, versions
@@ -93,6 +94,15 @@ class Remote:
         finally:
             process.send(f"end {int(signal.SIGTERM)}")
         return status, b"".join(captured[0]), b"".join(captured[1])
+
+    async def ask(self, module: ModuleType, *arguments: str) -> Any:
+        """Runs a module on the host; returns what it prints, as JSON, or None."""
+        argv = (self.python, "-I", "-c", processes.source_of(module), *arguments)
+        _, stdout, _ = await self.run(Command(argv, {}, "/"))
+        try:
+            return json.loads(stdout.splitlines()[-1])
+        except (ValueError, IndexError):
+            return None
 
     async def send(self, script: str, argument: str, data: bytes) -> None:
         """Runs a Python script on the host, with bytes as its standard input.

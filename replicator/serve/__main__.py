@@ -7,6 +7,7 @@ listens, and ends when its standard input closes.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import tensorflow as tf
 from absl import app, flags
 
 from replicator import command_line, errors
-from replicator.cluster import addresses
+from replicator.cluster import addresses, closing
 from replicator.command_line import BadInput
 from replicator.serve import watch
 
@@ -40,13 +41,19 @@ _WATCH = flags.DEFINE_enum(
     "What ends the server: stdin, when standard input closes or the parent dies; none, "
     "only a signal. By default stdin if that is a pipe, else none.",
 )
+_PEERS = flags.DEFINE_list(
+    "peers",
+    [],
+    "The addresses from which others connect; default any. Where the kernel allows it, "
+    "the server answers no other.",
+)
 _INSECURE = flags.DEFINE_bool(
     "insecure", False, "Accept that whoever reaches the port can run code here."
 )
 
 _EXPOSED = (
-    "TensorFlow's servers ask for no password and listen on all interfaces: whoever "
-    "reaches the port can run code as this user"
+    "TensorFlow's servers ask for no password: whoever reaches the port can run code "
+    "as this user"
 )
 
 
@@ -59,13 +66,17 @@ def main(argv: Sequence[str]) -> int:
         follows_parent = _WATCH.value == "stdin" or (
             _WATCH.value is None and watch.is_piped()
         )
+        _check_peers()
         server = _serve(_PORT.value, _CPUS.value)
     except BadInput as error:
         return command_line.fail(error)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may have ignored it
     if follows_parent:
         watch.follow_parent()
-    _announce(server, name)
+    port = int(server.target.rpartition(":")[2])
+    answers = closing.close(port, closing.Audience.of(name, _PEERS.value))
+    server.start()  # before, it answers nobody
+    _announce(port, name, answers or "whoever reaches this machine")
     if follows_parent:
         watch.wait_for_end()
     else:
@@ -94,12 +105,26 @@ def _host() -> str:
     return name
 
 
+def _check_peers() -> None:
+    for address in _PEERS.value:
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            raise BadInput(
+                f"--peers: {address!r} is not the number of a host"
+            ) from None
+
+
 def _serve(port: int, cpus: int) -> tf.distribute.Server:
     _refuse_taken(port)
     config = tf.compat.v1.ConfigProto(device_count={"CPU": cpus})
     try:
         return tf.distribute.Server(
-            {_JOB: [addresses.join("127.0.0.1", port)]}, _JOB, 0, config=config
+            {_JOB: [addresses.join("127.0.0.1", port)]},
+            _JOB,
+            0,
+            config=config,
+            start=False,
         )
     except tf.errors.OpError as error:
         raise BadInput(f"port {port} cannot be used: {errors.told(error)}") from None
@@ -118,9 +143,8 @@ def _refuse_taken(port: int) -> None:
             ) from None
 
 
-def _announce(server: tf.distribute.Server, name: str) -> None:
+def _announce(port: int, name: str, answers: str) -> None:
     """Prints the server's address and facts to standard output, as one line of JSON."""
-    port = int(server.target.rpartition(":")[2])
     facts = {
         "replicator-serve": 1,
         "address": addresses.join(name, port),
@@ -128,11 +152,12 @@ def _announce(server: tf.distribute.Server, name: str) -> None:
         "pid": os.getpid(),
         "cpus": _CPUS.value,
         "gpus": len(tf.config.list_physical_devices("GPU")),
+        "answers": answers,
     }
-    if not _INSECURE.value:
+    if addresses.is_loopback(name) and answers != closing.ONLY_HERE:
         print(
-            f"replicator.serve: {_EXPOSED}. A firewall, a container or a network "
-            f"namespace must keep others from port {port}.",
+            f"replicator.serve: {_EXPOSED}, and this system does not let it close port "
+            f"{port} to other machines: a firewall must.",
             file=sys.stderr,
         )
     print(json.dumps(facts), flush=True)

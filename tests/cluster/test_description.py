@@ -68,6 +68,8 @@ REFUSED = {
     "client": (_text(client="x y"), "'x y' is not an address"),
     "heartbeat": (_text(heartbeat=0), '"heartbeat" is 0'),
     "NaN": (_text(heartbeat=float("nan")), '"heartbeat" is nan'),
+    "sources": (_text(sources=["a"]), '"sources" is not a list of numbers of hosts'),
+    "no sources": (_text(sources=3), '"sources" is not a list of numbers of hosts'),
     "twice": (_text(hosts=[_HOST, _HOST]), "host-a:41 is listed 2 times.*--cpus=2"),
     "mixed": (
         _text(hosts=[_HOST, {"address": "127.0.0.1:4"}]),

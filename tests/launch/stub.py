@@ -32,6 +32,7 @@ port = listening.getsockname()[1]
 facts = {
     "replicator-serve": 1, "address": f"{flags['host']}:{port}", "host": "stub",
     "pid": os.getpid(), "cpus": int(flags["cpus"]), "gpus": 0, "flags": flags,
+    "answers": flags.get("peers", "anybody"),
 }
 print("not yet up", flush=True)
 print(json.dumps(facts), flush=True)

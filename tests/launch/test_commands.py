@@ -78,6 +78,29 @@ def test_commands() -> None:
     assert (command.stdin, command.stopped) == ("null", 0.7 * job.heartbeat)
 
 
+def test_all_learn_from_where_the_others_connect() -> None:
+    sources = ["10.0.0.1", "10.0.0.2", "fd00::2"]
+    up = [Serving("10.0.0.1:41273", 0), Serving("10.0.0.2:5", 4)]
+    addresses = [serving.address for serving in up]
+    for text in (
+        commands.describe(_JOB, "10.0.0.9:0", up, None, sources),
+        commands.describe_part(_JOB, addresses, 1, sources),
+        commands.describe_program(dataclasses.replace(_JOB, servers=2), up, 1, sources),
+    ):
+        read = description.from_json(text, "REPLICATOR_CLUSTER")
+        assert read.sources == tuple(sources)
+        assert description.from_json(read.to_json(), "again") == read
+    listen = ("10.0.0.1:0", "/python", "/cwd", sources)
+    command = commands.server(_JOB, _JOB.hosts[0], *listen)
+    assert "--peers=10.0.0.1,10.0.0.2,fd00::2" in command.argv
+
+
+def test_one_line_says_who_can_connect() -> None:
+    servers = [Serving("a:1", 0, said) for said in ("10.0.0.1", "10.0.0.1", "all")]
+    assert commands.answers("ab", servers[:2]) == "servers answer 10.0.0.1"
+    assert commands.answers("abc", servers) == "servers answer 10.0.0.1 (a, b); all (c)"
+
+
 def test_addresses_with_ports() -> None:
     assert commands.with_port("10.0.0.1", 7) == "10.0.0.1:7"
     assert commands.with_port("fe80::1", 7) == "[fe80::1]:7"
@@ -92,6 +115,8 @@ _FACTS = {"replicator-serve": 1, "address": "a:1", "gpus": 2}
 
 def test_a_servers_line() -> None:
     assert commands.serving(json.dumps(_FACTS).encode()) == Serving("a:1", 2)
+    line = json.dumps({**_FACTS, "answers": "whoever reaches eth0"}).encode()
+    assert commands.serving(line) == Serving("a:1", 2, "whoever reaches eth0")
 
 
 @given(

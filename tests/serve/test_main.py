@@ -69,6 +69,7 @@ def test_what_it_says_and_that_it_ends():
             assert facts["replicator-serve"] == 1
             assert facts["host"] == socket.gethostname()
             assert facts["gpus"] == 0
+            assert facts["answers"] == "this machine"
         assert [facts["cpus"] for facts in said] == [3, 1, 1]
         assert said[0]["address"].startswith("localhost:")
         assert os.getsid(closed.pid) == closed.pid
@@ -80,8 +81,7 @@ def test_what_it_says_and_that_it_ends():
         )
         closed.stdin.close()
         assert _ended(closed) == 0
-        warned = closed.stderr.read()
-        assert "whoever reaches the port can run code as this user" in warned
+        assert "whoever reaches" not in closed.stderr.read()
         assert closed.stdout.read() == ""
         killed.stdin.close()
         killed.terminate()
@@ -126,8 +126,9 @@ REFUSED = {
     ("--host=a b",): "--host: 'a b' is not an address",
     ("--host=0.0.0.0", "--insecure"): "--host=0.0.0.0 is not an address to connect to",
     ("--host=10.0.0.1",): "--host=10.0.0.1 is not a loopback address, and TensorFlow's "
-    "servers ask for no password and listen on all interfaces: whoever reaches the "
-    "port can run code as this user; pass --insecure to accept that",
+    "servers ask for no password: whoever reaches the port can run code as this user; "
+    "pass --insecure to accept that",
+    ("--peers=host-b",): "--peers: 'host-b' is not the number of a host",
 }
 
 
@@ -139,7 +140,7 @@ from replicator.serve import __main__ as serve
 
 def tried(arguments):
     sys.argv, out, error = ["serve", *arguments], io.StringIO(), io.StringIO()
-    for name in ("port", "host", "cpus", "watch", "insecure"):
+    for name in ("port", "host", "cpus", "watch", "insecure", "peers"):
         flags.FLAGS[name].unparse()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         try:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the addresses from which a host connects to the others.
+
+Sent to other hosts: uses the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Sequence
+
+_ANY_PORT = 9  # nothing is sent there
+
+
+def sources(own: str, others: Sequence[str]) -> list[str] | None:
+    """Returns the addresses from which this host connects to others.
+
+    Args:
+        own: The number by which the others reach this host.
+        others: The numbers by which this host reaches the others.
+
+    Returns:
+        The addresses; None if they may see different ones: if `own`, or the way to one
+        of them, is translated.
+    """
+    found = {own}
+    try:
+        for address in (own, *others):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                if address == own:
+                    probe.bind((own, 0))  # only possible if it is this host's
+                probe.connect((address, _ANY_PORT))
+                found.add(str(probe.getsockname()[0]))
+    except OSError:
+        return None
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    print(json.dumps(sources(sys.argv[1], sys.argv[2:])))
