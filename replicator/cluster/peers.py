@@ -26,9 +26,8 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, errors
-from replicator.cluster import clashes, differences, faults
+from replicator.cluster import clashes, differences, faults, waiting
 
-_PATIENCE = 600.0  # seconds for the slowest process: building inputs may take long
 _POLL = 0.25  # seconds between checks that the other processes are alive
 _PROGRESS = 10.0  # seconds between warnings that name the process waited for
 _LARGEST = 1_000_000  # characters per entry of the store
@@ -280,21 +279,24 @@ class Peers:
 
     def _wait(self, key: str, process: int, entry: dict[str, Any]) -> str:
         start = last_warning = time.monotonic()
+        patience = waiting.patience()
         while (value := _tf.store_get(key, _POLL)) is None:
             self.doing.check()
             faults.check()
             now = time.monotonic()
             passed = now - start
-            if now - last_warning < _PROGRESS:
+            if passed <= patience and now - last_warning < _PROGRESS:
                 continue
             last_warning = now
             activity = f"{entry['what']} at {entry['line']}"
-            if passed > _PATIENCE:
+            if passed > patience:
                 raise errors.MismatchError(
                     errors.compose(
                         f"{self.name(process)} did not reach {activity} within "
-                        f"{_PATIENCE:.0f} s.",
-                        fix="do the same things on every host, in the same order.",
+                        f"{patience:g} s.",
+                        fix="do the same things on every host, in the same order. If "
+                        "this only takes one of them long, set the environment "
+                        f"variable {waiting.PATIENCE} to more seconds on all.",
                     )
                 )
             logging.warning(

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import pathlib
-import tempfile
 import time
 from typing import Protocol
 
 import tensorflow as tf
 
 from replicator.cluster.peers import Peers
+from replicator.launch.folders import Folder
 
 _SAVES, _RESTORES = "saves a checkpoint", "restores a checkpoint"
 _SECONDS, _MOST_STEPS = 0.5, 1000  # between two agreements on whether to stop
@@ -93,7 +93,7 @@ class Together:
     ) -> None:
         self._peers, self._saved, self._options = peers, saved, options
         # Objects created after `restore` read their values then, so the files stay.
-        self._received: tempfile.TemporaryDirectory[str] | None = None
+        self._received: Folder | None = None
         self._first = None
         if peers.own == 0:
             self._first = Alone(saved, directory, keep, options)
@@ -118,8 +118,8 @@ class Together:
         path = self._latest
         if self._first is None:
             # Names that another process sends are no paths here.
-            self._received = tempfile.TemporaryDirectory("-replicator")
-            path = os.path.join(self._received.name, "received")
+            self._received = Folder()
+            path = os.path.join(self._received.path, "received")
         own_sizes = [] if self._first is None else _sizes(path)
         sizes: list[int] = self._peers.exchange(_RESTORES, own_sizes)[0]
         for k, size in enumerate(sizes):
@@ -144,7 +144,7 @@ class Together:
             self._first.save(number)
             self._latest = self._first.latest
         else:
-            with tempfile.TemporaryDirectory("-replicator") as folder:
+            with Folder() as folder:
                 self._saved.write(os.path.join(folder, "dropped"), self._options)
         # No process continues before the checkpoint exists, so that a failure from here
         # on can resume from it.

@@ -9,9 +9,11 @@ gRPC: a server that answers with its settings listens and is not stopped.
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from replicator import errors
 from replicator.cluster import addresses, lifeline
 
 _MOST_AT_ONCE = 64
@@ -19,6 +21,27 @@ _PAUSE = 0.2  # seconds between two rounds of probes
 _PROGRESS = 5.0  # seconds between two progress reports
 
 SILENT = lifeline.SILENT
+# The environment variable with the seconds for which the programs of between-graph mode
+# wait for the slowest of them, which may have to prepare its inputs.
+PATIENCE, _PATIENCE = "REPLICATOR_PATIENCE", 600.0
+
+
+def patience() -> float:
+    """Returns for how many seconds a program waits for another to build the same.
+
+    Raises:
+        ArgumentError: The environment variable is not a number.
+    """
+    text = os.environ.get(PATIENCE, str(_PATIENCE))
+    try:
+        return float(text)
+    except ValueError:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"{PATIENCE}={text!r} is not a number.",
+                fix=f"set {PATIENCE} to a number of seconds.",
+            )
+        ) from None
 
 
 def ask(address: str, limit: float, stay: float = 0.0) -> str | None:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import Sequence
 
 from replicator.launch import commands
 from replicator.launch.attempt import Attempt, Outcome
 from replicator.launch.flags import Job
+from replicator.launch.folders import Folder
 from replicator.launch.hosts import LaunchError
-from replicator.launch.machines import together
 from replicator.launch.output import Output
 from replicator.launch.processes import LOST, Process, ending, exit_status
 from replicator.launch.servers import Servers
@@ -45,7 +44,7 @@ class Asynchronous(Attempt):
         return len(self._job.hosts)
 
     async def _live(self, stack: contextlib.AsyncExitStack) -> Outcome:
-        folder = stack.enter_context(tempfile.TemporaryDirectory("-replicator"))
+        folder = stack.enter_context(Folder())
         job = commands.with_servers(self._job)
         self._serving = servers = Servers(job, self._machines, Shared(folder))
         if outcome := await self._begin(servers.start(retry=self._before > 0)):
@@ -56,7 +55,7 @@ class Asynchronous(Attempt):
 
     async def _start_all(self, servers: Servers) -> None:
         everyone = range(len(self._job.hosts))
-        await together([self._start(index, servers) for index in everyone])
+        await self._machines.each([self._start(index, servers) for index in everyone])
 
     async def _start(self, index: int, servers: Servers) -> None:
         """Starts the program on a host."""
@@ -67,7 +66,6 @@ class Asynchronous(Attempt):
         process = await machines.start(index, command)
         self._running[process] = index
         machines.follow(process)
-        machines.is_ready(process.name)
         machines.note(f"{process.name}: the program has started")
 
     async def _look_after(self, servers: Servers) -> Outcome:

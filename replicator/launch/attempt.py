@@ -61,6 +61,8 @@ class Attempt(abc.ABC):
     async def run(self) -> Outcome:
         """Starts all processes, waits for the first end, and ends the others."""
         async with contextlib.AsyncExitStack() as stack:
+            # After connections are closed, which need the commands that they run.
+            stack.callback(_kill_descendants)
             self._machines = Machines(self._job, self._out, stack)
             try:
                 outcome = await self._live(stack)
@@ -148,9 +150,6 @@ class Attempt(abc.ABC):
         first = signal.SIGINT if interrupted else signal.SIGTERM
         await self._end_these(self._programs, first)
         await self._end_these(self._servers, signal.SIGTERM)
-        for pid in keeper.descendants():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         await self._drain()
         for process in (*self._servers, *self._programs):
             process.abandon()
@@ -169,3 +168,9 @@ class Attempt(abc.ABC):
                 self._at_once = True
                 for process in processes:
                     process.send(f"end {int(signal.SIGKILL)}")
+
+
+def _kill_descendants() -> None:
+    for pid in keeper.descendants():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -20,6 +20,8 @@ from replicator.launch.signals import Signals
 _CAUSES = (LOST, 128 + signal.SIGKILL)
 # Seconds, or this fraction of a heartbeat if longer, for such a status to arrive after
 # another program has failed: programs may notice a silent one before the launcher does.
+# That may take a whole heartbeat, for which to wait if a program
+# tells of a lost host.
 _WAIT, _WAIT_PART = 0.5, 0.2
 
 
@@ -64,8 +66,10 @@ class Between(Attempt):
     async def _cause(self, programs: Programs) -> Process:
         """Returns the program whose failure caused the others, as far as known."""
         clock = asyncio.get_running_loop().time
-        deadline = clock() + max(_WAIT, _WAIT_PART * self._job.heartbeat)
+        start = clock()
         while True:
+            part = 1.0 if programs.tells_of_others else _WAIT_PART
+            deadline = start + max(_WAIT, part * self._job.heartbeat)
             for process in programs.failed:
                 if process.status.result() in _CAUSES:
                     return process

@@ -22,6 +22,7 @@ _TAKEN = b"Could not start gRPC server"  # TensorFlow's message for a port in us
 # The fraction of a heartbeat after which a stopped server is killed: the keeper checks
 # at intervals, and the program must learn of it within the heartbeat.
 _STOPPED = 0.7
+_ANNOUNCES = b'{"replicator-serve"'
 _WARNINGS = "1"  # the log level of TensorFlow's servers; "0" includes information
 
 
@@ -277,7 +278,8 @@ def answers(names: Sequence[str], servers: Sequence[Serving]) -> str:
 def serving(line: bytes) -> Serving | None:
     """Parses the line by which a server announces itself; None for other lines."""
     try:
-        facts: Any = json.loads(line)
+        # The shell's own files may have begun the line.
+        facts: Any = json.loads(line[max(line.find(_ANNOUNCES), 0) :])
         if facts["replicator-serve"] != 1:
             return None
         answers = str(facts.get("answers", ""))

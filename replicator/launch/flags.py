@@ -217,6 +217,7 @@ def parse(
         raise LaunchError("--tunnel and --insecure were both given; leave out one")
     if not any(not host.local for host in job_hosts):
         _refuse_ssh_flags(values)
+    _check_identity(values["identity"])
     min_nodes = values["min_nodes"]
     if values["mode"] == ASYNC and values["tunnel"]:
         raise LaunchError("--tunnel is not for --mode=async; use --insecure")
@@ -294,6 +295,14 @@ def _refuse_ssh_flags(given: Mapping[str, Any]) -> None:
         if given[name]:
             flag = name.replace("_", "-")
             raise LaunchError(f"--{flag} is for other hosts, but none is named")
+
+
+def _check_identity(path: str | None) -> None:
+    try:
+        if path is not None:
+            pathlib.Path(path).expanduser().read_bytes()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise LaunchError(f"--identity: {path}: {_why(error)}") from error
 
 
 def _variable(text: str, environment: Mapping[str, str]) -> tuple[str, str]:

@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from replicator.launch import commands, local, output
 from replicator.launch.attempt import Attempt, Outcome
 from replicator.launch.flags import Job
+from replicator.launch.folders import Folder
 from replicator.launch.hosts import LaunchError
 from replicator.launch.output import Output
 from replicator.launch.processes import Process, ending, exit_status
@@ -51,7 +51,7 @@ class InGraph(Attempt):
         return 1
 
     async def _live(self, stack: contextlib.AsyncExitStack) -> Outcome:
-        folder = stack.enter_context(tempfile.TemporaryDirectory("-replicator"))
+        folder = stack.enter_context(Folder())
         self._shared = Shared(folder)
         servers = Servers(self._job, self._machines, self._shared)
         self._serving = servers

@@ -9,7 +9,7 @@ import ipaddress
 import os
 import pathlib
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from replicator.launch import (
@@ -56,7 +56,6 @@ class Machines:
             other over a network; () if these are not known.
         tunnel: The tunnel, or None.
         last: The last line of each host's standard error, by name.
-        waiting: The names of the hosts that are not ready yet, for messages.
     """
 
     def __init__(self, job: Job, out: Output, stack: contextlib.AsyncExitStack) -> None:
@@ -68,7 +67,7 @@ class Machines:
         self.sources: tuple[str, ...] = ()
         self.tunnel: tunnel.Tunnel | None = None
         self.last: dict[str, bytes] = {}
-        self.waiting = [host.name for host in job.hosts]
+        self._waiting: dict[asyncio.Future[Any], Host] = {}
 
     @contextlib.asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
@@ -82,11 +81,25 @@ class Machines:
             async with asyncio.timeout(limit):
                 yield
         except TimeoutError as error:
+            late = [h.name for task, h in self._waiting.items() if task.cancelled()]
             raise LaunchError(
-                f"{', '.join(self.waiting)}: not up after {limit:g} seconds; "
+                f"{', '.join(late) or 'this host'}: not up after {limit:g} seconds; "
                 "--start-timeout allows more",
                 1,
             ) from error
+
+    async def each(self, waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        """Returns the results of all hosts' coroutines; the first error cancels all.
+
+        If they take too long, `in_time` names the hosts whose coroutines have not
+        ended, and not those that wait for these.
+
+        Args:
+            waited: One coroutine for each of the first hosts.
+        """
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in waited]
+        self._waiting = dict(zip(tasks, self._job.hosts, strict=False))
+        return await together(tasks)
 
     async def reach(self, retry: bool) -> None:
         """Connects to all hosts, copies files to them, and checks their packages.
@@ -98,20 +111,20 @@ class Machines:
             LaunchError: A host cannot be reached or used.
         """
         job = self._job
-        remotes = await together([self._connect(host, retry) for host in job.hosts])
+        remotes = await self.each([self._connect(host, retry) for host in job.hosts])
         others = [remote for remote in remotes if remote]
         if job.sync and others:
             names, which = await sync.choose(os.getcwd())
             archive = await asyncio.to_thread(sync.pack, os.getcwd(), names)
             text = f"{len(names)} {which}, {len(archive) / 1e6:.1f} MB packed"
-            await together([self._copy(remote, archive, text) for remote in others])
-        await together([remote.check(job, os.getcwd()) for remote in others])
+            await self.each([self._copy(remote, archive, text) for remote in remotes])
+        await self.each([self._check(remote) for remote in remotes])
         self.client = commands.any_port(
             others[0].own_address or _HERE if others else _HERE
         )
         refuse_exposed(job, others)
         if job.tunnel:
-            self.tunnel = await tunnel.open_tunnel(remotes, self._stack)
+            self.tunnel = await tunnel.open_tunnel(remotes, self._stack, self.each)
             self.client = self.tunnel.client
         own_address = self.client.rpartition(":")[0].strip("[]")
         self.addresses = [
@@ -202,11 +215,6 @@ class Machines:
         if pumps:
             await asyncio.wait(pumps, timeout=_LAST_LINES)
 
-    def is_ready(self, name: str) -> None:
-        """Records that a host is ready."""
-        if name in self.waiting:
-            self.waiting.remove(name)
-
     @property
     def is_open(self) -> bool:
         """Whether other machines can reach the hosts' ports."""
@@ -238,13 +246,19 @@ class Machines:
         self.note(f"{host.name}: connected")
         return remote
 
-    async def _copy(self, remote: Remote, packed: bytes, said: str) -> None:
+    async def _check(self, remote: Remote | None) -> None:
+        if remote:
+            await remote.check(self._job, os.getcwd())
+
+    async def _copy(self, remote: Remote | None, packed: bytes, said: str) -> None:
+        if not remote:
+            return
         await remote.send(sync.unpacker(), os.getcwd(), packed)
         self._out.say(f"{remote.host.name}: {said}, copied to {os.getcwd()}")
 
 
-async def together(waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Returns the results of all coroutines; the first error cancels the others."""
+async def together(waited: Sequence[Awaitable[Any]]) -> list[Any]:
+    """Returns the results of all awaitables; the first error cancels the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in waited]
     try:
         return list(await asyncio.gather(*tasks))

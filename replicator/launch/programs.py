@@ -11,11 +11,12 @@ from replicator.launch import commands, ports, processes, ssh
 from replicator.launch.commands import Command
 from replicator.launch.flags import Job
 from replicator.launch.hosts import LaunchError
-from replicator.launch.machines import Machines, together
+from replicator.launch.machines import Machines
 from replicator.launch.processes import Process
 from replicator.launch.ssh import Remote
 
 _FAILED = 255
+_LOST = b"HostLostError"  # the error of a program whose steps need a host that is lost
 
 
 class Programs:
@@ -31,6 +32,7 @@ class Programs:
         failed: The processes that have failed, in order of failure.
         left: The future statuses of the processes that still run.
         port_taken: Whether a program could not listen at its address.
+        tells_of_others: Whether a program said that it lost another one's host.
     """
 
     def __init__(self, job: Job, machines: Machines, restarts: int) -> None:
@@ -39,6 +41,7 @@ class Programs:
         self.failed: list[Process] = []
         self.left: list[asyncio.Future[int]] = []
         self.port_taken = False
+        self.tells_of_others = False
 
     async def start(self, retry: bool) -> None:
         """Finds a free port on each host, and then starts all programs.
@@ -54,8 +57,10 @@ class Programs:
             await self._machines.reach(retry)
             addresses: list[str] = []
             while len({*addresses}) < len(everyone):  # two names may be of one host
-                addresses = await together([self._address(index) for index in everyone])
-            await together([self._start(index, addresses) for index in everyone])
+                found = [self._address(index) for index in everyone]
+                addresses = await self._machines.each(found)
+            starting = [self._start(index, addresses) for index in everyone]
+            await self._machines.each(starting)
 
     async def _address(self, index: int) -> str:
         """Returns the address at which a host's TensorFlow server must listen."""
@@ -66,29 +71,19 @@ class Programs:
         return commands.with_port(machines.addresses[index], port)
 
     async def _ask(self, remote: Remote) -> int:
-        """Returns a free port of another host, which must have the program.
+        """Returns a free port of another host.
 
         Raises:
-            LaunchError: The host cannot be asked, or lacks the program.
+            LaunchError: The host cannot be asked.
         """
-        script = "" if self._job.program[0] == "-m" else self._job.program[0]
-        source = processes.source_of(ports)
-        argv = (remote.python, "-I", "-c", source, script)
+        argv = (remote.python, "-I", "-c", processes.source_of(ports))
         status, stdout, stderr = await remote.run(Command(argv, {}, os.getcwd()))
-        name = remote.host.name
         try:
-            facts = json.loads(stdout.splitlines()[-1])
-        except (ValueError, IndexError) as error:
+            return int(json.loads(stdout.splitlines()[-1]))
+        except (ValueError, IndexError, TypeError) as error:
             reason = ssh.last_line(stderr) or processes.ending(status)
-            raise LaunchError(
-                f"{name}: no free port was found: {reason}", _FAILED
-            ) from error
-        if facts["missing"]:
-            raise LaunchError(
-                f"{name}: there is no {script} in {facts['folder']}; --sync copies the "
-                "working directory"
-            )
-        return int(facts["port"])
+            text = f"{remote.host.name}: no free port was found: {reason}"
+            raise LaunchError(text, _FAILED) from error
 
     async def _start(self, index: int, addresses: list[str]) -> None:
         job, machines, address = self._job, self._machines, addresses[index]
@@ -102,10 +97,10 @@ class Programs:
 
         def look(line: bytes) -> bool:
             self.port_taken |= commands.is_port_taken(line, address)
+            self.tells_of_others |= _LOST in line
             return False
 
         machines.follow(process, on_error=look)
-        machines.is_ready(process.name)
         machines.note(
             f"{process.name}: the program has started; it listens at {address}"
         )

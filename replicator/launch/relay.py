@@ -45,6 +45,7 @@ def main(argv: list[str]) -> None:
             f"({error.strerror})"
         )
     path, port = spec["accept"]
+    _own(os.path.dirname(path))
     within = socket.socket(socket.AF_UNIX)
     within.bind(path)
     accepting = [(within, _to_port(port))]
@@ -130,6 +131,14 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
     with contextlib.suppress(OSError, RuntimeError):
         writer.write_eof()
+
+
+def _own(folder: str) -> None:
+    """Holds a folder for as long as this process or a fork lives; see folders.py."""
+    path = os.path.join(folder, ".replicator-lock")
+    lock = os.open(f"{path}.new", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(f"{path}.new", path)
 
 
 def _relay(accepting: list[tuple[socket.socket, Any]], server: int) -> None:

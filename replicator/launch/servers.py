@@ -12,7 +12,7 @@ from replicator.launch import commands, ssh
 from replicator.launch.commands import Serving
 from replicator.launch.flags import Job
 from replicator.launch.hosts import LaunchError
-from replicator.launch.machines import Machines, together
+from replicator.launch.machines import Machines
 from replicator.launch.processes import LOST, Process, ending, exit_status
 from replicator.launch.shared import Shared
 
@@ -48,7 +48,7 @@ class Servers:
         async with self._machines.in_time():
             await self._machines.reach(retry)
             addresses = self._machines.addresses
-            self._up = await together(
+            self._up = await self._machines.each(
                 [
                     self._serve(index, commands.any_port(address))
                     for index, address in enumerate(addresses[: len(self._job.hosts)])
@@ -93,7 +93,6 @@ class Servers:
         index = self._index(process)
         host, serving = self._job.hosts[index], self._up[index]
         assert serving
-        self._machines.waiting.append(host.name)
         limit = self._job.start_timeout
         try:
             async with asyncio.timeout(limit):
@@ -143,6 +142,5 @@ class Servers:
             reason = ssh.last_line(machines.last.get(host.name, b"")) or ending(status)
             text = f"{host.name}: its server ended before it was up: {reason}"
             raise LaunchError(text, exit_status(status) or 1)
-        machines.is_ready(host.name)
         machines.note(f"{host.name}: its server is up at {up.result().address}")
         return up.result()

@@ -9,12 +9,13 @@ import json
 import os
 import shlex
 import signal
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from replicator.launch import output, processes, versions
 from replicator.launch.commands import Command
-from replicator.launch.flags import Job
+from replicator.launch.flags import IN_GRAPH, Job
 from replicator.launch.hosts import Host, LaunchError
 from replicator.launch.processes import LOST, Process
 
@@ -127,8 +128,8 @@ class Remote:
         Raises:
             LaunchError: Python or a package is missing, or has another version.
         """
-        source = processes.source_of(versions)
-        argv = (self.python, "-c", source)
+        script = "" if job.program[0] == "-m" else job.program[0]
+        argv = (self.python, "-c", processes.source_of(versions), cwd, script)
         status, stdout, stderr = await self.run(Command(argv, dict(job.env), cwd))
         if status in _NOT_FOUND:
             text = (
@@ -136,20 +137,23 @@ class Remote:
             )
             raise LaunchError(text)
         try:
-            their_versions = json.loads(stdout.splitlines()[-1])
-        except (ValueError, IndexError) as error:
+            facts = dict(json.loads(stdout.splitlines()[-1]))
+        except (ValueError, IndexError, TypeError) as error:
             reason = last_line(stderr) or f"status {status}"
-            text = f"{self.host.name}: {self.python} does not run: {reason}"
+            what = f"does not run: {reason}" if status else "is no Python interpreter"
+            text = f"{self.host.name}: {self.python} {what}"
             raise LaunchError(text, _FAILED) from error
-        self.package = their_versions["path"] or ""
-        compare(self.host.name, self.python, versions.versions(), their_versions)
+        self.package = facts["path"] or ""
+        compare(self.host.name, self.python, versions.versions(), facts)
+        if job.mode != IN_GRAPH:
+            refuse_missing(self.host.name, job.program[0], cwd, facts)
 
 
 def compare(
     name: str,
     python: str,
-    own: dict[str, str | None],
-    theirs: dict[str, str | None],
+    own: Mapping[str, str | None],
+    theirs: Mapping[str, str | None],
 ) -> None:
     """Checks that another host has the package versions of this one.
 
@@ -164,6 +168,28 @@ def compare(
                 f"{name}: {package} is {theirs[package]} there and {own[package]} "
                 "here; all hosts need the same"
             )
+
+
+def refuse_missing(name: str, program: str, cwd: str, facts: Mapping[str, Any]) -> None:
+    """Refuses a host that lacks the program of modes in which every host runs it.
+
+    Without the launcher's working directory, it would run what has this name elsewhere.
+
+    Args:
+        name: The host.
+        program: The script, or "-m".
+        cwd: The launcher's working directory.
+        facts: As versions.program returns them.
+
+    Raises:
+        LaunchError: The working directory or the script is missing.
+    """
+    missing = "" if facts["script"] else f"no {program} in {cwd}"
+    if not facts["folder"] and not os.path.isabs(program):
+        missing = f"no {cwd}, where the program runs"
+    if missing:
+        text = f"{name}: there is {missing}; --sync copies the working directory"
+        raise LaunchError(text)
 
 
 async def connect(host: Host, job: Job, python: str) -> Remote:

@@ -20,15 +20,17 @@ import pathlib
 import shutil
 import socket
 import tempfile
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from replicator.launch import relay, sockets
+from replicator.launch import folders, processes, relay, sockets, ssh
 from replicator.launch.commands import Command
 from replicator.launch.hosts import LaunchError
 from replicator.launch.ssh import Remote
 
 _HERE = "127.0.0.1"
 _FAILED = 255
+_TIDYING = 2.0  # seconds for the removal of a folder on a host that may be lost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +63,11 @@ class Tunnel:
         doors: The ways to the servers, in host order.
     """
 
-    def __init__(self, client: int, doors: list[Door]) -> None:
+    def __init__(
+        self, client: int, doors: list[Door], unused: dict[str, Remote]
+    ) -> None:
         self.client = f"{_HERE}:{client}"
-        self._client = client
+        self._client, self._unused = client, unused
         self.doors = doors
 
     def listen(self, index: int) -> str:
@@ -85,6 +89,7 @@ class Tunnel:
             "accept": [own_door.within, own_door.port],
             "listen": [[port, own_door.towards(port)] for port in ports],
         }
+        self._unused.pop(own_door.folder, None)  # its keeper removes it
         path = str(pathlib.PurePosixPath(package) / "launch" / "relay.py")
         words = (command.argv[0], "-I", path, json.dumps(spec))
         return dataclasses.replace(
@@ -93,19 +98,24 @@ class Tunnel:
 
 
 async def open_tunnel(
-    remotes: list[Remote | None], stack: contextlib.AsyncExitStack
+    remotes: list[Remote | None],
+    stack: contextlib.AsyncExitStack,
+    each: Callable[[list[Coroutine[Any, Any, Door]]], Awaitable[list[Door]]],
 ) -> Tunnel:
     """Opens the forwards of all hosts.
 
     Args:
         remotes: The connection to each host; None for this one.
         stack: Closes the forwards.
+        each: Waits for a coroutine of each host.
 
     Raises:
         LaunchError: A host does not allow forwards.
     """
-    doors = [await _open_door(remote, stack) for remote in remotes]
-    tunnel = Tunnel(_free_port(), doors)
+    unused: dict[str, Remote] = {}
+    stack.push_async_callback(_remove, unused)
+    doors = await each([_open_door(remote, stack, unused) for remote in remotes])
+    tunnel = Tunnel(_free_port(), doors, unused)
     for remote, own_door in zip(remotes, doors, strict=True):
         others = [door.port for door in doors if door != own_door]
         for port in [*others, int(tunnel.client.rpartition(":")[2])]:
@@ -113,7 +123,9 @@ async def open_tunnel(
     return tunnel
 
 
-async def _open_door(remote: Remote | None, stack: contextlib.AsyncExitStack) -> Door:
+async def _open_door(
+    remote: Remote | None, stack: contextlib.AsyncExitStack, unused: dict[str, Remote]
+) -> Door:
     """Opens a port on this host that leads to a server."""
     if remote is None:
         folder = tempfile.mkdtemp(prefix="replicator-")
@@ -134,6 +146,7 @@ async def _open_door(remote: Remote | None, stack: contextlib.AsyncExitStack) ->
         stack.callback(server.close)
         return Door(server.sockets[0].getsockname()[1], folder)
     folder = await _folder(remote)
+    unused[folder] = remote
     listening: list[int] = []
 
     def admits(host: str, port: int) -> bool:
@@ -170,14 +183,24 @@ async def _open_way_back(
 
 async def _folder(remote: Remote) -> str:
     """Creates a folder on a host; the keeper of its server removes it."""
-    script = "import tempfile;print(tempfile.mkdtemp(prefix='replicator-'))"
-    command = Command((remote.python, "-I", "-c", script), {}, "/")
+    source = processes.source_of(folders)
+    command = Command((remote.python, "-I", "-c", source), {}, "/")
     status, stdout, _ = await remote.run(command)
-    folder = stdout.decode(errors="replace").strip()
+    folder = ssh.last_line(stdout)  # the shell's own files may print before
     if status != 0 or not folder:
         text = f"{remote.host.name}: --tunnel: cannot create a folder there"
         raise LaunchError(text, _FAILED)
     return folder
+
+
+async def _remove(unused: dict[str, Remote]) -> None:
+    """Removes the folders whose servers were not started."""
+    script = "import shutil,sys;shutil.rmtree(sys.argv[1],ignore_errors=True)"
+    for folder, remote in unused.items():
+        with contextlib.suppress(LaunchError, TimeoutError):
+            async with asyncio.timeout(_TIDYING):
+                words = (remote.python, "-I", "-c", script, folder)
+                await remote.run(Command(words, {}, "/"))
 
 
 @contextlib.contextmanager

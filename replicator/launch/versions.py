@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package versions of a host.
+"""The package versions of a host, and whether it has the program.
 
 Sent to other hosts: uses the standard library only.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
+import sys
 
 _PACKAGES = ("replicator", "tensorflow")
 
@@ -21,12 +23,27 @@ def versions() -> dict[str, str | None]:
     """
     facts: dict[str, str | None] = {}
     for name in _PACKAGES:
-        spec = importlib.util.find_spec(name)
-        facts[name] = None if spec is None else _version(name)
-    spec = importlib.util.find_spec("replicator")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    facts["path"] = folders[0] if folders else None
+        facts[name] = _version(name) if _folder(name) else None
+    facts["path"] = _folder("replicator")
+    if facts["path"] and not os.path.isdir(os.path.join(facts["path"], "serve")):
+        facts["replicator"] = facts["path"] = None  # another package of this name
     return facts
+
+
+def program(folder: str, script: str) -> dict[str, bool]:
+    """Returns whether a folder exists, and a script, by its path in the folder."""
+    path = os.path.join(folder, script)
+    return {"folder": os.path.isdir(folder), "script": os.path.exists(path)}
+
+
+def _folder(package: str) -> str | None:
+    """Returns the folder of a package; None if there is none.
+
+    Any folder of this name is a package to Python, but one without `__init__.py` has no
+    origin.
+    """
+    spec = importlib.util.find_spec(package)
+    return None if spec is None or not spec.origin else os.path.dirname(spec.origin)
 
 
 def _version(package: str) -> str:
@@ -39,4 +56,5 @@ def _version(package: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(versions()))
+    # The shell's own files may have begun a line.
+    print("\n" + json.dumps({**versions(), **program(*sys.argv[1:])}))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import replicator
-from replicator.cluster import peers
+from replicator.cluster import faults, peers, waiting
 from tests.cluster import as_threads
 from tests.cluster.as_threads import together
 
@@ -53,6 +53,22 @@ def test_a_process_that_fails_is_named_by_those_that_wait() -> None:
     assert isinstance(actual[0], replicator.MismatchError)
     assert "host 1 (b:2) failed where the others continue" in str(actual[0])
     assert "InputError: no such file\n" in str(actual[0])
+
+
+def test_how_long_the_slowest_is_waited_for_can_be_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert waiting.patience() == 600
+    monkeypatch.setattr(faults, "check", lambda: None)
+    monkeypatch.setenv("REPLICATOR_PATIENCE", "0.1")
+    actual = together(lambda p: p.exchange("builds f", 1, "train.py:3"), lambda p: None)
+    assert isinstance(actual[0], replicator.MismatchError)
+    message = "host 1 (b:2) did not reach builds f at train.py:3 within 0.1 s"
+    assert message in str(actual[0])
+    assert "REPLICATOR_PATIENCE" in str(actual[0])
+    monkeypatch.setenv("REPLICATOR_PATIENCE", "long")
+    with pytest.raises(replicator.ArgumentError, match="PATIENCE='long' is not a num"):
+        waiting.patience()
 
 
 def test_after_an_error_all_go_on_together() -> None:

@@ -416,6 +416,32 @@ def test_a_host_that_is_lost_is_why_others_fail(
     place.expect_nothing_left()
 
 
+def test_a_frozen_host_is_named_and_not_one_that_fails_by_it(
+    place: Place, remote: sshd.Server
+) -> None:
+    place.program(
+        _BEGIN + "def fail(*_):\n"
+        "    sys.exit('replicator.errors.HostLostError: 1 of 2 hosts is lost.')\n"
+        "signal.signal(signal.SIGUSR1, fail)\n"
+        "say('ready', os.getpid())\n"
+        "signal.pause()\n"
+    )
+    flags = (*_here_and_there(remote), "--heartbeat=3")
+    with place.start(*flags, "train.py") as started:
+        here = _ready(started)["localhost"]
+        connections = remote.connections()
+        for pid in connections:
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(here, signal.SIGUSR1)  # which finds it before the launcher does
+        _, stderr = started.communicate(timeout=60)
+        for pid in connections:
+            os.kill(pid, signal.SIGKILL)
+    assert started.returncode == 255
+    message = "127.0.0.2: the program has ended: the connection to its host is lost"
+    assert message in _only(stderr)
+    place.expect_nothing_left()
+
+
 def test_a_program_that_is_not_there_is_one_line(
     place: Place, remote: sshd.Server
 ) -> None:

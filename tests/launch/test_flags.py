@@ -43,6 +43,7 @@ def test_what_follows_the_script_is_the_programs(
 def script(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
+    (tmp_path / "key").touch()
     (tmp_path / "hosts").write_text("a slots=2\nb\nc\n")
     return "train.py"
 
@@ -126,6 +127,8 @@ _BAD = [
     (["--hostfile=.", "train.py"], "--hostfile: .: Is a directory"),
     (["--env=1", "train.py"], "'1' is not of the form NAME or NAME=VALUE"),
     (["--env=NOT_SET_ANYWHERE", "train.py"], "there is no such variable"),
+    (["--hosts=a", "--identity=no", "train.py"], "--identity: no: No such file or"),
+    (["--hosts=a", "--identity=.", "train.py"], "--identity: .: Is a directory"),
     (["--sync", "train.py"], "--sync is for other hosts, but none is named"),
     (["--ssh-port=22", "train.py"], "--ssh-port is for other hosts"),
     (["--hosts=a", "--tunnel", "--insecure", "train.py"], "leave out one"),

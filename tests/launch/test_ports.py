@@ -18,15 +18,5 @@ def test_a_port_is_free() -> None:
 
 
 def test_its_source_runs_anywhere(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "train.py").touch()
-    source = processes.source_of(ports)
-
-    def said(script: str) -> dict:
-        argv = [sys.executable, "-I", "-c", source, script]
-        return json.loads(subprocess.check_output(argv, cwd=tmp_path))
-
-    facts = said("train.py")
-    assert 0 < facts.pop("port") < 65536
-    assert facts == {"missing": False, "folder": str(tmp_path)}
-    assert said("there.py")["missing"]
-    assert not said("")["missing"]  # a module, which Python finds
+    argv = [sys.executable, "-I", "-c", processes.source_of(ports)]
+    assert 0 < json.loads(subprocess.check_output(argv, cwd=tmp_path)) < 65536

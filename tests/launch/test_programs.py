@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -51,7 +51,8 @@ class _Machines:
 
     def follow(self, process: _Process, on_error: Any) -> None: ...
 
-    def is_ready(self, name: str) -> None: ...
+    async def each(self, waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        return list(await asyncio.gather(*waited))
 
     def note(self, text: str) -> None: ...
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import getpass
 import json
@@ -16,7 +17,7 @@ import sys
 
 import pytest
 
-from replicator.launch import machines, ssh, sync
+from replicator.launch import machines, output, ssh, sync, versions
 from replicator.launch.flags import Job
 from replicator.launch.hosts import Host, LaunchError
 from tests.launch import sshd
@@ -168,14 +169,26 @@ def test_a_key_that_nobody_knows_is_refused(place: Place, remote: sshd.Server) -
     )
 
 
+@pytest.mark.parametrize("flag", ["--insecure", "--tunnel", "--mode=between"])
+def test_what_the_shell_prints_before_changes_nothing(
+    place: Place, noisy: sshd.Server, flag: str
+) -> None:
+    place.program(_READY)
+    result = place.launch(*noisy.flags, flag, "train.py")
+    assert result.returncode == 0, result.stderr
+    assert "ready {" in result.stdout
+    assert "hello" in result.stdout  # it did print
+
+
 @pytest.mark.battery(3)
 @pytest.mark.parametrize(
     ("flag", "status", "said"),
     [
         ("--python=/no/python", 2, "there is no /no/python; --python names another"),
-        ("--python=/bin/false", 255, "/bin/false does not run"),
+        ("--python=/bin/false", 255, "/bin/false does not run: status 1"),
+        ("--python=/bin/true", 255, "/bin/true is no Python interpreter"),
         ("--env=PYTHONPATH=/", 2, "has no package replicator"),
-        ("--identity=/no/key", 255, "No such file"),
+        ("--identity=/no/key", 2, "--identity: /no/key: No such file or directory"),
         ("--identity=/etc/hostname", 2, "Invalid private key"),
     ],
 )
@@ -226,6 +239,35 @@ def test_the_users_configuration_is_read(
     assert '"name": "target"' in result.stdout
 
 
+_PROXY = """
+import os, socket, sys, threading
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+def back():
+    while data := peer.recv(65536):
+        os.write(1, data)
+threading.Thread(target=back, daemon=True).start()
+while data := os.read(0, 65536):
+    peer.sendall(data)
+"""
+
+
+def test_a_proxy_command_ends_without_a_word(place: Place, remote: sshd.Server) -> None:
+    _configure(remote, False)
+    (place.folder / "proxy.py").write_text(_PROXY)
+    proxy = f"{sys.executable} -S -E {place.folder}/proxy.py %h %p"
+    path = remote.root / ".ssh" / "config"
+    text = path.read_text().replace("Host target", "Host target-*")
+    path.write_text(f"{text}  ProxyCommand {proxy}\n")
+    place.program(_WAIT)
+    flags = ["--hosts=target-1,target-2,target-3", "--tunnel", "--env=PYTHONPATH"]
+    with place.start(*flags, "train.py") as started:
+        assert "target-3" in json.dumps(_cluster(started))
+        started.send_signal(signal.SIGINT)
+        _, stderr = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "Unknown child process" not in stderr
+
+
 def test_unreachable_hosts_are_one_line(place: Place) -> None:
     pytest.importorskip("asyncssh", reason="there is no asyncssh")
     place.program(_READY)
@@ -270,14 +312,48 @@ def test_exposed_servers_are_refused() -> None:
 
 
 def test_versions_that_differ_are_refused() -> None:
-    versions = {"replicator": "0.1.0", "tensorflow": "2.21.0", "path": "/a"}
-    ssh.compare("host-b", "python", versions, {**versions, "path": "/b"})
+    own = {"replicator": "0.1.0", "tensorflow": "2.21.0", "path": "/a"}
+    ssh.compare("host-b", "python", own, {**own, "path": "/b"})
     with pytest.raises(
         LaunchError, match=r"host-b: tensorflow is 2\.20\.0 there and 2\.21\.0 here"
     ):
-        ssh.compare("host-b", "python", versions, {**versions, "tensorflow": "2.20.0"})
+        ssh.compare("host-b", "python", own, {**own, "tensorflow": "2.20.0"})
     with pytest.raises(LaunchError, match="host-b: python has no package tensorflow"):
-        ssh.compare("host-b", "python", versions, {**versions, "tensorflow": None})
+        ssh.compare("host-b", "python", own, {**own, "tensorflow": None})
+
+
+def test_hosts_without_the_program_are_refused(tmp_path: pathlib.Path) -> None:
+    gone, cwd = str(tmp_path / "gone"), str(tmp_path)
+    (tmp_path / "train.py").touch()
+
+    def refuse(program: str, folder: str) -> None:
+        facts = versions.program(folder, "" if program == "-m" else program)
+        ssh.refuse_missing("host-b", program, folder, facts)
+
+    for program in ("train.py", "-m", f"{cwd}/train.py"):
+        refuse(program, cwd)
+    refuse(f"{cwd}/train.py", gone)
+    # Python would find files of the same names in the home directory.
+    for program in ("train.py", "-m"):
+        with pytest.raises(LaunchError, match=f"there is no {gone}, where the prog"):
+            refuse(program, gone)
+    for program in ("other.py", f"{cwd}/other.py"):
+        with pytest.raises(LaunchError, match=f"there is no {program} in {cwd}; --sy"):
+            refuse(program, cwd)
+
+
+def test_only_hosts_that_are_late_are_named() -> None:
+    job = Job((Host("a", local=True), Host("b"), Host("c")), "", (), start_timeout=0.01)
+
+    async def reach() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            every = machines.Machines(job, output.Output([], None), stack)
+            async with every.in_time():
+                await every.each([asyncio.sleep(k) for k in (0, 0, 0)])
+                await every.each([asyncio.sleep(k) for k in (0, 60, 0)])
+
+    with pytest.raises(LaunchError, match="^b: not up after 0.01 seconds; --start-t"):
+        asyncio.run(reach())
 
 
 def test_files_are_copied(place: Place, remote: sshd.Server) -> None:

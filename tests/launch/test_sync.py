@@ -32,7 +32,14 @@ def test_what_git_does_not_ignore(tmp_path: pathlib.Path) -> None:
 
 
 def _git(folder: pathlib.Path, *words: str) -> None:
-    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+    who = (
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b",
+        "-c",
+        "protocol.file.allow=always",
+    )
     command = ["git", "-C", str(folder), *who, *words]
     subprocess.run(command, check=True, capture_output=True)
 

@@ -198,6 +198,16 @@ def test_folders_are_removed_on_hosts_that_are_cut_off(
     assert not folder.exists()
 
 
+def test_folders_are_removed_where_the_tunnel_fails(
+    place: Place, closed: sshd.Server
+) -> None:
+    place.program(_ASK)
+    result = place.launch(*closed.flags, "--tunnel", "train.py")
+    assert result.returncode == 255
+    assert "127.0.0.2: --tunnel: SSH does not forward sockets there" in result.stderr
+    assert not [*(closed.root / "temporary").iterdir()]
+
+
 def test_a_system_without_namespaces_is_one_line(place: Place) -> None:
     """Where a process may leave neither its network nor its user's rights."""
     result = subprocess.run(

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import pathlib
 import subprocess
 import sys
+
+import pytest
 
 import replicator
 from replicator.launch import versions
@@ -25,10 +28,29 @@ def test_the_script_imports_nothing_large(tmp_path: pathlib.Path) -> None:
     source = pathlib.Path(versions.__file__).read_text()
     check = "\nimport sys; assert not {'tensorflow', 'replicator'} & {*sys.modules}"
     result = subprocess.run(
-        [sys.executable, "-I", "-c", source + check],
+        [sys.executable, "-I", "-c", source + check, "/", ""],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(result.stdout).keys() == {"replicator", "tensorflow", "path"}
+    facts = json.loads(result.stdout.splitlines()[-1])
+    keys = {"replicator", "tensorflow", "path", "folder", "script"}
+    assert facts.keys() == keys
+
+
+@pytest.mark.parametrize("file", ["other.txt", "__init__.py"])
+def test_another_folder_of_this_name_is_no_package(
+    tmp_path: pathlib.Path, file: str
+) -> None:
+    (tmp_path / "replicator").mkdir()
+    (tmp_path / "replicator" / file).touch()
+    python = os.path.realpath(sys.executable)  # which has none
+    source = pathlib.Path(versions.__file__).read_text()
+    stdout = subprocess.check_output(
+        [python, "-c", source, "/", ""],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    facts = json.loads(stdout.splitlines()[-1])
+    assert (facts["replicator"], facts["path"]) == (None, None)
