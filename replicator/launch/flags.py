@@ -120,7 +120,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": _COUNT,
         "metavar": "N",
         "help": "The fewest hosts with which a program of replicator.resilient "
-        "continues; default all.",
+        "continues; default all. If it saves repl.inputs, one pipeline has to feed all "
+        "replicas.",
     },
     "start-timeout": {
         "type": _SECONDS,

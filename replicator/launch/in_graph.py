@@ -26,6 +26,10 @@ from replicator.launch.signals import Signals
 _LAST_WORDS, _LAST_WORDS_PART = 1.0, 0.2
 # Seconds after the program's failure for the death of a server to become known.
 _CAUSES = 0.5
+_FEWER = (
+    "fewer hosts can continue from a checkpoint with repl.inputs only if one pipeline "
+    "feeds all replicas, and not if an input_fn makes one for each"
+)
 
 
 class InGraph(Attempt):
@@ -55,6 +59,9 @@ class InGraph(Attempt):
         self._shared = Shared(folder)
         servers = Servers(self._job, self._machines, self._shared)
         self._serving = servers
+        min_nodes = self._job.min_nodes
+        if self._before == 0 and min_nodes and min_nodes < len(self._job.hosts):
+            self._out.say(f"--min-nodes={min_nodes}: {_FEWER}")
         if outcome := await self._begin(servers.start(retry=self._before > 0)):
             return outcome
         self._program = await self._start_program(servers.cluster)

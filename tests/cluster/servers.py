@@ -4,13 +4,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import pytest
+
+from replicator.cluster import addresses as addressing
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIMIT = 240  # seconds; machines may be busy
@@ -115,3 +122,33 @@ def run_client(program: str, addresses: Sequence[str], **variables: str) -> Any:
     if isinstance(result, dict):
         result["stderr"] = process.stderr
     return result
+
+
+@contextlib.contextmanager
+def unanswered(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, str]]:
+    """Yields a socket that waits for a connection, and the address that is silent.
+
+    A listener with a full backlog does not answer, like a cut link. Skips the test if
+    this machine has no such address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket(family))
+        try:
+            server.bind((host, 0))
+        except OSError as error:
+            pytest.skip(f"there is no {host}: {error}")
+        server.listen(0)
+        address = server.getsockname()[:2]
+        for _ in range(2):  # fills the backlog
+            first = stack.enter_context(socket.socket(family))
+            first.setblocking(False)
+            first.connect_ex(address)
+        time.sleep(0.1)
+        waiting = stack.enter_context(socket.socket(family))
+        waiting.setblocking(False)
+        assert waiting.connect_ex(address) == errno.EINPROGRESS
+        time.sleep(0.1)
+        with pytest.raises(OSError, match="not connected"):
+            waiting.getpeername()
+        yield waiting, addressing.join(*address)

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import select
 import socket
 import sys
-import time
 
 import pytest
 
 from replicator.cluster import cutting
+from tests.cluster import servers
 
 
 def _accepted(server: socket.socket, address: tuple[str, int]):
@@ -54,28 +52,8 @@ def test_an_address_by_ipv6_is_the_same():
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not list them")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_connections_that_are_being_made_are_cut(host):
-    """A listener with a full backlog does not answer, like a cut link."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(socket.socket(family))
-        try:
-            server.bind((host, 0))
-        except OSError as error:
-            pytest.skip(f"there is no {host}: {error}")
-        server.listen(0)
-        address = server.getsockname()[:2]
-        for _ in range(2):  # fills the backlog
-            first = stack.enter_context(socket.socket(family))
-            first.setblocking(False)
-            first.connect_ex(address)
-        time.sleep(0.1)
-        waiting = stack.enter_context(socket.socket(family))
-        waiting.setblocking(False)
-        assert waiting.connect_ex(address) == errno.EINPROGRESS
-        time.sleep(0.1)
-        with pytest.raises(OSError, match="not connected"):
-            waiting.getpeername()
-        cutting.cut(f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}")
+    with servers.unanswered(host) as (waiting, address):
+        cutting.cut(address)
         readable, _, _ = select.select([waiting], [], [], 10)
         assert readable
 

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import select
+import sys
+import types
 from collections.abc import Sequence
 
 import pytest
 
 import replicator
-from replicator.cluster import description, health, waiting
+from replicator import _tf
+from replicator.cluster import description, health, state, waiting
+from tests.cluster import servers as servers_
 
 _HOSTS = [
     description.Host("host-a", "10.0.0.1:1"),
@@ -88,3 +93,23 @@ def test_a_connection_to_a_silent_host_does_not_end() -> None:
         health.leave(_HOSTS, problems)
     assert f"host-c at 10.0.0.3:1: {waiting.SILENT}" in str(caught.value)
     assert "10.0.0.2" not in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not list them")
+def test_leaving_hosts_that_are_off_takes_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TensorFlow reports to each host that it leaves, and waits for a connection."""
+    with servers_.unanswered() as (waiting_socket, address):
+        readable: list[object] = []
+
+        def connect(*_: object) -> None:
+            readable.extend(select.select([waiting_socket], [], [], 10)[0])
+
+        token = types.SimpleNamespace(job_name="client", task_index=0)
+        monkeypatch.setattr(_tf, "connection", lambda: token)
+        monkeypatch.setattr(_tf, "connect", connect)
+        monkeypatch.setattr(state, "own_address", lambda _: "127.0.0.1:1")
+        host = description.Host("host-a", address)
+        health.leave([host], {address: "no answer within 1 s"})
+        assert readable

@@ -168,3 +168,42 @@ def test_a_training_goes_on_after_the_link_was_cut(
     assert epochs[-1] == str(_EPOCHS)
     assert _losses(tmp_path / "cut") == _losses(tmp_path / "whole")
     assert not place.processes("replicator.serve")
+
+
+_ALONE = """
+import replicator, tensorflow as tf
+
+def train(cluster):
+    repl = replicator.Replicator(cluster.devices)
+    with repl.context():
+        v = tf.Variable(tf.zeros([1000]))
+    checkpoint = cluster.checkpoint("saved", v=v)
+    def step_fn():
+        v.assign_add(repl.all_reduce(tf.ones([1000])))
+    for count, _ in enumerate(checkpoint.steps(10**6, every=50)):
+        repl.run(step_fn)
+        if count == 60:
+            print(f"on {repl.num_replicas}", flush=True)
+            if repl.num_replicas == 1:
+                return
+
+replicator.resilient(train)
+"""
+
+
+def test_training_goes_on_at_once_without_a_machine_that_is_off(
+    place: Place, pair: namespaces.Pair
+) -> None:
+    place.program(_ALONE)
+    hosts, *flags = _flags(pair, "--insecure", "--min-nodes=1", "train.py")
+    env = {"PYTHONPATH": str(_ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    there, here = pair.there, pair.here
+    with place.start(f"{hosts.rpartition(':')[0]},localhost", *flags, **env) as started:
+        streams = Said(started.stdout), Said(started.stderr)
+        streams[0].at("on 2")
+        drop = f"ip -n {there.namespace} route add blackhole {here.address}/32"
+        subprocess.run(drop.split(), check=True)  # no packet of its returns
+        named = streams[1].at(f"continuing with 1 of 2 hosts, without {there.address}")
+        again = streams[0].at("on 1")
+        assert started.wait(120) == 0, streams[1].text
+    assert again - named < 10  # TensorFlow's own limit for a connection is 20

@@ -95,6 +95,9 @@ def test_fewer_hosts_go_on(place: Place) -> None:
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 0, stderr
     assert "continuing with 1 of 2 hosts, without localhost-" in stderr
+    warning = "--min-nodes=1: fewer hosts can continue from a checkpoint with repl.inp"
+    assert stderr.count(warning) == 1
+    assert stderr.index(warning) < stderr.index("has ended")  # at the start
     place.expect_nothing_left()
 
 
