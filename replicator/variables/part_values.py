@@ -51,8 +51,12 @@ def write(variable: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         ArgumentError: The replicas would sum what they cannot: whole values.
     """
     replica = context.current()
-    sums = variable.aggregation == _SUM and replica is not None
-    if not sums or agreement.is_equal(variable, replica) or replica.updating:
+    if (
+        replica is None
+        or variable.aggregation != _SUM
+        or agreement.is_equal(variable, replica)
+        or replica.updating
+    ):
         return variable.assign(written(variable, method, *args, **kwargs))
     if not has_value(method) or not method.endswith(("_add", "_sub")):
         method = "v[...].assign" if method == "_strided_slice_assign" else method
