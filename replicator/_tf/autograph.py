@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -11,6 +12,8 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.core import function_wrappers as _wrappers
 from tensorflow.python.autograph.impl import api as autograph_api
+
+from replicator._tf import frames, tracebacks
 
 
 def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -37,23 +40,17 @@ def call_converted(function: Callable[..., Any], args: Sequence[Any]) -> Any:
             raise
 
 
-_IN_USER_CODE = "in user code:"
-
-
 def _note_lines(error: Any) -> None:
     """Adds the user's lines on the stack to an error, unless that has been done."""
     lines = [
-        f'  File "{frame.filename}", line {frame.lineno}, in {frame.function_name}'
+        f'  File "{frame.filename}", line {frame.lineno}, in '
+        f"{frame.function_name or '<lambda>'}\n    "
+        + linecache.getline(frame.filename, frame.lineno).strip()
         for frame in reversed(error.ag_error_metadata.translated_stack)
         if frame.is_converted
     ]
-    noted = any(note.startswith(_IN_USER_CODE) for note in _notes(error))
-    if lines and not noted:
-        error.add_note("\n".join([_IN_USER_CODE, *lines]))
-
-
-def _notes(error: BaseException) -> Sequence[str]:
-    return getattr(error, "__notes__", ())
+    if lines and not frames.noted_lines(error):
+        error.add_note("\n".join([frames.IN_USER_CODE, *lines]))
 
 
 class LeftAsItIs:
@@ -75,7 +72,8 @@ def not_converted(function: _Function) -> _Function:
 
     Like tf.autograph.experimental.do_not_convert. In addition, exceptions that the
     user's code or TensorFlow raises inside it leave an enclosing tf.function unchanged;
-    otherwise AutoGraph would put our lines into their text.
+    otherwise AutoGraph would put our lines into their text. Their tracebacks are those
+    of the user's code; see `tracebacks.shorten`.
     """
 
     @functools.wraps(function)
@@ -85,6 +83,7 @@ def not_converted(function: _Function) -> _Function:
         except Exception as error:
             if _in_function():
                 error.ag_pass_through = True  # type: ignore[attr-defined]
+            tracebacks.shorten(error)
             raise
 
     wrapped: _Function = tf.autograph.experimental.do_not_convert(call)

@@ -20,30 +20,35 @@ _LIBRARIES = tuple(
     for name in ("tensorflow", "keras", "tf_keras", "sonnet", "tree", "optree", "absl")
 )
 _ROOM = os.path.dirname(__file__) + os.sep
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # The names of the folders of installed packages: pip's, and Debian's.
 _PACKAGES = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-packages"))
 # pip's --target, say, installs into a folder of any name, which may be the user's own.
 _BESIDE = os.path.dirname(os.path.dirname(os.path.abspath(tf.__file__)))
 _BESIDE_TENSORFLOW = tuple(_BESIDE + library for library in _LIBRARIES)
-_GENERATED = "__autograph_generated_file"
+GENERATED = "__autograph_generated_file"
 _ORIGINAL = "_replicator_original"  # an attribute of ops
-_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
 _Frame = tuple[str, int, str]  # file, line, function
 
 
 def _is_library(filename: str) -> bool:
-    if filename.startswith((_HERE, "<")) or _GENERATED in filename:
+    if filename.startswith("<") or GENERATED in filename or is_inside(filename):
         return True
-    if filename.startswith(_BESIDE_TENSORFLOW):
+    return filename.startswith(STANDARD) and not is_installed(filename)
+
+
+def is_inside(filename: str) -> bool:
+    """Whether a file is of this package, or one of those that it uses."""
+    if filename.startswith((HERE, *_BESIDE_TENSORFLOW)):
         return True
     for packages in _PACKAGES:
         _, found, within = filename.partition(packages)
         if found:
             return (os.sep + within).startswith(_LIBRARIES)
-    return filename.startswith(_STANDARD)
+    return False
 
 
 def is_installed(filename: str) -> bool:
@@ -66,6 +71,8 @@ def user_frames(
     if isinstance(of, BaseException):
         summaries = traceback.extract_tb(of.__traceback__)
         error_frames = [(f.filename, f.lineno or 0, f.name) for f in summaries]
+        if not any(GENERATED in filename for filename, _, _ in error_frames):
+            error_frames += noted_lines(of)  # the traceback may have been shortened
         return users_of(error_frames)
     of = getattr(of, _ORIGINAL, of)
     frames: Any = tf_stack.extract_stack() if of is None else of.traceback or ()
@@ -90,7 +97,7 @@ def _as_written(frames: Sequence[_Frame]) -> Sequence[_Frame]:
     TensorFlow keeps these maps with its converted functions and has no public call for
     them; the one it attaches to an exception must not stay on the user's exception.
     """
-    if not any(_GENERATED in filename for filename, _, _ in frames):
+    if not any(GENERATED in filename for filename, _, _ in frames):
         return frames
     sources: dict[tuple[str, int], _Frame] = {}
     for factories in list(autograph_api._TRANSPILER._cache._cache.values()):
@@ -101,6 +108,17 @@ def _as_written(frames: Sequence[_Frame]) -> Sequence[_Frame]:
                     origin.function_name or "",
                 )
     return [sources.get(frame[:2], frame) for frame in frames]
+
+
+IN_USER_CODE = "in user code:"  # begins the note that `call_converted` adds
+_NOTED = re.compile(r'  File "(.*)", line (\d+), in (.*)')
+
+
+def noted_lines(error: BaseException) -> list[_Frame]:
+    """Returns the user's lines in converted code that are noted on an exception."""
+    notes = getattr(error, "__notes__", ())
+    text = "".join(note for note in notes if note.startswith(IN_USER_CODE))
+    return [(file, int(line), name) for file, line, name in _NOTED.findall(text)]
 
 
 def written_by_library() -> bool:
@@ -138,17 +156,17 @@ def passed_user_code(error: BaseException) -> bool:
     generates, since nothing says whose it was.
     """
     return any(
-        _GENERATED in frame.filename or _may_be_users(frame.filename)
+        GENERATED in frame.filename or may_be_users(frame.filename)
         for frame in traceback.extract_tb(error.__traceback__)
     )
 
 
 def is_users(filename: str) -> bool:
     """Whether the code of a file, or of none, is the user's and is not installed."""
-    return _may_be_users(filename) and not is_installed(filename)
+    return may_be_users(filename) and not is_installed(filename)
 
 
-def _may_be_users(filename: str) -> bool:
+def may_be_users(filename: str) -> bool:
     if filename.startswith("<"):
         return not filename.startswith(_NO_USERS)
     return not _is_library(filename)
