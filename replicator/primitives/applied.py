@@ -52,13 +52,10 @@ _ELEMENTWISE = _SUMS | frozenset(
     "UnsortedSegmentSum".split()
 )
 _SCALED = frozenset(("Mul", "MulNoNan", "RealDiv"))
-_FAR = 100  # ops between two passes, beyond which a value is taken for a number
 # Ops that ask for no more than the shape of a value.
 _SHAPES = frozenset(
     "BroadcastGradientArgs OnesLike Rank Shape ShapeN Size ZerosLike".split()
 )
-
-
 # Results of passes, and whether tf.stop_gradient was passed, by id.
 Ends: TypeAlias = dict[int, tuple[tf.Tensor, bool]]
 
@@ -259,35 +256,38 @@ class _Walk:
         outer = self._captured[graph].get(id(tensor))
         return outer if tf.is_symbolic_tensor(outer) else None
 
-    def _ends(self, value: tf.Tensor, depth: int = 0) -> Ends:
-        """Returns the gradients that a value is, times constants, if it is any.
-
-        Args:
-            value: What a pass uses of the forward pass.
-            depth: How many ops were passed before.
-        """
-        if id(value) not in self._ends_of:
-            self._ends_of[id(value)] = {}  # of itself, in a loop
-            self._ends_of[id(value)] = self._find_ends(value, depth)
+    def _ends(self, value: tf.Tensor) -> Ends:
+        """Returns the gradients that a value is, times constants, if it is any."""
+        pending: list[tuple[tf.Tensor, list[tf.Tensor] | None]] = [(value, None)]
+        while pending:
+            tensor, sources = pending.pop()
+            if sources is not None:  # the ends of which are known by now
+                self._ends_of[id(tensor)] = self._joined(tensor, sources)
+            elif id(tensor) not in self._ends_of:
+                self._ends_of[id(tensor)] = {}  # of itself, in a loop
+                sources = self._factors(tensor)
+                pending += [(tensor, sources), *((x, None) for x in sources)]
         return self._ends_of[id(value)]
 
-    def _find_ends(self, value: tf.Tensor, depth: int) -> Ends:
+    def _factors(self, value: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what a value is linear in, unless a pass or another op made it."""
+        op = value.op
+        if self._passes.of(op) is not None:
+            return []
+        call, sources = placeholder.read(op), self._results(value)
+        is_linear = op.type in _LINEAR or op.type in _SUMS or op.type == "Placeholder"
+        if is_linear or (call is not None and call.primitive in _MOVES):
+            sources = sources or self._sources(value)
+        if op.type == "RealDiv":
+            return sources[:1]
+        return [sources[value.value_index]] if op.type == "IdentityN" else sources
+
+    def _joined(self, value: tf.Tensor, sources: Sequence[tf.Tensor]) -> Ends:
+        """Returns the gradients that a value is, given what it is linear in."""
         op = value.op
         if self._passes.of(op) is not None:
             return {id(value): (value, False)}
-        call = placeholder.read(op)
-        moves = call is not None and call.primitive in _MOVES
-        is_linear = op.type in _LINEAR or op.type in _SUMS or moves
-        sources = self._results(value)
-        if depth > _FAR or not (is_linear or sources or op.type == "Placeholder"):
-            return {}
-        if not sources:
-            sources = self._sources(value)
-        if op.type == "RealDiv":
-            sources = sources[:1]
-        elif op.type == "IdentityN":
-            sources = [sources[value.value_index]]
-        found = [self._ends(x, depth + 1) for x in sources]
+        found = [self._ends_of[id(x)] for x in sources]
         if op.type in _SUMS and not all(found):
             return {}
         stops = op.type == "StopGradient"

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator.primitives import applied
 from tests import helpers
 
 SIZES = [6, 5, 2]  # on three replicas: evenly, unevenly, and one without examples
@@ -318,3 +319,19 @@ def test_gradients_of_tensorflow_1(gradient_fn: Any, with_tapes: Any) -> None:
         session.run(result, {x: X[:5]})
         updated = session.run(w)
     np.testing.assert_allclose(W - updated, _one_device(with_tapes, 5), atol=1e-7)
+
+
+@pytest.mark.parametrize("visited", [[1500, 60], [60, 1500], [60]])
+def test_a_gradient_is_found_however_far_and_in_whatever_order(
+    visited: list[int],
+) -> None:
+    with tf.Graph().as_default():
+        x = tf.constant([1.0, 2.0])
+        (gradient,) = tf.gradients(x * x, x)
+        values = [gradient]
+        for _ in range(1500):
+            values.append(tf.identity(values[-1]))
+        walk = applied._Walk(frozenset())
+        for n in visited:
+            assert set(walk._ends(values[n])) == {id(gradient)}
+            assert not walk._ends(values[n] + x)
