@@ -55,10 +55,20 @@ class PartWriter(_tf.HandleVariable):
                 lambda component, r: (
                     tf.no_op()
                     if r and self.placement.adds_up
-                    else getattr(component, method)(*args, **kwargs)
+                    else self._write_component(component, method, *args, **kwargs)
                 ),
                 True,
             )
+
+    def _write_component(
+        self, component: tf.Variable, method: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Writes a part of a component; only the first write gets the op's name."""
+        if component is not self.outside[0]:
+            args, kwargs = args[:2], {**kwargs}
+            if "name" in kwargs:
+                kwargs["name"] = None
+        return getattr(component, method)(*args, **kwargs)
 
     def _write_part(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Writes a part of the value, inside a step."""

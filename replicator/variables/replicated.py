@@ -353,13 +353,16 @@ class ReplicatedVariable(
         read_value: bool = True,
     ) -> Any:
         """Writes every component's share of `value`, outside a step."""
-        written = self.placement.written
+        written, first = self.placement.written, self.outside[0]
         if not tf.executing_eagerly():
             value = tf.convert_to_tensor(arguments.native(value), self.dtype)
         with in_graphs.known_before(value):
             return self._write_all(
                 lambda component, r: getattr(component, method)(
-                    written(value, Write(self, r, method)), name=name, read_value=False
+                    written(value, Write(self, r, method)),
+                    # "scope/" is a whole name: TensorFlow does not make it unique.
+                    name=name if component is first else None,
+                    read_value=False,
                 ),
                 read_value,
             )
