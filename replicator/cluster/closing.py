@@ -33,7 +33,7 @@ from absl import logging
 from replicator.cluster import addresses
 from replicator.launch import sockets
 
-ONLY_HERE = "this machine"
+ONLY_HERE, EVERYBODY = "this machine", "whoever reaches this machine"
 LOOPBACK, _NETWORKS = "lo", ("127.0.0.0/8", "::1/128")
 _SIOCGIFCONF, _INTERFACES = 0x8912, 256  # the most interfaces that are looked through
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER
@@ -100,7 +100,7 @@ def close(port: int, audience: Audience) -> str | None:
     Connections that others have made before are shut down.
 
     Args:
-        port: The port; 0 stands for all at which this process listens.
+        port: The port.
         audience: Who may connect.
 
     Returns:
@@ -113,20 +113,18 @@ def close(port: int, audience: Audience) -> str | None:
         for row in sockets.rows()
         if row.state == sockets.LISTENING
         and row.inode in own_inodes
-        and port in (0, row.local[1])
+        and row.local[1] == port
     ]
     held = [_narrow(own_inodes[row.inode], audience) for row in listening]
-    for own_port in {row.local[1] for row in listening}:
-        _cut(own_port, audience)
     if not held:
         return None
+    _cut(port, audience)
     by_interface, by_source = map(all, zip(*held, strict=True))
     if audience.interface == LOOPBACK and (by_interface or by_source):
         return ONLY_HERE
     if by_source and audience.sources:
         return ", ".join(audience.sources)
-    interface = audience.interface if by_interface else None
-    return f"whoever reaches {interface or 'this machine'}"
+    return f"whoever reaches {audience.interface}" if by_interface else EVERYBODY
 
 
 @contextlib.contextmanager
@@ -153,8 +151,8 @@ def own_server(address: str, sources: Sequence[str] = ()) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 os.kill(copy, signal.SIGKILL)
                 os.waitpid(copy, _ALL)
-        answers = close(port, audience)
-    if answers is not None and (audience.interface != LOOPBACK or answers != ONLY_HERE):
+        answers = close(port, audience) or EVERYBODY  # not Linux
+    if answers != ONLY_HERE:
         logging.warning(
             "This program's port %d answers %s: they can run code as this user.",
             *(port, answers),

@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     port = int(server.target.rpartition(":")[2])
     answers = closing.close(port, closing.Audience.of(name, _PEERS.value))
     server.start()  # before, it answers nobody
-    _announce(port, name, answers or "whoever reaches this machine")
+    _announce(port, name, answers or closing.EVERYBODY)
     if follows_parent:
         watch.wait_for_end()
     else:
