@@ -10,7 +10,7 @@ collective that tells whether every process has its elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -18,17 +18,48 @@ from replicator import errors
 from replicator.cluster.peers import Peers
 from replicator.inputs import iterators
 
+_SAMPLE = 256  # numbers of each tensor of an element that are compared
+_DIFFERENT = (
+    "Fix: let the input_fn take an InputContext, and create a shard for each replica; "
+    "or read the same on every host: no random numbers or sets in Python code, and "
+    "deterministic=True in map and interleave."
+)
+
+
+class Compared(NamedTuple):
+    """Elements that all processes read, of which each uses a part.
+
+    Attributes:
+        own: The number of this process.
+        line: The user's line, for messages.
+        always: Whether they are compared even where all processes end together.
+    """
+
+    own: int
+    line: str
+    always: bool
+
 
 class AgreedEnd:
     """Passes elements on if all processes have theirs, and ends the step otherwise.
+
+    Where all processes read the same elements, it also compares a sample of them.
 
     Args:
         group_size: The number of processes.
         group_key: The group key of all processes.
         instance_key: The instance key of this collective.
+        compared: The elements, if all processes read the same.
     """
 
-    def __init__(self, group_size: int, group_key: int, instance_key: int) -> None:
+    def __init__(
+        self,
+        group_size: int,
+        group_key: int,
+        instance_key: int,
+        compared: Compared | None = None,
+    ) -> None:
+        self._compared = compared
         self._keys = {
             "group_size": group_size,
             "group_key": group_key,
@@ -51,7 +82,17 @@ class AgreedEnd:
             with tf.control_dependencies([flag.op for flag in flags[-1:]]):
                 optionals.append(take())
             flags.append(optionals[-1].has_value())
-        check = self._passed(tf.reduce_all(tf.stack(flags)))
+        mine = tf.reduce_all(tf.stack(flags))
+        facts = [tf.cast(mine, tf.int32)]
+        if self._compared is not None:
+            with tf.device("CPU:0"):
+                sample = tf.cond(
+                    mine,
+                    lambda: _digest([optional.get_value() for optional in optionals]),
+                    lambda: tf.zeros([2], tf.int32),
+                )
+                facts += [tf.constant(self._compared.own), *tf.unstack(sample)]
+        check = self._passed(tf.stack(facts))
         with tf.control_dependencies([check]):
             return [optional.get_value() for optional in optionals]
 
@@ -59,7 +100,8 @@ class AgreedEnd:
         """Returns an op that raises OutOfRangeError unless all processes have inputs.
 
         Args:
-            mine: Whether this process has its inputs.
+            mine: Whether this process has its inputs; and its number and the digest of
+                its elements, if these are compared.
         """
         follows = self._last is not None and self._last.graph is mine.graph
         with (
@@ -67,39 +109,80 @@ class AgreedEnd:
             # In sequence: only their order tells the collective's calls apart.
             tf.control_dependencies([self._last] if follows else []),
         ):
-            flags = tf.raw_ops.CollectiveGatherV2(
-                input=tf.cast(tf.reshape(mine, [1]), tf.int32),
-                ordering_token=[],
-                **self._keys,
+            gathered = tf.raw_ops.CollectiveGatherV2(
+                input=mine, ordering_token=[], **self._keys
             )
+            facts = tf.reshape(gathered, [self._keys["group_size"], -1])
         result = tf.cond(
-            tf.reduce_min(flags) > 0,
+            tf.reduce_min(facts[:, 0]) > 0,
             lambda: tf.constant(0, tf.int64),
             self._over.get_next,  # raises OutOfRangeError, as an iterator does
         )
         self._last = result.op
-        return result.op
+        if self._compared is None:
+            return result.op
+        with tf.device("CPU:0"), tf.control_dependencies([result.op]):
+            alike = tf.reduce_all(facts[:, 2:] == facts[:1, 2:])
+            return tf.cond(alike, tf.no_op, lambda: self._fail(facts)).op
+
+    def _fail(self, facts: tf.Tensor) -> tf.Operation:
+        """Returns an op that fails, and says what each process has read."""
+        assert self._compared is not None, "elements are compared"
+        facts = tf.gather(facts, tf.argsort(facts[:, 1]))
+        texts = tf.strings.as_string(facts)
+        read = [
+            tf.strings.join(["host ", texts[k, 1], " read ", texts[k, 2], texts[k, 3]])
+            for k in range(self._keys["group_size"])
+        ]
+        problem = (
+            "the hosts read different elements of what is to be one dataset, at "
+            f"{self._compared.line}; digests of their elements follow:"
+        )
+        return tf.debugging.Assert(False, [problem, *read, _DIFFERENT])
 
 
-def agree(peers: Peers, rounds: int | None) -> AgreedEnd | None:
+def _digest(elements: Any) -> tf.Tensor:
+    """Returns two numbers that depend on a sample of the elements' values."""
+    total = tf.constant(0, tf.int64)
+    for leaf in tf.nest.flatten(elements, expand_composites=True):
+        if leaf.dtype in (tf.variant, tf.resource):
+            continue
+        flat = tf.reshape(leaf, [-1])
+        size = tf.size(flat)
+        sample = flat[:: tf.maximum(1, size // _SAMPLE)]
+        if leaf.dtype == tf.string:
+            sample = tf.strings.reduce_join(sample, separator="\0")
+        prints = tf.raw_ops.Fingerprint(
+            data=tf.reshape(sample, [1, -1]), method="farmhash64"
+        )
+        number = tf.bitcast(prints[0], tf.int64) + tf.cast(size, tf.int64)
+        total = total * 31 + number
+    return tf.bitcast(total, tf.int32)
+
+
+def agree(
+    peers: Peers, rounds: int | None, compared: Compared | None = None
+) -> AgreedEnd | None:
     """Exchanges the number of steps that each process has inputs for.
 
     Args:
         peers: The processes; each is creating inputs.
         rounds: The number of steps that this process has inputs for; -1: infinite,
             None: unknown.
+        compared: The elements, if all processes read the same.
 
     Returns:
-        None if all processes end together, or never.
+        None if all processes end together, or never, and no elements are compared.
     """
-    answers = peers.exchange("makes inputs", [rounds, peers.keys.next])
-    lengths = {length for length, _ in answers}
-    if len(lengths) == 1 and None not in lengths:
+    always = compared is not None and compared.always
+    answers = peers.exchange("makes inputs", [rounds, peers.keys.next, always])
+    lengths = {length for length, *_ in answers}
+    if len(lengths) == 1 and None not in lengths and not any(a[2] for a in answers):
         return None
     everyone = tuple(peers.everyone)
     group = peers.keys.group(everyone)
-    instance = peers.keys.take(max(number for _, number in answers), 1)
-    return AgreedEnd(len(everyone), group, instance)
+    instance = peers.keys.take(max(number for _, number, _ in answers), 1)
+    return AgreedEnd(len(everyone), group, instance, compared)
 
 
 def refuse_padding() -> None:

@@ -43,8 +43,15 @@ class Feed(abc.ABC):
         """Returns ops after which every replica has its element; they may fail."""
         return list(dict.fromkeys(op for e in elements for op in _ops_of(e)))
 
-    def agree(self, peers: Peers) -> None:  # noqa: B027, most have no end
-        """Makes the inputs of all processes end together; every process calls it."""
+    def agree(  # noqa: B027, most have no end
+        self, peers: Peers, compared: agreed_ends.Compared | None = None
+    ) -> None:
+        """Makes the inputs of all processes end together; every process calls it.
+
+        Args:
+            peers: The processes.
+            compared: The elements, if all processes read the same.
+        """
 
     @abc.abstractmethod
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
@@ -146,9 +153,9 @@ class DatasetFeed(Feed):
         self._warner = ends.Warner(self._lengths, len(devices))
         self._end: agreed_ends.AgreedEnd | None = None
 
-    def agree(self, peers: Peers) -> None:
+    def agree(self, peers: Peers, compared: agreed_ends.Compared | None = None) -> None:
         """Makes the inputs of all processes end together."""
-        self._end = agreed_ends.agree(peers, self._lengths.rounds)
+        self._end = agreed_ends.agree(peers, self._lengths.rounds, compared)
 
     def pull(self) -> list[Any]:
         """Takes the next element for each replica."""
@@ -223,9 +230,9 @@ class ShardsFeed(Feed):
     ) -> None:
         self._whole, self._divide, self._device = whole, divide, device
 
-    def agree(self, peers: Peers) -> None:
+    def agree(self, peers: Peers, compared: agreed_ends.Compared | None = None) -> None:
         """Has the whole feed agree on its end."""
-        self._whole.agree(peers)
+        self._whole.agree(peers, compared)
 
     def pull(self) -> list[Any]:
         """Pulls from the whole feed, and divides the result."""
@@ -265,9 +272,9 @@ class PartFeed(Feed):
     def __init__(self, whole: Feed, local: Sequence[int]) -> None:
         self._whole, self._local = whole, tuple(local)
 
-    def agree(self, peers: Peers) -> None:
+    def agree(self, peers: Peers, compared: agreed_ends.Compared | None = None) -> None:
         """Has the whole feed agree on its end."""
-        self._whole.agree(peers)
+        self._whole.agree(peers, compared)
 
     def pull(self) -> list[Any]:
         """Pulls all elements; returns those of the local replicas."""

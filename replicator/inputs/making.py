@@ -90,8 +90,9 @@ def make_feed(
         sources = [source.shard(program.count, program.number) for source in sources]
     if peers is None:
         return _datasets_feed(inputs, sources, world.devices, input_mode, remainder)
+    compared = None
     if shared:
-        shared_pipelines.check(inputs, sources[0], peers)
+        compared = shared_pipelines.check(inputs, sources[0], peers)
         devices = shared_pipelines.devices(world)
         whole = _datasets_feed(inputs, sources, devices, input_mode, remainder)
         feed: Feed = PartFeed(whole, world.local)
@@ -99,7 +100,7 @@ def make_feed(
         if remainder == "pad":
             agreed_ends.refuse_padding()
         feed = _datasets_feed(inputs, sources, world.devices, input_mode, remainder)
-    feed.agree(peers)
+    feed.agree(peers, compared)
     return feed
 
 

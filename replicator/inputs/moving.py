@@ -92,6 +92,28 @@ def warn_of_those_that_stay(sited: Iterable[Sited], made_by: Any) -> None:
     )
 
 
+def graph_of(dataset: tf.data.Dataset) -> Any:
+    """Returns the GraphDef of a dataset created eagerly in this process."""
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        external_state_policy=_IGNORE_STATE,
+    )
+    return tf.compat.v1.GraphDef.FromString(serialized.numpy())
+
+
+def is_repeatable(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset without random numbers has the same elements whenever read."""
+    graph = graph_of(dataset)
+    if dataset.options().deterministic is False or {*_types_in(graph)} & _PYTHON:
+        return False
+    nodes = [node for f in graph.library.function for node in f.node_def]
+    return not any(
+        node.attr["deterministic"].s == b"false"
+        for node in [*graph.node, *nodes]
+        if "deterministic" in node.attr
+    )
+
+
 def random_parts(dataset: tf.data.Dataset) -> list[str] | None:
     """Returns the ops by which a dataset draws random numbers, with their seeds.
 
@@ -102,11 +124,7 @@ def random_parts(dataset: tf.data.Dataset) -> list[str] | None:
         The types of the ops, with their seeds; None if one of them has no seed, so that
         each copy of the dataset draws different numbers.
     """
-    serialized = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        external_state_policy=_IGNORE_STATE,
-    )
-    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    graph = graph_of(dataset)
     draws = []
     values = {
         node.name: tf.make_ndarray(node.attr["value"].tensor)

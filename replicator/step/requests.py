@@ -119,6 +119,11 @@ class CallArguments:
                 begin += len(part.leaves)
         return own_leaves
 
+    def of_all_replicas(self) -> list[Any]:
+        """Returns the values of the call that every replica gets, or a part of each."""
+        own = {id(leaf) for leaf in self.of_one_replica(self.leaves)}
+        return [leaf for leaf in self.leaves if id(leaf) not in own]
+
     def args(self, leaves: Sequence[Any], devices: Sequence[str]) -> list[Any]:
         """Returns the further arguments of step_fn, a tuple for each replica."""
         if self._args is None:

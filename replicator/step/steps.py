@@ -19,7 +19,7 @@ from replicator.cluster import clashes, peers
 from replicator.costs import cost, rehearsal
 from replicator.graph.order import ordering
 from replicator.graph.passes import once
-from replicator.inputs import feeds, making
+from replicator.inputs import checks, feeds, making, shared_pipelines
 from replicator.interop import distribute
 from replicator.plan import plan as plans
 from replicator.primitives import table
@@ -207,6 +207,10 @@ class Step:
         """Traces the step; returns the callable that runs it and packs its results."""
         structures: list[Any] = []
         current: list[Any] = []  # the leaves of a call, while it runs
+        shared_pipelines.check_values(
+            checks.name_of(self._request.step_fn),
+            *(call_args.of_all_replicas(), self._settings.peers),
+        )
         feed = self._feed()  # outside the trace: its variables outlive the function
 
         def traced() -> list[list[Any]]:

@@ -55,8 +55,42 @@ def proofs(cluster: Any) -> dict[str, list[str]]:
     tried("written outside", lambda: repl.run(lambda: v * 2.0))
     v.assign([5.0, 6.0])
     tried("equal again", lambda: repl.run(lambda: v * 3.0))
+    _elements(repl, host, tried)
     _orders(repl, tried)
     return results
+
+
+def _elements(
+    repl: Replicator, host: int, tried: Callable[[str, Callable[[], Any]], None]
+) -> None:
+    """Data sets and values that are to be the same on all hosts."""
+
+    def step_fn(x: tf.Tensor) -> tf.Tensor:
+        return repl.all_reduce(x)
+
+    def generated(last: int) -> tf.data.Dataset:
+        numbers = [1.0, 2.0, 3.0, 4.0, 5.0, last]
+        return tf.data.Dataset.from_generator(
+            lambda: iter(numbers), output_signature=tf.TensorSpec([])
+        )
+
+    def third_step(dataset: tf.data.Dataset) -> None:
+        step = repl.build(step_fn, dataset)
+        for _ in range(2):
+            reads.append(step())
+        step()
+
+    reads: list[Any] = []
+    for name, last in (("same elements", 6.0), ("other elements", 6.0 + host)):
+        for suffix, count in (("", 1), (", repeated", None)):
+            dataset = generated(last).repeat(count)
+            tried(name + suffix, lambda dataset=dataset: third_step(dataset))
+    assert len(reads) == 8, "only the third steps differ"
+    arrays = tf.data.Dataset.from_tensor_slices(tf.range(40) + host)
+    tried("other arrays", lambda: repl.run(step_fn, arrays))
+    tried("other argument", lambda: repl.run(step_fn, args=(0.5 + host,)))
+    own = replicator.PerReplica(tf.constant(0.5 + host))
+    tried("argument of each", lambda: repl.run(step_fn, args=(own,)))
 
 
 def _add_unseen(variable: tf.Variable, number: int) -> None:

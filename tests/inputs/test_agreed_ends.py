@@ -68,6 +68,52 @@ def test_a_process_that_is_alone_reads_all_rounds_and_no_part_of_one() -> None:
         take()
 
 
+@pytest.mark.parametrize("always", [(True, True), (True, False), (False, False)])
+def test_steps_ask_where_elements_may_differ(
+    monkeypatch: pytest.MonkeyPatch, always: tuple[bool, bool]
+) -> None:
+    as_threads.fake_store(monkeypatch)
+
+    def agree(compares: bool) -> Any:
+        return lambda own: agreed_ends.agree(
+            own, -1, agreed_ends.Compared(own.own, "train.py:3", compares)
+        )
+
+    found = as_threads.together(*map(agree, always))
+    assert [end is None for end in found] == [not any(always)] * 2
+
+
+def test_digests_tell_elements_apart() -> None:
+    elements = [
+        tf.zeros([300, 7]),
+        tf.zeros([7, 300]) + 1.0,
+        tf.constant(True),
+        tf.zeros([0]),
+        tf.constant([b"ab", b"c"]),
+        tf.constant([b"a", b"bc"]),
+        tf.ragged.constant([[1], [2, 3]]),
+        tf.sparse.from_dense([0.0, 2.0]),
+        (tf.constant(1), {"x": tf.constant(2)}),
+        (tf.constant(2), {"x": tf.constant(1)}),
+    ]
+    one, again = (
+        [tuple(agreed_ends._digest(element).numpy()) for element in elements]
+        for _ in range(2)
+    )
+    assert one == again
+    assert len(set(one)) == len(elements)
+
+
+def test_a_difference_names_the_hosts_and_the_line() -> None:
+    compared = agreed_ends.Compared(0, "train.py:3", True)
+    end = agreed_ends.AgreedEnd(2, 7_000_002, 7_000_002, compared)
+    facts = tf.constant([[1, 1, 5, 6], [1, 0, 7, 8]])
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        end._fail(facts)
+    for part in ("train.py:3", "host 0 read 78", "host 1 read 56", "Fix: let the "):
+        assert part in str(caught.value)
+
+
 def test_padding_is_refused() -> None:
     with pytest.raises(replicator.InputError, match=r'(?s)remainder="pad".*Fix: pass'):
         agreed_ends.refuse_padding()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -42,7 +43,89 @@ def _checked(*datasets: tf.data.Dataset) -> list[Any]:
     ],
 )
 def test_the_same_is_read(make: Callable[[], tf.data.Dataset]) -> None:
-    assert _checked(make(), make()) == [None, None]
+    found = _checked(make(), make())
+    assert [(own.own, own.always) for own in found] == [(0, False), (1, False)]
+
+
+def _generated() -> tf.data.Dataset:
+    return tf.data.Dataset.from_generator(lambda: iter([1]), tf.int64)
+
+
+def _out_of_order(**options: Any) -> tf.data.Dataset:
+    return RANGE(6).interleave(RANGE, num_parallel_calls=2, **options)
+
+
+def _unordered() -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = False
+    return RANGE(6).with_options(options)
+
+
+@pytest.mark.parametrize(
+    ("make", "always"),
+    [
+        (_generated, True),
+        (lambda: _generated().repeat(), True),
+        (lambda: RANGE(6).map(lambda x: tf.py_function(int, [x], tf.int64)), True),
+        (lambda: _out_of_order(deterministic=False), True),
+        (_unordered, True),
+        (_out_of_order, False),
+    ],
+)
+def test_elements_are_compared_where_they_may_differ(
+    make: Callable[[], tf.data.Dataset], always: bool
+) -> None:
+    assert [own.always for own in _checked(make(), make())] == [always] * 2
+
+
+@pytest.mark.parametrize("added", [0, 1])
+def test_arrays_are_compared(added: int) -> None:
+    arrays = [np.arange(100.0).reshape([50, 2]) + k for k in (0, added)]
+    found = _checked(*map(tf.data.Dataset.from_tensor_slices, arrays))
+    for k, result in enumerate(found):
+        if added:
+            assert isinstance(result, replicator.MismatchError)
+            assert "float64[50, 2] with digest" in str(result)
+        else:
+            assert result.own == k
+
+
+@pytest.mark.parametrize("passed", [(0.25, 0.5), (0.5, 0.5)])
+def test_values_for_all_replicas_are_compared(passed: tuple[float, float]) -> None:
+    found = as_threads.together(
+        *(
+            lambda peers, value=value: shared_pipelines.check_values(
+                "step_fn", [tf.constant(value), tf.constant([2, 3])], peers
+            )
+            for value in passed
+        )
+    )
+    if passed[0] == passed[1]:
+        assert found == [None, None]
+        return
+    for error in found:
+        assert isinstance(error, replicator.MismatchError)
+        for part in ("passes values to step_fn", "float32[] 0.25", "float32[] 0.5"):
+            assert part in str(error)
+        assert "Fix: pass the same values on every host; or a PerReplica" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.float32(0.5), "float32[] 0.5"),
+        (np.asarray([1, 2], np.int32), "int32[2] with digest "),
+        (np.asarray([b"ab", b"c"], object), "object[2] with digest "),
+    ],
+)
+def test_digests_of_values(value: Any, text: str) -> None:
+    assert shared_pipelines.digest(value).startswith(text)
+    assert shared_pipelines.digest(value) == shared_pipelines.digest(value.copy())
+
+
+def test_digests_of_texts_differ_if_the_texts_do() -> None:
+    one, other = (np.asarray(t, object) for t in ([b"ab", b"c"], [b"a", b"bc"]))
+    assert shared_pipelines.digest(one) != shared_pipelines.digest(other)
 
 
 @pytest.mark.parametrize(
