@@ -204,7 +204,7 @@ class ReplicaContext:
     taken: list[Any] = dataclasses.field(default_factory=list)
     claims: dict[tuple[str, int], Any] = dataclasses.field(default_factory=dict)
     combined: dict[int, Any] = dataclasses.field(default_factory=dict)
-    weights: dict[int, Any] = dataclasses.field(default_factory=dict)
+    weights: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     weighed: set[int] = dataclasses.field(default_factory=set)
     synchronizes: Callable[[Any, bool], Any] | None = None
     agrees: Callable[[Any, Any], Any] | None = None
@@ -217,16 +217,22 @@ class ReplicaContext:
     def weight(self) -> Any:
         """This replica's weight in means over the replicas, or None if all are equal.
 
-        It is the replica's share of the examples of the global batch, a float32 scalar.
-        The weights of all replicas add up to 1 in every step, so that steps weigh the
-        same.
+        It is the replica's share of the examples of the global batch, a float32 scalar
+        for users: what the library computes uses `share`. The weights of all replicas
+        add up to 1 in every step, so that steps weigh the same.
         """
         if self.shard is None:
             return None
-        count = tf.cast(self.shard.count, tf.float32)
-        weight = tf.math.divide_no_nan(count, tf.cast(self.shard.total, tf.float32))
-        self.weights[id(weight)] = weight
+        share = self.share
+        weight = tf.cast(share, tf.float32)
+        for tensor in (weight, share):  # held, as they are looked up by their ids
+            self.weights[id(tensor)] = tensor, share
         return weight
+
+    @property
+    def share(self) -> Any:
+        """This replica's weight as a float64 scalar, or None; see `weight`."""
+        return None if self.shard is None else self.shard.share
 
     @property
     def examples(self) -> Any:

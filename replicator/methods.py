@@ -124,7 +124,8 @@ class InStep:
         weight=repl.weight) of means over each replica's examples is the mean over all
         examples. It is None where all replicas weigh the same. It is a float32 whatever
         dtype the step computes in; code that multiplies by it must cast it:
-        tf.cast(repl.weight, x.dtype) * x.
+        tf.cast(repl.weight, x.dtype) * x. Given as a weight, it counts as the exact
+        share, so that means of float64 values are not rounded.
 
         Example:
             >>> batches = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 6.0]).batch(3)

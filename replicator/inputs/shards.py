@@ -30,6 +30,12 @@ class Shard(NamedTuple):
     count: tf.Tensor
     total: tf.Tensor
 
+    @property
+    def share(self) -> tf.Tensor:
+        """The shard's share of the batch's examples, a float64 scalar; 0 of none."""
+        count = tf.cast(self.count, tf.float64)
+        return tf.math.divide_no_nan(count, tf.cast(self.total, tf.float64))
+
 
 def split(batch: Any, num_replicas: int) -> list[Shard]:
     """Splits a global batch into shards whose sizes differ by at most one.

@@ -90,10 +90,10 @@ def _with_share(tensor: tf.Tensor, shard: Shard) -> tf.Tensor:
     @tf.custom_gradient
     def identity(x: tf.Tensor) -> Any:
         def gradient(d: tf.Tensor) -> tf.Tensor:
-            if replica.weight is None or replica.weighed or weighing.is_known(replica):
+            if replica.shard is None or replica.weighed or weighing.is_known(replica):
                 return d
-            parts = tf.cast(shard.count, tf.float32) * replicas
-            share = tf.math.divide_no_nan(tf.cast(shard.total, tf.float32), parts)
+            parts = tf.cast(shard.count, tf.float64) * replicas
+            share = tf.math.divide_no_nan(tf.cast(shard.total, tf.float64), parts)
             return d * tf.cast(share, d.dtype)
 
         return tf.identity(x), gradient

@@ -111,13 +111,13 @@ class Exact:
         weight = 1 if sample_weight is None else sample_weight
         shape = tf.convert_to_tensor(values).shape
         if isinstance(weight, int | float) and not self._has_examples(shape):
-            sample_weight = tf.fill(shape[:1], share(self._shard) * weight)
+            sample_weight = tf.fill(shape[:1], self._shard.share * weight)
         return update(values, sample_weight=sample_weight)
 
     def _update_sum(self, update: Any, values: Any, sample_weight: Any = None) -> Any:
         """Updates a keras.metrics.Sum; a Python number belongs to the whole batch."""
         if isinstance(values, int | float) and sample_weight is None:
-            sample_weight = share(self._shard)
+            sample_weight = self._shard.share
         return update(values, sample_weight=sample_weight)
 
     def _has_examples(self, shape: tf.TensorShape) -> bool:
@@ -178,12 +178,6 @@ class Exact:
             yield
         finally:
             self._inside = False
-
-
-def share(shard: Shard) -> tf.Tensor:
-    """Returns a shard's share of the batch's examples, a float32 scalar."""
-    count = tf.cast(shard.count, tf.float32)
-    return tf.math.divide_no_nan(count, tf.cast(shard.total, tf.float32))
 
 
 def mean(value: tf.Tensor, shard: Shard) -> tf.Tensor:

@@ -187,6 +187,17 @@ def wide(gradient: Gradient) -> Gradient:
     return cast(gradient, tf.float32) if is_half else gradient
 
 
+def dtype_of_weights(gradients: Sequence[Gradient]) -> tf.DType:
+    """Returns the dtype in which the weights of gradients are added up."""
+    return tf.float64 if any(g.dtype.size > 4 for g in gradients) else tf.float32
+
+
+def reciprocal(weight: tf.Tensor) -> tf.Tensor:
+    """Returns 1 / weight in float64; 0 if that is 0."""
+    one = tf.constant(1.0, tf.float64)
+    return tf.math.divide_no_nan(one, tf.cast(weight, tf.float64))
+
+
 def scaled(gradient: Gradient, factor: Any) -> Gradient:
     """Multiplies a gradient; a factor of 0 gives 0 even for NaN and infinity."""
     if isinstance(gradient, tf.IndexedSlices):

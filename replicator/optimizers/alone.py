@@ -42,8 +42,8 @@ def apply(
     used_grads = [grads[k] for k in used]
     with tf.init_scope():
         prepare([variables[k] for k in used])
-    batch_weight = tf.constant(1.0)
-    addends = [*(accumulators.wide(gradient) for gradient in used_grads), batch_weight]
+    addends = [accumulators.wide(gradient) for gradient in used_grads]
+    addends.append(tf.constant(1.0, accumulators.dtype_of_weights(addends)))
     key = (
         None,
         True,
@@ -60,7 +60,7 @@ def apply(
         for k, total, gradient in zip(used, totals, used_grads, strict=True):
             if isinstance(total, tf.IndexedSlices):
                 total = sparse.add_up(total)
-            mean = accumulators.scaled(total, tf.math.divide_no_nan(1.0, weight))
+            mean = accumulators.scaled(total, accumulators.reciprocal(weight))
             means[k] = accumulators.cast(mean, gradient.dtype)
         update(means)
         for accumulator in (*sums, counter):

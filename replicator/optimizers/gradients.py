@@ -244,7 +244,7 @@ class Combiner:
         op = self.op if weight is None else "sum"
         addends = [accumulators.wide(gradient) for gradient in grads]
         if weight is not None:
-            weight = tf.cast(weight, tf.float32)
+            weight = tf.cast(weight, accumulators.dtype_of_weights(addends))
             addends = [*(accumulators.scaled(g, weight) for g in addends), weight]
         key = (_home(replica.build.graph), weight is not None, what)
         if key not in self.accumulators:
@@ -270,7 +270,7 @@ class Combiner:
                 *summed, total_weight = summed
                 if reduce.compresses:
                     (total_weight,) = all_reduce.combine([total_weight], "sum", None)
-                factor = tf.math.divide_no_nan(1.0, total_weight)
+                factor = accumulators.reciprocal(total_weight)
             summed = [accumulators.scaled(g, factor) for g in summed]
             means = reduce(summed, op) if reduce.compresses else summed
             return [

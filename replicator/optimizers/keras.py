@@ -192,13 +192,13 @@ class KerasAdapter(Wrapped):
         """Weights a loss so that all replicas' gradients weigh the same afterwards."""
         combiner = self._replicator_combiner
         # Sums over several steps already skip what is not finite in an empty shard.
-        if replica.weight is None or combiner.op != "mean":
+        if replica.share is None or combiner.op != "mean":
             return loss
         if combiner.accumulation_steps > 1:
             return loss
         replica.weighed.add(id(self))
         loss = tf.convert_to_tensor(loss)
-        return loss * tf.cast(replica.weight * replica.num_replicas, loss.dtype)
+        return loss * tf.cast(replica.share * replica.num_replicas, loss.dtype)
 
 
 def _build(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -112,7 +112,7 @@ class Wrapped:
             by_examples = True
             single_step = self._replicator_combiner.accumulation_steps == 1
             # When accumulating, each of the steps weighs the same.
-            weight = replica.examples if single_step else replica.weight
+            weight = replica.examples if single_step else replica.share
         grads = weighing.claim(replica, grads, by_examples, f"{name} ({how})")
         self._track_compression(division.variables)
         return self._replicator_combiner.apply(

@@ -290,7 +290,7 @@ def as_weight(what: str, weight: Any) -> tf.Tensor:
         problem = f"was given weight={errors.shown(weight)}"
         raise base.bad_argument(what, problem, fix)
     number = unknown_shapes.of_shape(what, leaves[0], [], "weight", fix)
-    return tf.cast(number, tf.float64)
+    return tf.cast(by_hand.exact(context.require(what), number), tf.float64)
 
 
 def _is_real_scalar(x: tf.Tensor | tf.IndexedSlices) -> bool:

@@ -24,6 +24,7 @@ _FIX = (
     "multiply each replica's loss by its weight, and sum the gradients over the "
     "replicas."
 )
+_KEEPING = ("Cast", "Identity", "Reshape", "Squeeze", "Mul")  # still its shares
 
 
 def of_mean(
@@ -60,21 +61,40 @@ def of_mean(
 
 def is_by_examples(replica: context.ReplicaContext, weight: Any) -> bool:
     """Whether a weight is `repl.weight`, possibly cast or multiplied by a constant."""
-    while tf.is_tensor(weight) and tf.is_symbolic_tensor(weight):
+    return _behind(replica, weight, _KEEPING) is not None
+
+
+def exact(replica: context.ReplicaContext, weight: Any) -> Any:
+    """Returns the float64 share for `repl.weight`, possibly cast; else the weight.
+
+    What users get is a float32, which would round means of float64 values.
+    """
+    found = _behind(replica, weight, ("Cast", "Identity"))
+    return weight if found is None else found
+
+
+def _behind(
+    replica: context.ReplicaContext, weight: Any, passing: Sequence[str]
+) -> Any | None:
+    """Returns the float64 share from which a weight is computed by some types of ops.
+
+    None if it is computed in another way.
+    """
+    while tf.is_symbolic_tensor(weight) and weight.dtype.is_floating:
         if id(weight) in replica.weights:
-            return True
+            return replica.weights[id(weight)][1]
         op, graph = weight.op, weight.graph
-        if op.type in ("Cast", "Identity", "Reshape", "Squeeze"):
-            weight = op.inputs[0]
-        elif op.type == "Mul":
+        if op.type == "Mul" and "Mul" in passing:
             unknown = [x for x in op.inputs if tf.get_static_value(x) is None]
             weight = unknown[0] if len(unknown) == 1 else None
+        elif op.type in passing:
+            weight = op.inputs[0]
         elif op.type == "Placeholder" and graph.building_function:
             outer = [outer for outer, inner in graph.captures if inner is weight]
             weight = outer[0] if outer else None
         else:
             break
-    return False
+    return None
 
 
 def if_equal(

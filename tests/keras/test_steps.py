@@ -279,3 +279,25 @@ def test_scalars_cannot_be_predicted() -> None:
 
     with pytest.raises(Exception, match="(?s)predict_step returned a scalar.*Fix"):
         worlds.outcome(lambda world: world.made(Mean).predict(X, verbose=0), 2)
+
+
+def test_uneven_batches_of_float64_are_exact() -> None:
+    def make() -> keras.Model:
+        model = keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(1)])
+        model.build([None, 8])
+        metric = keras.metrics.MeanAbsoluteError()
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[metric])
+        return model
+
+    def program(world: World) -> Any:
+        model = world.made(make)
+        options = {"batch_size": 5, "verbose": 0}
+        x, y = np.float64(X), np.float64(Y)
+        history = model.fit(x, y, shuffle=False, **options).history
+        return history, model.get_weights(), model.evaluate(x, y, **options)
+
+    try:
+        keras.config.set_floatx("float64")
+        check(program, tolerance=1e-13)
+    finally:
+        keras.config.set_floatx("float32")

@@ -294,3 +294,41 @@ def test_gradients_have_their_variables_static_shape() -> None:
     for _ in range(2):
         repl.run(step_fn)
     np.testing.assert_array_equal(v, [0.0, 2.0])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_uneven_shards_of_float64_are_exact(name: str) -> None:
+    """Weights are added up in the precision of the gradients."""
+    random = np.random.RandomState(0)
+    x, start = random.rand(7, 2), random.rand(2)
+    repl = helpers.make(3)
+    make = {
+        "keras": lambda: kopt.SGD(0.5),
+        "keras_pairs": lambda: kopt.SGD(0.5, momentum=0.5),
+        "v1": lambda: v1.train.GradientDescentOptimizer(0.5),
+        "sonnet": lambda: snt.optimizers.SGD(0.5),
+    }[name]
+
+    def update(optimizer: Any, w: Any, x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(tf.linalg.matvec(x, w)) ** 2)
+        grads = tape.gradient(loss, [w])
+        if name == "sonnet":
+            optimizer.apply(grads, [w])
+        else:
+            optimizer.apply_gradients(zip(grads, [w], strict=True))
+
+    with repl.context():
+        w = tf.Variable(start)
+        optimizer = repl.wrap_optimizer(make(), accumulation_steps=2)
+    batches = tf.data.Dataset.from_tensors(x).repeat(8)
+
+    def step(x: tf.Tensor) -> None:
+        update(optimizer, w, x)
+
+    for _ in range(4):
+        repl.run(step, batches, input_mode="global_batch")
+    alone, plain = tf.Variable(start), make()
+    for _ in range(2):
+        update(plain, alone, tf.constant(x))
+    np.testing.assert_allclose(w, alone, rtol=1e-14)

@@ -162,3 +162,45 @@ def test_a_weight_that_turns_out_no_scalar_is_an_error() -> None:
 
 def test_weights_of_different_dtypes_pair() -> None:
     assert _mean([3.0, 7.0, 1.0], [np.int64(1), 2.0, True]) == [4.5] * 3
+
+
+def _by_weight(repl: Any, x: tf.Tensor) -> tf.Tensor:
+    return repl.all_reduce(tf.reduce_mean(x), "mean", repl.weight)
+
+
+def _by_a_cast_weight(repl: Any, x: tf.Tensor) -> tf.Tensor:
+    return repl.all_reduce(tf.reduce_mean(x), "mean", tf.cast(repl.weight, x.dtype))
+
+
+def _by_a_captured_weight(repl: Any, x: tf.Tensor) -> tf.Tensor:
+    weight = repl.weight
+    return tf.cond(
+        helpers.opaque(True),
+        lambda: repl.all_reduce(tf.reduce_mean(x), "mean", weight),
+        lambda: tf.zeros([], x.dtype),
+    )
+
+
+@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize("mean", [_by_weight, _by_a_cast_weight, _by_a_captured_weight])
+def test_means_of_float64_are_exact(mean: Any, mode: str) -> None:
+    """`repl.weight` is a float32, which no share of 7 examples is exactly."""
+    x = np.random.RandomState(0).rand(7)
+    repl = helpers.make(3)
+    inputs = tf.data.Dataset.from_tensor_slices(x).batch(7)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return mean(repl, x)
+
+    def run() -> Any:
+        return repl.run(step, inputs, input_mode="global_batch")
+
+    if mode == "session":
+        with tf.Graph().as_default():
+            inputs = tf.data.Dataset.from_tensor_slices(x).batch(7)
+            fetch = run()
+            with helpers.monitored_session() as session:
+                got = session.run(fetch)
+    else:
+        got = tf.function(run)() if mode == "function" else run()
+    np.testing.assert_allclose(got, x.mean(), rtol=1e-14)
