@@ -65,7 +65,7 @@ class Checkpoint:
         # A name that the objects of users do not have.
         saved = tf.train.Checkpoint(replicator_step=self._done, **objects)
         facts = peers.facts()
-        self._peers = None if facts is None else peers.Peers(facts)
+        self._peers = None if facts is None else peers.Peers(facts, checkpoint=True)
         self._files: saving.Files
         options = tf.train.CheckpointOptions(experimental_io_device=cpu)
         with faults.named():

@@ -32,6 +32,7 @@ _POLL = 0.25  # seconds between checks that the other processes are alive
 _PROGRESS = 10.0  # seconds between warnings that name the process waited for
 _LARGEST = 1_000_000  # characters per entry of the store
 _numbers = itertools.count()  # numbers Replicators, equally in all processes
+_checkpoints = itertools.count(1)  # numbers Checkpoints, likewise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,22 +101,29 @@ class Peers:
     Args:
         known: This process's place among them.
         doing: The monitor of this process's activity; the program's by default.
+        checkpoint: Whether they write a Checkpoint instead. Any number of these share
+            one range of keys, as they broadcast only after they have exchanged facts.
     """
 
-    def __init__(self, known: Facts, doing: clashes.Doing | None = None) -> None:
+    def __init__(
+        self,
+        known: Facts,
+        doing: clashes.Doing | None = None,
+        checkpoint: bool = False,
+    ) -> None:
         self._facts = known
-        self._number = next(_numbers)
+        self._number = -next(_checkpoints) if checkpoint else next(_numbers)
         self.failures: Iterator[int] = (
             itertools.count()
         )  # numbers the steps that failed at run time
         self._common: BaseException | None = None  # the error that all have raised
-        self.keys = Keys(self._number)
+        self.keys = _CHECKPOINT_KEYS if checkpoint else Keys(self._number + 1)
         names = [self.name(k) for k in known.everyone]
         self.doing = doing or clashes.doing(known.own, names)
 
     @property
     def number(self) -> int:
-        """The number of the Replicator, equal in all processes."""
+        """The number of the Replicator, or Checkpoint, equal in all processes."""
         return self._number
 
     @property
@@ -338,7 +346,7 @@ class Keys:
     Keys derive only from facts that all processes share, so all allocate the same.
 
     Args:
-        number: The number of the Replicator; each has its own range of keys.
+        number: The number of the range: 0 for Checkpoints; each Replicator has its own.
     """
 
     _SHARE = 1 << 23  # instances per Replicator; TensorFlow's keys have 31 bits
@@ -348,8 +356,8 @@ class Keys:
         if number >= (1 << 31) // self._SHARE:
             raise errors.ClusterError(
                 errors.compose(
-                    f"this program creates its {number + 1}th Replicator, but at most "
-                    "256 can be numbered.",
+                    f"this program creates its {number}th Replicator, but at most "
+                    "255 can be numbered.",
                     fix="create one Replicator, and run all steps with it.",
                 )
             )
@@ -380,3 +388,6 @@ class Keys:
         """Returns a group's key; all processes ask for groups in the same order."""
         number = self._groups.setdefault(processes, len(self._groups))
         return self._first_group + number
+
+
+_CHECKPOINT_KEYS = Keys(0)

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import pathlib
 import random
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 import replicator
-from replicator.cluster import faults, peers, waiting
+from replicator.cluster import clashes, faults, peers, waiting
 from tests.cluster import as_threads
 from tests.cluster.as_threads import together
 
@@ -121,12 +124,30 @@ def test_keys_of_two_replicators_never_meet() -> None:
 
 
 def test_keys_come_to_an_end() -> None:
-    with pytest.raises(replicator.ClusterError, match="256"):
+    with pytest.raises(replicator.ClusterError, match="256th Replicator.*most 255"):
         peers.Keys(256)
     keys = peers.Keys(255)
     assert keys.take(0, 1 << 23) + (1 << 23) <= 1 << 31
     with pytest.raises(replicator.ClusterError, match="communicate too often"):
         keys.take(keys.next, 1)
+
+
+def test_checkpoints_do_not_use_up_the_numbers_of_replicators(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, doing = peers.Facts(0, ("a:1",)), clashes.Doing(0, [])
+    monkeypatch.setattr(clashes, "doing", lambda own, names: doing)
+    monkeypatch.setattr(peers, "_numbers", itertools.count())
+    before = peers.Peers(known)
+    monkeypatch.setattr(peers, "facts", lambda: known)
+    v = tf.Variable(1.0)
+    made = [replicator.Checkpoint(tmp_path, {"v": v}) for _ in range(260)]
+    made[-1].save()
+    assert len({checkpoint._peers.number for checkpoint in made}) == 260
+    after = peers.Peers(known)
+    assert after.number == before.number + 1
+    keys = {p.keys.take(p.keys.next, 1) for p in (before, after, made[0]._peers)}
+    assert len(keys) == 3
 
 
 def test_a_process_that_is_alone_has_no_peers() -> None:
