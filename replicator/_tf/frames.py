@@ -17,7 +17,10 @@ from tensorflow.python.util import tf_stack
 
 _LIBRARIES = tuple(
     os.sep + name + os.sep
-    for name in ("tensorflow", "keras", "tf_keras", "sonnet", "tree", "optree", "absl")
+    for name in (
+        *("tensorflow", "tensorboard", "keras", "tf_keras", "sonnet"),
+        *("tree", "optree", "absl"),
+    )
 )
 _ROOM = os.path.dirname(__file__) + os.sep
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

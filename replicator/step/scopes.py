@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the scopes and collections of TensorFlow 1 consistent during a build."""
+"""What code that was written for one device finds around it while a step is built.
+
+Scopes and collections of TensorFlow 1 stay consistent, and summaries are written once.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from absl import logging
 
-from replicator import context
+from replicator import _tf, context, errors
 
 
 @contextlib.contextmanager
@@ -103,3 +108,46 @@ def _is_within(item: Any, scope: str) -> bool:
     if not isinstance(op, tf.Operation) or op.type in _HANDLES:
         return False
     return op.name.startswith(scope)
+
+
+_SUMMARIES = "who writes each summary"  # a key of Build.findings
+
+
+def summaries_once(
+    replica: context.ReplicaContext,
+) -> contextlib.AbstractContextManager[None]:
+    """Has each summary written by the first replica only that writes one of its name.
+
+    As under tf.distribute, whose replicas other than the first write none. Copies of a
+    replica write under their own names.
+
+    Args:
+        replica: The replica that is built in this block.
+    """
+    writers = replica.build.findings.setdefault(_SUMMARIES, {})
+
+    def is_written() -> tf.Tensor:
+        name = tf.get_current_name_scope().removeprefix(replica.scope)
+        place = name, replica.count((_SUMMARIES, name))
+        _warn_of_fixed_step()
+        if not replica.build.all_traced:
+            return tf.constant(True)
+        writer = writers.setdefault(place, replica.replica_id)
+        return tf.constant(writer == replica.replica_id)
+
+    return _tf.summaries_if(is_written)
+
+
+def _warn_of_fixed_step() -> None:
+    """Warns once of a Python number as the step of summaries, which never changes."""
+    step = tf.summary.experimental.get_step()
+    if isinstance(step, int | np.integer):
+        logging.log_first_n(
+            logging.WARNING,
+            "A summary is written at %s while the step of tf.summary is %d, a Python "
+            "number: it is part of the step that is built, and stays the same in all "
+            "calls. Set a tf.Variable as the step: tf.summary.experimental.set_step.",
+            1,
+            errors.user_line(),
+            step,
+        )

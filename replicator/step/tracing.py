@@ -51,7 +51,11 @@ def build_replica(
             trace_anew=trace_anew,
             shard=shard,
         )
-        with context.building(replica), distribute.answering(replica):
+        with (
+            context.building(replica),
+            distribute.answering(replica),
+            scopes.summaries_once(replica),
+        ):
             try:
                 if graph.building_function:
                     returned = _tf.call_converted(function, arguments)

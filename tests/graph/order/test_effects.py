@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
 import replicator
 from replicator import DeadlockError
@@ -279,7 +280,7 @@ def _summaries(folder: Any) -> list[tuple[str, int, float]]:
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_summaries_are_written_in_a_step(mode, tmp_path):
-    """By every replica, under its name; a Python `if` leaves it to one of them."""
+    """Each once, by the first replica that writes one of that name."""
     repl = helpers.make(2)
     writer = tf.summary.create_file_writer(str(tmp_path))
     with repl.context():
@@ -287,9 +288,13 @@ def test_summaries_are_written_in_a_step(mode, tmp_path):
 
     def step_fn():
         with writer.as_default():
-            tf.summary.scalar("own", repl.replica_id, step=count)
+            tf.summary.scalar("all", repl.replica_id, step=count)
+            with tf.summary.record_if(count < 2):
+                tf.summary.scalar("some", repl.replica_id, step=count)
+            tf.function(lambda: tf.summary.scalar("inner", 5.0, step=count))()
+            tf.summary.scalar(f"own_{repl.replica_id}", repl.replica_id, step=count)
             loss = repl.all_reduce(1.0, "sum")
-            if repl.replica_id == 0:
+            if repl.replica_id == 1:
                 tf.summary.scalar("loss", loss, step=count)
         count.assign_add(1)
 
@@ -302,12 +307,36 @@ def test_summaries_are_written_in_a_step(mode, tmp_path):
         (tag, step, value)
         for step in range(3)
         for tag, value in [
-            ("replica_0/own", 0.0),
-            ("replica_1/own", 1.0),
-            ("replica_0/loss", 2.0),
+            ("replica_0/all", 0.0),
+            ("replica_0/some", 0.0),
+            ("inner", 5.0),
+            ("replica_0/own_0", 0.0),
+            ("replica_1/own_1", 1.0),
+            ("replica_1/loss", 2.0),
         ]
+        if not (tag.endswith("some") and step == 2)
     ]
     assert sorted(_summaries(tmp_path)) == sorted(expected)
+
+
+def test_a_fixed_step_of_summaries_is_warned_of(tmp_path, monkeypatch):
+    messages = []
+    monkeypatch.setattr(logging, "log_first_n", lambda *about: messages.append(about))
+    repl = helpers.make(2)
+    call = repl.build(lambda x: tf.summary.scalar("x", x), args=(1.0,))
+    with tf.summary.create_file_writer(str(tmp_path)).as_default(step=7):
+        call()
+    level, message, count, *about = messages[0]
+    assert (level, count) == (logging.WARNING, 1)
+    said = message % tuple(about)
+    assert "at tests/graph/order/test_effects.py:" in said, said
+    assert "the step of tf.summary is 7, a Python number" in said, said
+    assert "tf.summary.experimental.set_step" in said, said
+    messages.clear()
+    step = tf.Variable(7, dtype=tf.int64)
+    with tf.summary.create_file_writer(str(tmp_path)).as_default(step=step):
+        repl.run(lambda x: tf.summary.scalar("x", x), args=(1.0,))
+    assert not messages
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
