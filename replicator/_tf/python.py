@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.ops import script_ops as _script_ops
 
 
-def mark_python_function(op: tf.Operation, replicas: int, line: str) -> None:
+def mark_python_function(op: tf.Operation, replicas: int, line: str) -> bool:
     """Marks the Python function that a py_function or numpy_function op calls.
 
     The registry that the op's token refers to is not public. TensorFlow wraps the
@@ -22,10 +22,14 @@ def mark_python_function(op: tf.Operation, replicas: int, line: str) -> None:
         op: The py_function or numpy_function op.
         replicas: The number of replicas of the step.
         line: The user's line that creates the op.
+
+    Returns:
+        Whether there is such a function: communication has an op of this type, too.
     """
     function = _script_ops._py_funcs.get(op.get_attr("token").decode())
     if function is not None:
         function._replicator_call = replicas, line
+    return function is not None
 
 
 def python_call() -> tuple[int, str]:

@@ -19,6 +19,7 @@ from replicator.step.renewing import MANY_BUILDS
 from replicator.step.requests import Request
 from replicator.step.state import State, StepFunction
 from replicator.step.steps import Step, runs_here
+from replicator.variables import python_calls
 
 
 class Steps:
@@ -44,6 +45,7 @@ class Steps:
         """Runs a step, by a fast path if it has been traced."""
         _, state = self._find(request)
         if state.prepared and runs_here():
+            python_calls.refuse_step()
             call_args = request.arguments_of(
                 request.args, self._settings.world.num_local
             )

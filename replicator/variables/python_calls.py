@@ -9,6 +9,7 @@ when it happens; the step raises the error.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from replicator import _tf, errors
 from replicator.graph.ir.kinds import kind_of
 
 _TYPES = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+_ANY = threading.Event()  # set once a step calls Python; until then nobody need look
 
 
 def note(replicas: Sequence[Iterable[tf.Operation]]) -> None:
@@ -31,7 +33,8 @@ def note(replicas: Sequence[Iterable[tf.Operation]]) -> None:
     while stack:
         for op in stack.pop():
             if op.type in _TYPES:
-                _tf.mark_python_function(op, len(replicas), errors.line_of(op))
+                if _tf.mark_python_function(op, len(replicas), errors.line_of(op)):
+                    _ANY.set()
             elif kind_of(op).calls:
                 bodies = {body for _, body in _tf.called_graphs(op)} - seen
                 seen |= bodies
@@ -60,6 +63,8 @@ def refuse_write(variable: Any) -> None:
 
 def refuse_step() -> None:
     """Raises ContextError if a Python function that a step calls runs a step."""
+    if not _ANY.is_set():
+        return
     replicas, line = _tf.python_call()
     if replicas:
         raise errors.ContextError(

@@ -213,7 +213,15 @@ def test_a_step_inside_a_step_is_refused(mode: str, num_replicas: int) -> None:
     def inner() -> tf.Tensor:
         return repl.all_reduce(tf.constant(1.0))
 
-    for run in (lambda: repl.run(inner), lambda: other.run(lambda: tf.constant(1.0))):
+    def traced() -> tf.Tensor:
+        return other.all_reduce(tf.constant(1.0))
+
+    other.run(traced)
+    for run in (
+        lambda: repl.run(inner),
+        lambda: other.run(lambda: tf.constant(1.0)),
+        lambda: other.run(traced),
+    ):
         with pytest.raises(
             tf.errors.OpError,
             match=r"(?s)ContextError: a step was run inside a step, by a Python "
