@@ -277,3 +277,32 @@ def test_an_arg_with_a_row_for_each_example_is_warned_of(
     for text in said:
         assert "args[0] at tests/inputs/test_global_batch.py:" in text, text
         assert "has 4 rows" in text and "repl.run(step_fn, (x, y)" in text
+
+
+def test_parsed_examples_weigh_the_same_whatever_the_number_of_their_values() -> None:
+    def serialized(n: int) -> bytes:
+        values = tf.train.FloatList(value=[float(n)] * (n + 1))
+        feature = tf.train.Feature(float_list=values)
+        features = tf.train.Features(feature={"ragged": feature, "sparse": feature})
+        return tf.train.Example(features=features).SerializeToString()
+
+    spec = {
+        "ragged": tf.io.RaggedFeature(tf.float32),
+        "sparse": tf.io.VarLenFeature(tf.float32),
+    }
+    examples = tf.data.Dataset.from_tensor_slices([serialized(n) for n in range(5)])
+    batches = examples.batch(5).map(lambda batch: tf.io.parse_example(batch, spec))
+    repl = helpers.make(2)
+
+    def step(features: Any) -> Any:
+        sums = [
+            tf.reduce_sum(features["ragged"], axis=1),
+            tf.sparse.reduce_sum(features["sparse"], axis=1),
+        ]
+        means = [tf.reduce_mean(each) for each in sums]
+        return repl.all_reduce(means, "mean", repl.weight), repl.weight
+
+    means, weights = repl.run(step, batches, input_mode="global_batch")
+    np.testing.assert_allclose(list(weights), [0.6, 0.4], rtol=1e-6)
+    for mean in means:  # sample n has n + 1 values of n
+        np.testing.assert_allclose(list(mean), [8.0, 8.0])
