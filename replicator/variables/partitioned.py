@@ -101,6 +101,8 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
     def handle(self) -> tf.Tensor:
         """The handle of the whole, which has no value behind it."""
         if context.current() is None:
+            if _tf.freezer_asks():
+                self._refuse_freezing()
             if _tf.v1_optimizer_applying() or _tf.older_optimizer_asks():
                 self._refuse_update()
             function = _tf.asking_function_of_v1()
@@ -127,6 +129,17 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
                 f"{self.name} outside a step, but it {self.how_split}.",
                 [f"at {errors.user_line()}"],
                 "wrap the optimizer, and apply its gradients inside a step_fn.",
+            )
+        )
+
+    def _refuse_freezing(self) -> NoReturn:
+        """Raises because the handle is about to be replaced by the value."""
+        raise errors.UnsupportedError(
+            errors.compose(
+                f"a function is frozen or converted that reads variable {self.name}, "
+                f"but it {self.how_split}.",
+                [f"at {errors.user_line()}"],
+                "save it by tf.saved_model.save, and freeze or convert what is saved.",
             )
         )
 

@@ -227,3 +227,19 @@ def test_compiled_are_functions_of_xla():
         (call,) = [op for op in outer.graph.get_operations() if "Call" in op.type]
         results.append(_tf.compiled(call, call.get_attr("f").name))
     assert results == [False, True]
+
+
+def test_freezing_asks_for_the_handles_of_variables():
+    seen = []
+
+    class Variable(type(tf.Variable(1.0))):
+        @property
+        def handle(self):
+            seen.append(_tf.freezer_asks())
+            return super().handle
+
+    variable = Variable(2.0)
+    function = tf.function(lambda: variable + 1.0).get_concrete_function()
+    assert not any(seen)
+    tf.lite.TFLiteConverter.from_concrete_functions([function]).convert()
+    assert any(seen)
