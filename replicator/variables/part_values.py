@@ -54,8 +54,8 @@ def write(variable: Any, method: str, *args: Any, **kwargs: Any) -> Any:
     if (
         replica is None
         or variable.aggregation != _SUM
-        or agreement.is_equal(variable, replica)
         or replica.updating
+        or agreement.is_equal(variable, replica)
     ):
         return variable.assign(written(variable, method, *args, **kwargs))
     if not has_value(method) or not method.endswith(("_add", "_sub")):
