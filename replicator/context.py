@@ -26,6 +26,7 @@ from replicator.graph.passes.reads import Recent
 from replicator.options import Options
 from replicator.world import World
 
+_Block = contextlib.AbstractContextManager[None]
 _current: contextvars.ContextVar[ReplicaContext | None] = contextvars.ContextVar(
     "replicator_replica", default=None
 )
@@ -275,15 +276,11 @@ class ReplicaContext:
         Args:
             optimizer: The class that assigns, for messages.
         """
-        before, self.updating = self.updating, True
-        try:
-            with self.build.ledger.agreed(Claim(optimizer, wrapped=True)):
-                yield
-        finally:
-            self.updating = before
+        agreed = self.build.ledger.agreed(Claim(optimizer, wrapped=True))
+        with self._setting(updating=True), agreed:
+            yield
 
-    @contextlib.contextmanager
-    def agreeing_on(self, name: str, method: str, key: str) -> Iterator[None]:
+    def agreeing_on(self, name: str, method: str, key: str) -> _Block:
         """Makes the replicas agree, in this block, on the value written to a variable.
 
         Args:
@@ -291,15 +288,10 @@ class ReplicaContext:
             method: The method that writes it, e.g. "assign_add".
             key: The variable's unique key.
         """
-        before = self.writing
-        self.writing = before or (name, method, key)  # "scatter_add" calls an assign
-        try:
-            yield
-        finally:
-            self.writing = before
+        # The outermost method: "scatter_add" calls an assign.
+        return self._setting(writing=self.writing or (name, method, key))
 
-    @contextlib.contextmanager
-    def weighing(self, shard: Any) -> Iterator[None]:
+    def weighing(self, shard: Any) -> _Block:
         """Weighs this replica by its examples in means over replicas, in this block.
 
         Wrapped optimizers do so, unless they are given a weight.
@@ -308,29 +300,15 @@ class ReplicaContext:
             shard: The replica's part of a global batch, with its number of examples and
                 that of the whole batch.
         """
-        before, self.shard = self.shard, shard
-        try:
-            yield
-        finally:
-            self.shard = before
+        return self._setting(shard=shard)
 
-    @contextlib.contextmanager
-    def computing_whole(self) -> Iterator[None]:
+    def computing_whole(self) -> _Block:
         """Marks code in this block as computing with the examples of all replicas."""
-        before, self.whole = self.whole, True
-        try:
-            yield
-        finally:
-            self.whole = before
+        return self._setting(whole=True)
 
-    @contextlib.contextmanager
-    def reading_merged(self, merged: bool = True) -> Iterator[None]:
+    def reading_merged(self, merged: bool = True) -> _Block:
         """Reads variables that differ as their aggregate in this block, or does not."""
-        before, self.merging = self.merging, merged
-        try:
-            yield
-        finally:
-            self.merging = before
+        return self._setting(merging=merged)
 
     @contextlib.contextmanager
     def creating_for_all(self) -> Iterator[None]:
@@ -346,14 +324,19 @@ class ReplicaContext:
         with building(None), tf.name_scope(scope if scope != "/" else ""):
             yield
 
-    @contextlib.contextmanager
-    def backward_pass(self) -> Iterator[None]:
+    def backward_pass(self) -> _Block:
         """Marks communication calls in this block as part of a gradient."""
-        before, self.backward = self.backward, True
+        return self._setting(backward=True)
+
+    @contextlib.contextmanager
+    def _setting(self, **fields: Any) -> Iterator[None]:
+        """Sets fields in a block."""
+        before = {name: getattr(self, name) for name in fields}
+        vars(self).update(fields)
         try:
             yield
         finally:
-            self.backward = before
+            vars(self).update(before)
 
 
 def current() -> ReplicaContext | None:
