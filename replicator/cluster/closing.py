@@ -48,6 +48,7 @@ _CLONE = {"x86_64": 56, "aarch64": 220}  # the numbers of the system call
 _CLONE_FILES, _PR_SET_PDEATHSIG = 0x400, 1
 _ALL = 0x40000000  # __WALL: also waits for a child whose end sends no SIGCHLD
 _LOOKS, _PAUSE = 100, 0.005  # seconds between two looks for strangers
+_SURE = 3  # looks at the tables: one may miss rows while others come and go
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +229,7 @@ def _narrow(descriptor: int, audience: Audience) -> tuple[bool, bool]:
 
 def _cut(port: int, audience: Audience) -> None:
     """Shuts down the connections that others made before the server was closed."""
+    calm = 0
     for _ in range(_LOOKS):
         own_inodes = _descriptors()
         strangers = [
@@ -238,7 +240,8 @@ def _cut(port: int, audience: Audience) -> None:
             and (row.inode in own_inodes or row.inode == sockets.NOBODY)
             and not audience.admits(row)
         ]
-        if not strangers:
+        calm = 0 if strangers else calm + 1
+        if calm == _SURE:
             return
         for row in strangers:
             with contextlib.suppress(OSError, KeyError):  # not accepted yet

@@ -90,7 +90,7 @@ def _constants(dataset: tf.data.Dataset) -> list[str]:
 def digest(value: Any) -> str:
     """Returns the dtype and shape of an array, and its value or a digest of that."""
     array = np.asarray(value)
-    kind = f"{array.dtype.name}{[*array.shape]}"
+    kind = f"{array.dtype.name}{list(np.shape(array))}"
     if array.size == 1:
         return f"{kind} {errors.shown(array.item())}"
     if array.dtype == object:  # strings

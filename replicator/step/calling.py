@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
+from replicator.graph.ir import shapes
 from replicator.graph.matching import numbering
 from replicator.graph.passes import identities, ties
 from replicator.inputs import feeds
@@ -39,7 +40,8 @@ def pull_inputs(draft: Draft) -> None:
         draft.further = draft.args()
         if draft.several and draft.feed is not None and draft.feed.divides:
             _warn_of_whole_args(draft)
-        if not draft.build.all_traced:
+        # Loops of TensorFlow 1 cannot wait for every op that is not folded.
+        if not draft.build.all_traced and tf.compat.v1.control_flow_v2_enabled():
             draft.elements, draft.further = _hidden(draft.elements, draft.further)
 
 
@@ -48,10 +50,10 @@ def _warn_of_whole_args(draft: Draft) -> None:
     total = tf.get_static_value(draft.elements[0].total)
     for number, arg in enumerate(draft.further[0]):
         for leaf in tf.nest.flatten(arg):
-            if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
+            rows = shapes.static(leaf) if isinstance(leaf, tf.Tensor) else None
+            if total is None or not rows or rows[0] != total:
                 continue
-            own = any(leaf.op.inputs[0] is tensor for tensor in draft.own_args)
-            if total is None or leaf.shape[0] != total or own:
+            if any(leaf.op.inputs[0] is tensor for tensor in draft.own_args):
                 continue
             logging.log_first_n(
                 logging.WARNING,

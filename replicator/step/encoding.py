@@ -71,7 +71,7 @@ def _told(value: Any) -> Any:
         return ["dict", [[_told(key), _told(own)] for key, own in value.items()]]
     if kind is np.ndarray or isinstance(value, np.generic):
         data = np.ascontiguousarray(value).tobytes()
-        shape = [*value.shape] if kind is np.ndarray else None
+        shape = list(np.shape(value)) if kind is np.ndarray else None
         return ["array", _name(value.dtype), shape, base64.b64encode(data).decode()]
     raise CannotEncode(kind.__name__)
 

@@ -272,6 +272,12 @@ def test_a_model_without_a_loss_predicts() -> None:
     check(lambda world: world.made(mlp).predict(X, batch_size=6, verbose=0))
 
 
+def _use(dtype: str) -> None:
+    """Sets the dtype of Keras; its policy remembers the one of its first use."""
+    keras.config.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
+
+
 def test_scalars_cannot_be_predicted() -> None:
     class Mean(keras.Model):
         def call(self, x: Any) -> Any:
@@ -297,7 +303,7 @@ def test_uneven_batches_of_float64_are_exact() -> None:
         return history, model.get_weights(), model.evaluate(x, y, **options)
 
     try:
-        keras.config.set_floatx("float64")
+        _use("float64")
         check(program, tolerance=1e-13)
     finally:
-        keras.config.set_floatx("float32")
+        _use("float32")

@@ -33,6 +33,7 @@ class _Machines:
         self._job = job
         self.remotes = [None for _ in job.hosts]
         self.addresses = ["10.0.0.1" for _ in job.hosts]
+        self.sources = ()
         self.tunnel = None
         self.told: list[Any] = []
 

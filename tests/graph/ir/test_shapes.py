@@ -61,6 +61,7 @@ _TUPLES = {
     "all_to_all.py",
     "counterparts.py",
     "match.py",
+    "near_misses.py",
     "part_markers.py",
     "part_ops.py",
     "placeholder.py",
