@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rule is: for one type of op, the forms of its inputs and of its outputs.
+
+A rule is a function of an op and of what is known of its inputs. It only reads the
+graph of the user, builds nothing, and returns an OpPlan, or None: the op then takes
+replicated inputs, as do ops without a rule. A missing rule costs time, and never
+changes a number. The rules are in rules/, by kinds of ops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.forms.forms import REPLICATED, Fact, Form, Partial
+
+
+class Version(enum.Enum):
+    """What an op takes of an input, other than a copy in some form.
+
+    Attributes:
+        LOCAL: The local version of numbers of rows, or of a shape (sizes.py).
+        AS_IS: The copy as it was built, whatever its form.
+        UNUSED: Nothing.
+    """
+
+    LOCAL = "local"
+    AS_IS = "as it is"
+    UNUSED = "unused"
+
+
+LOCAL, AS_IS, UNUSED = Version.LOCAL, Version.AS_IS, Version.UNUSED
+Need = Form | Version
+
+# Builds an op of the replica that is being built: replica (replay.Replica), op, and its
+# inputs in the forms that the plan asks for, None where UNUSED. Returns the outputs.
+Build = Callable[..., Sequence[Any]]
+
+
+@dataclasses.dataclass
+class OpPlan:
+    """What one op becomes on each replica.
+
+    Attributes:
+        needs: What the op takes of each input.
+        makes: What is known of each output.
+        build: Builds it; None: the same op.
+        build_local: Builds the local versions of the outputs, where these have some.
+            The outputs themselves are then built only if something needs them, and
+            `build` is given the local versions as a last argument.
+        bodies: The plans of the functions that the op calls (propagate.GraphPlan).
+    """
+
+    needs: Sequence[Need]
+    makes: Sequence[Fact]
+    build: Build | None = None
+    build_local: Build | None = None
+    bodies: Sequence[Any] = ()
+
+
+# A function of an op, of what is known of its inputs, and of propagate.Scope.
+Rule = Callable[[tf.Operation, list[Fact], Any], OpPlan | None]
+
+
+def plan(op: tf.Operation, needs: Sequence[Need], form: Form, **more: Any) -> OpPlan:
+    """Returns the plan of an op whose outputs are all of one form."""
+    return OpPlan(needs, [Fact(form)] * len(op.outputs), **more)
+
+
+def replicated(op: tf.Operation, **more: Any) -> OpPlan:
+    """Returns the plan of an op that takes and makes values of one device."""
+    return plan(op, [REPLICATED] * len(op.inputs), REPLICATED, **more)
+
+
+def is_partial(fact: Fact, how: str | None = None) -> bool:
+    """Whether a tensor is still to be combined, in this way or in any."""
+    return isinstance(fact.form, Partial) and how in (None, fact.form.how)
+
+
+def moves(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
+    """Returns the plan of an op that only moves elements of its first input, a sum."""
+    if not is_partial(facts[0]):
+        return None
+    others: list[Need] = [REPLICATED] * (len(op.inputs) - 1)
+    return plan(op, [facts[0].form, *others], facts[0].form)
