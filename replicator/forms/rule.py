@@ -66,6 +66,11 @@ class OpPlan:
 Rule = Callable[[tf.Operation, list[Fact], Any], OpPlan | None]
 
 
+def rules_of(types: str, rule: Rule) -> dict[str, Rule]:
+    """Returns a table that gives ops of these types, separated by spaces, a rule."""
+    return dict.fromkeys(types.split(), rule)
+
+
 def plan(op: tf.Operation, needs: Sequence[Need], form: Form, **more: Any) -> OpPlan:
     """Returns the plan of an op whose outputs are all of one form."""
     return OpPlan(needs, [Fact(form)] * len(op.outputs), **more)
