@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import os
 import re
 import sys
 import traceback
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,6 +33,9 @@ _BESIDE = os.path.dirname(os.path.dirname(os.path.abspath(tf.__file__)))
 _BESIDE_TENSORFLOW = tuple(_BESIDE + library for library in _LIBRARIES)
 GENERATED = "__autograph_generated_file"
 _ORIGINAL = "_replicator_original"  # an attribute of ops
+_built_from: contextvars.ContextVar[tf.Operation | None] = contextvars.ContextVar(
+    "replicator_built_from", default=None
+)
 STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
@@ -69,7 +74,7 @@ def user_frames(
 
     Args:
         of: An op, for the frames that created it; an exception, for its traceback; or
-            None, for the running code.
+            None, for the running code (see `on_behalf_of`).
     """
     if isinstance(of, BaseException):
         summaries = traceback.extract_tb(of.__traceback__)
@@ -77,6 +82,8 @@ def user_frames(
         if not any(GENERATED in filename for filename, _, _ in error_frames):
             error_frames += noted_lines(of)  # the traceback may have been shortened
         return users_of(error_frames)
+    if of is None:
+        of = _built_from.get()
     of = getattr(of, _ORIGINAL, of)
     frames: Any = tf_stack.extract_stack() if of is None else of.traceback or ()
     return _users((frame.filename, frame.lineno, frame.name) for frame in frames)
@@ -150,6 +157,23 @@ def copy_line(original: tf.Operation, copy: tf.Operation) -> None:
     Otherwise an imported op has the frames of the import.
     """
     setattr(copy, _ORIGINAL, getattr(original, _ORIGINAL, original))
+
+
+@contextlib.contextmanager
+def on_behalf_of(op: tf.Operation) -> Iterator[None]:
+    """Makes the user's line in this block the one that created an op.
+
+    What is built from an op of another graph is the user's by that op's line: nothing
+    of the user's is running.
+
+    Args:
+        op: An op, of any graph.
+    """
+    token = _built_from.set(op)
+    try:
+        yield
+    finally:
+        _built_from.reset(token)
 
 
 def passed_user_code(error: BaseException) -> bool:

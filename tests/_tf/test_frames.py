@@ -17,7 +17,7 @@ import pytest
 import sonnet as snt
 import tensorflow as tf
 
-from replicator import _tf
+from replicator import _tf, errors
 
 
 def test_called_by_runtime_is_true_in_threads_of_tensorflow_only():
@@ -84,6 +84,27 @@ def test_user_frames_of_an_op_are_those_that_made_it():
     filename, line, name = frames[-1]
     assert (filename, name) == (__file__, "make")
     assert linecache.getline(filename, line).strip().endswith("# the op is made here")
+
+
+def test_user_frames_on_behalf_of_an_op_are_those_that_made_it():
+    def make():
+        return tf.reduce_mean([1.0, 2.0])  # the op is made here
+
+    with tf.Graph().as_default():
+        op = make().op
+        other = tf.constant(1.0).op
+    elsewhere: list[Any] = []
+    with _tf.on_behalf_of(op):
+        assert _tf.user_frames() == _tf.user_frames(op)
+        assert errors.user_line().endswith("in make")
+        assert _tf.user_frames(other)[-1][2] != "make"
+        thread = threading.Thread(target=lambda: elsewhere.extend(_tf.user_frames()))
+        thread.start()
+        thread.join(30)
+        with pytest.raises(KeyError), _tf.on_behalf_of(other):
+            raise KeyError
+        assert _tf.user_frames() == _tf.user_frames(op)
+    assert "make" not in [name for _, _, name in [*elsewhere, *_tf.user_frames()]]
 
 
 def test_user_frames_of_an_exception_are_those_that_it_left():
