@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts a replica's copies from one form to another: all communication.
+
+    Partial     -> Replicated   all_reduce
+    Sharded     -> Replicated   all_gather
+    Replicated  -> Sharded      each replica takes its part: no communication
+    Replicated  -> Partial      replica 0 keeps it, and the others have zeros: none
+    others                      by way of Replicated
+
+The primitives are the library's, called as a user's step_fn would call them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import context, errors
+from replicator.forms.forms import REPLICATED, Form, Layout, Partial, Sharded, Unset, equal
+from replicator.forms.sizes import Size
+from replicator.primitives import base
+
+_REDUCTIONS = {
+    "sum": "sum",
+    "max": "max",
+    "min": "min",
+    "any": "logical_or",
+    "all": "logical_and",
+}
+Number = int | tf.Tensor
+
+
+@contextlib.contextmanager
+def in_graph(graph: tf.Graph) -> Iterator[None]:
+    """Builds in a graph, which may be around the one under construction."""
+    if graph is tf.compat.v1.get_default_graph():
+        yield
+        return
+    with graph.as_default(), tf.control_dependencies(None):
+        yield
+
+
+@dataclasses.dataclass
+class _Rows:
+    """How many rows of a layout a replica has, are before these, and are there."""
+
+    own: Number
+    offset: Number | None = None
+    total: Number | None = None
+
+    def in_their_graph(self) -> contextlib.AbstractContextManager[None]:
+        own = self.own
+        return in_graph(own.graph) if tf.is_tensor(own) else contextlib.nullcontext()
+
+
+class Conversions:
+    """Converts copies of the replica that is being built, in the default graph.
+
+    Args:
+        repl: The Replicator whose step is built.
+    """
+
+    def __init__(self, repl: Any) -> None:
+        self._repl = repl
+        self._context: Any = context.require("a program for whole batches")
+        self._rows: dict[Layout, _Rows] = {}
+
+    # How many rows the replicas have.
+
+    def define(
+        self,
+        layout: Layout,
+        own_rows: Number,
+        offset: Number | None = None,
+        total: Number | None = None,
+    ) -> None:
+        """Says how many rows of a layout this replica has.
+
+        Args:
+            layout: The layout.
+            own_rows: The number of its own rows.
+            offset: That of the replicas before it; None: the replicas tell each other.
+            total: That of all replicas; None: likewise.
+        """
+        self._rows[layout] = _Rows(own_rows, offset, total)
+
+    def _known(self, layout: Layout) -> _Rows:
+        if layout not in self._rows:
+            total, count = layout.total, self._context.num_replicas
+            assert total is not None, f"no one said how many rows {layout} has"
+            parts = [len(range(r, total, count)) for r in range(count)]
+            own = base.differing(lambda r: parts[r])
+            before = base.differing(lambda r: sum(parts[:r]))
+            self._rows[layout] = _Rows(own, before, total)
+        return self._rows[layout]
+
+    def own_rows(self, layout: Layout) -> Number:
+        """Returns the number of rows of this replica: an int or an int32 scalar."""
+        return self._known(layout).own
+
+    def rows(self, layout: Layout) -> Number:
+        """Returns the number of rows on all replicas: an int or an int32 scalar."""
+        rows = self._known(layout)
+        if rows.total is None:
+            with rows.in_their_graph():
+                rows.total = self.sums([rows.own])[0]
+        return rows.total
+
+    def offset(self, layout: Layout) -> Number:
+        """Returns the number of rows of all replicas before this one."""
+        rows = self._known(layout)
+        if rows.offset is None:
+            with rows.in_their_graph():
+                every = self._repl.all_gather(rows.own)
+                rows.offset = tf.reduce_sum(every[: base.differing(lambda r: r)])
+        return rows.offset
+
+    def length(self, form: Sharded, x: tf.Tensor) -> Number:
+        """Returns the length of the whole sharded axis.
+
+        Args:
+            form: The form of a tensor.
+            x: This replica's copy of it.
+        """
+        if form.factor is None:
+            return self.sums([tf.shape(x)[form.axis]])[0]
+        return self.rows(form.layout) * form.factor
+
+    def whole_sizes(self, elements: Any, local: tf.Tensor) -> tf.Tensor:
+        """Returns a shape of the whole, given that of this replica's part.
+
+        Args:
+            elements: The elements of the shape; see sizes.py.
+            local: Its local version.
+        """
+        whole = local
+        for k, size in enumerate(elements.flat):
+            if not isinstance(size, Size):
+                continue
+            if size.factor is None:
+                (length,) = self.sums([tf.reshape(local, [-1])[k]])
+            else:
+                length = self.rows(size.layout) * size.factor
+            length = tf.cast(length, whole.dtype)
+            if elements.ndim:
+                length = tf.tensor_scatter_nd_update(whole, [[k]], [length])
+            whole = length
+        return whole
+
+    # Conversions.
+
+    def convert(self, x: tf.Tensor, have: Form, want: Form) -> tf.Tensor:
+        """Returns this replica's copy of a tensor in another form.
+
+        Args:
+            x: Its copy.
+            have: The form of which that is.
+            want: The other form.
+
+        Raises:
+            UnsupportedError: It is a list of tensors, which cannot be converted.
+        """
+        if isinstance(have, Unset) or equal(have, want):
+            return x
+        to_sum = have == REPLICATED and isinstance(want, Partial)
+        if x.dtype == tf.variant and not to_sum:
+            raise errors.UnsupportedError(
+                errors.compose(
+                    f"a list of tensors of which each replica has a part ({have}) is "
+                    f"needed as {want}: lists are not communicated.",
+                    [f"at {errors.user_line()}"],
+                    "stack the list into a tensor first.",
+                )
+            )
+        if have == REPLICATED:
+            return self._part(x, want) if isinstance(want, Sharded) else self._kept(x, want)
+        if want != REPLICATED:
+            whole = self.convert(x, have, REPLICATED)
+            return self.convert(whole, REPLICATED, want)
+        if isinstance(have, Sharded):
+            return self.gathered([x], have)[0]
+        return self.sums([x], have.how)[0]
+
+    def sums(self, xs: Sequence[Any], how: str = "sum") -> list[tf.Tensor]:
+        """Returns what tensors of all replicas add up to, by one all_reduce.
+
+        Args:
+            xs: This replica's tensors.
+            how: "sum", or another way of being Partial.
+        """
+        return self._repl.all_reduce(list(xs), _REDUCTIONS[how])
+
+    def gathered(self, xs: Sequence[tf.Tensor], form: Sharded) -> list[tf.Tensor]:
+        """Returns whole tensors, of which this replica has parts, by one all_gather."""
+        if form.outer == 1:
+            return self._repl.all_gather(list(xs), form.axis)
+        return [self._gathered_blocks(x, form) for x in xs]
+
+    def _gathered_blocks(self, x: tf.Tensor, form: Sharded) -> tf.Tensor:
+        axis, length = form.axis, tf.shape(x)[form.axis]
+        own = self.own_rows(form.layout) * (form.inner or 1)
+        (total,) = self.sums([length])
+        blocks = form.outer
+        if blocks is None:  # some replica may have no rows
+            every = self.rows(form.layout) * (form.inner or 1)
+            blocks = total // tf.maximum(every, 1)
+        else:
+            own = length // blocks
+        apart = resized(x, axis, [blocks, own])
+        return resized(self._repl.all_gather(apart, axis + 1), axis, [total], 2)
+
+    def _kept(self, x: tf.Tensor, want: Partial) -> tf.Tensor:
+        """Returns a summand, of which all but one are zeros."""
+        if want.how != "sum":
+            return x
+        # tf.zeros_like makes a constant of one, which is alive in branches that are not.
+        if not self._context.build.all_traced:  # replica 1 is copied for all others
+            is_first = base.differing(lambda r: r == 0)
+            return tf.where(is_first, x, tf.raw_ops.ZerosLike(x=x))
+        return x if self._context.replica_id == 0 else tf.raw_ops.ZerosLike(x=x)
+
+    def _part(self, x: tf.Tensor, form: Sharded) -> tf.Tensor:
+        """Returns this replica's rows of something that it has as a whole."""
+        axis, layout, outer, inner = form.axis, form.layout, form.outer, form.inner
+        total, first = self.rows(layout), self.offset(layout)
+        if x.shape[axis] in (None, 1) and form.factor is not None:
+            x = _broadcast(x, axis, total * form.factor)
+        length = tf.shape(x)[axis]
+        if inner is None:
+            inner = length // tf.maximum(total * outer, 1)
+        begin, end = first * inner, (first + self.own_rows(layout)) * inner
+        if outer == 1:
+            return x[(*[slice(None)] * axis, slice(begin, end))]
+        if outer is None:
+            outer = length // tf.maximum(total * inner, 1)
+        apart = resized(x, axis, [outer, total * inner])
+        own = apart[(*[slice(None)] * (axis + 1), slice(begin, end))]
+        return resized(own, axis, [outer * (end - begin)], 2)
+
+
+def _broadcast(x: tf.Tensor, axis: int, size: Number) -> tf.Tensor:
+    """Repeats something of one row, which is used along with the rows of a batch."""
+    shape = tf.tensor_scatter_nd_update(tf.shape(x), [[axis]], [size])
+    return tf.broadcast_to(x, shape)
+
+
+def resized(x: tf.Tensor, axis: int, sizes: Sequence[Number], axes: int = 1) -> tf.Tensor:
+    """Reshapes so many axes of a tensor to sizes."""
+    shape = tf.shape(x)
+    middle = tf.stack([tf.convert_to_tensor(size, tf.int32) for size in sizes])
+    return tf.reshape(x, tf.concat([shape[:axis], middle, shape[axis + axes :]], 0))

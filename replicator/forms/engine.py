@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a function that was written for whole batches on the replicas of a Replicator.
+
+The function is traced once, for one device. Its graph is planned once for each pattern
+of what it is given: which arguments are batches, and which of these have equally many
+rows. Each replica then replays the graph on its part of the rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import PerReplica, _tf
+from replicator.compressors.memory import Memory
+from replicator.costs import cost
+from replicator.forms import homes, seams, updates
+from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
+from replicator.forms.propagate import GraphPlan, Scope
+from replicator.forms.replay import Replica, Value
+from replicator.graph.order import ordering
+
+Pattern = tuple[int | None, ...]
+
+
+def pattern(
+    inputs: Sequence[tf.TensorSpec], rows: Sequence[int | None], few: int
+) -> Pattern:
+    """Returns a number per input, the same for equally long batches; None: not split.
+
+    Args:
+        inputs: Specs; those whose first dimension is unknown are batches.
+        rows: The number of rows of what is given for each; None: it is not given.
+        few: Fewer rows are not split. Not all kernels take empty batches (oneDNN's
+            Conv2D returns the wrong shape), and one row would broadcast.
+    """
+    are_batches = list(map(_is_batch, inputs))
+    given = zip(are_batches, rows, strict=True)
+    lengths = list(dict.fromkeys(n for batch, n in given if batch and n is not None))
+    if not lengths or min(lengths) < few:
+        return (None,) * len(inputs)
+    numbers = dict(zip(lengths, range(len(lengths)), strict=True))
+    pairs = zip(are_batches, rows, strict=True)
+    return tuple(numbers.get(n, 0) if batch else None for batch, n in pairs)
+
+
+def _is_batch(spec: tf.TensorSpec) -> bool:
+    return spec.shape.rank not in (None, 0) and spec.shape[0] is None
+
+
+class WholeBatchFunction:
+    """A function of whole batches, which a Replicator runs.
+
+    Args:
+        function: A function for one device, whose variables exist.
+        repl: The Replicator under whose context they were made.
+        signature: Of its arguments; those whose first dimension is None are batches.
+        empty: Whether replicas may be given no rows. Else batches of fewer rows than
+            there are replicas are computed whole by each of them.
+
+    Attributes:
+        memory: What compressors remember, for checkpoints.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        repl: Any,
+        signature: Sequence[tf.TensorSpec],
+        empty: bool = False,
+    ) -> None:
+        self._repl, self._signature = repl, list(signature)
+        self._few = 0 if empty else repl.num_replicas
+        factory = repl._settings.factory
+        with seams.seen_as_one(), factory.traced_by(self):
+            self._traced = tf.function(function).get_concrete_function(*signature)
+        known = {**factory.owners(), **factory.in_parts()}
+        captured = self._traced.captured_inputs
+        self._captured = [known.get(id(t), t) for t in captured]
+        self.memory = Memory()
+        self._built: dict[Pattern, Callable[[], Any]] = {}
+        self._current: Sequence[tf.Tensor] = ()
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the function on all replicas, each with its part of the rows."""
+        pairs = zip(args, self._signature, strict=True)
+        self._current = [tf.convert_to_tensor(x, spec.dtype) for x, spec in pairs]
+        rows = [x.shape[0] if x.shape.rank else None for x in self._current]
+        which = pattern(self._signature, rows, self._few)
+        if which not in self._built:
+            self._built[which] = self._build(which)
+        return self._built[which]()
+
+    def plan(self, which: Pattern) -> tuple[GraphPlan, dict[int, Layout]]:
+        """Returns the plan for a pattern, and the layouts of its batches."""
+        graph = self._traced.graph
+        numbers = [k for k in which if k is not None]
+        layouts = {k: Layout(f"batch {k}" if k else "batch") for k in numbers}
+        forms = [REPLICATED if k is None else Sharded(0, layouts[k]) for k in which]
+        facts = [Fact(form) for form in [*forms, *map(_form_of, self._captured)]]
+        scope = Scope()
+        for _ in range(2):  # the second time, all sums that something needs are known
+            plan = GraphPlan.of(graph.inputs, facts)
+            scope.extend(plan, [*graph.control_outputs, *(t.op for t in graph.outputs)])
+            scope.whole.update(homes.gradients(plan))
+        return plan, layouts
+
+    def _build(self, which: Pattern) -> Callable[[], Any]:
+        plan, layouts = self.plan(which)
+        sums, forms = self._sums(plan), []
+
+        def step(rows: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            replica = Replica(self._repl, plan, sums)
+            for layout, numbers in zip(layouts.values(), rows, strict=True):
+                replica.define(layout, *numbers)
+            given = [*tensors, *self._captured]
+            for tensor, value in zip(plan.inputs, given, strict=True):
+                replica.give(tensor, value)
+            replica.build(list(plan.plans))
+            found = [_returned(replica.value(t)) for t in self._traced.graph.outputs]
+            forms[:] = [form for _, form in found]
+            return [x for x, _ in found]
+
+        def build() -> Any:
+            rows, parts = self._divided(which, layouts)
+            results = self._repl.run(_tf.not_converted(step), args=(rows, parts))
+            joined = [_joined(x, form) for x, form in zip(results, forms, strict=True)]
+            return self._packed(joined)
+
+        traced = _tf.trace(build, ordering.order_as_created, alone=False)
+        run = _tf.prepare_call(traced, cost.share_memory(self._repl.devices))
+        return lambda: _tf.pack_results(traced, run())
+
+    def _sums(self, plan: GraphPlan) -> homes.Sums:
+        captured = self._captured
+        handles = [t.ref() for t in plan.inputs[len(plan.inputs) - len(captured) :]]
+        pairs = zip(handles, captured, strict=True)
+        variables = {ref: v for ref, v in pairs if updates.is_variable(v)}
+        trained = list(self._repl._settings.factory.trained().values())
+        return homes.Sums(homes.of_sums(plan, variables, trained), self.memory)
+
+    def _divided(self, which: Pattern, layouts: dict[int, Layout]) -> Any:
+        """Returns, for each replica, the numbers of rows, and the parts of arguments."""
+        count = self._repl.num_replicas
+        tensors = [
+            _tf.capture_at_call(functools.partial(self._argument, k), spec)
+            for k, spec in enumerate(self._signature)
+        ]
+        rows, bounds = [], {}
+        for k in layouts:
+            total = tf.shape(tensors[which.index(k)])[0]
+            ends = [-(-total * r // count) for r in range(count + 1)]
+            bounds[k] = list(zip(ends, ends[1:], strict=False))
+            own = [end - begin for begin, end in bounds[k]]
+            rows.append((PerReplica(own), PerReplica(ends[:-1]), total))
+        parts = [
+            x if k is None else PerReplica([x[begin:end] for begin, end in bounds[k]])
+            for x, k in zip(tensors, which, strict=True)
+        ]
+        return rows, parts
+
+    def _argument(self, k: int) -> tf.Tensor:
+        return self._current[k]
+
+    def _packed(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """Returns tensors in the structure that the function returns."""
+        structure, found = self._traced.structured_outputs, iter(tensors)
+        leaves = tf.nest.flatten(structure, expand_composites=True)
+        flat = [leaf if leaf is None else next(found) for leaf in leaves]
+        return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
+
+
+def _form_of(captured: Any) -> Form:
+    """Returns the form in which a variable holds its value: perhaps as a sum."""
+    placement = getattr(captured, "placement", None)
+    adds_up = placement is not None and placement.adds_up
+    return Partial() if adds_up else REPLICATED
+
+
+def _returned(value: Value) -> tuple[tf.Tensor, Form]:
+    """Returns what a replica returns of a value, and its form: the caller joins them."""
+    form = value.fact.form
+    is_sum = isinstance(form, Partial) and form.how == "sum"
+    is_part = isinstance(form, Sharded) and form.outer == 1
+    if is_part or (is_sum and value.waits_for(REPLICATED)):
+        return value.copy(), form
+    return value.copy(REPLICATED), REPLICATED
+
+
+def _joined(copies: Any, form: Form) -> tf.Tensor:
+    values = list(copies)
+    if form == REPLICATED:
+        return values[0]
+    return tf.concat(values, form.axis) if isinstance(form, Sharded) else tf.add_n(values)

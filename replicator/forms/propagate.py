@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the form of every tensor of a graph, without building anything.
+
+Goes through the ops once, from inputs to outputs, and asks the rule of each. Backward
+passes, optimizers and metrics are ops like all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.forms import evaluation, sizes
+from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
+from replicator.forms.rule import AS_IS, UNUSED, OpPlan, Version, replicated
+from replicator.forms.tables import RULES
+
+# These pass on numbers of rows.
+_KEEP_ROWS = set("Squeeze ExpandDims Reshape Cast Identity StopGradient Pack".split())
+# These have state, and are nevertheless not run unless something uses their outputs.
+_ONLY_READ = set(
+    "Placeholder VarHandleOp ReadVariableOp VariableShape ResourceGather Const "
+    "ResourceGatherNd VarIsInitializedOp".split()
+)
+
+
+@dataclasses.dataclass
+class GraphPlan:
+    """The plans of a graph's ops, in the order in which they are built.
+
+    Attributes:
+        inputs: The tensors that are given.
+        facts: What is known of each tensor, by its reference.
+        plans: What becomes of each op.
+    """
+
+    inputs: Sequence[tf.Tensor] = ()
+    facts: dict[Any, Fact] = dataclasses.field(default_factory=dict)
+    plans: dict[tf.Operation, OpPlan] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, inputs: Sequence[tf.Tensor], facts: Sequence[Fact]) -> GraphPlan:
+        """Returns the plan of a graph of which only the inputs are known."""
+        pairs = zip((t.ref() for t in inputs), facts, strict=True)
+        return cls(inputs, dict(pairs))
+
+    def fact(self, tensor: tf.Tensor) -> Fact:
+        """Returns what is known of a tensor of the graph."""
+        return self.facts[tensor.ref()]
+
+    def explain(self, indent: str = "") -> str:
+        """Returns the forms of each op's outputs, and what is converted for it."""
+        lines = []
+        for op, plan in self.plans.items():
+            made = ", ".join(str(fact.form) for fact in plan.makes)
+            lines.append(f"{indent}{op.type} {op.name}: {made}")
+            for tensor, need in zip(op.inputs, plan.needs, strict=True):
+                form = self.fact(tensor).form
+                if not isinstance(need, Version) and need != form:
+                    lines.append(f"{indent}    {tensor.name}: {form} -> {need}")
+            lines += [body.explain(indent + "  ") for body in plan.bodies]
+        return "\n".join(line for line in lines if line)
+
+
+class Scope:
+    """What the rules of ops know that is not in the graph.
+
+    Attributes:
+        depth: The number of bodies of conditionals and loops around an op.
+        whole: References of sums that something needs as they are on one device. What
+            else is computed from these need not be a sum.
+    """
+
+    def __init__(self, depth: int = 0, whole: set[Any] | None = None) -> None:
+        self.depth = depth
+        self.whole: set[Any] = set() if whole is None else whole
+
+    def inner(self) -> Scope:
+        """Returns the scope of the ops in the body of a conditional or a loop."""
+        return Scope(self.depth + 1, self.whole)
+
+    def plan(
+        self,
+        graph: Any,
+        facts: Sequence[Fact],
+        outputs: Sequence[tf.Tensor] | None = None,
+    ) -> GraphPlan:
+        """Returns the plan of a function's graph.
+
+        Args:
+            graph: The graph.
+            facts: What is known of its inputs.
+            outputs: What is computed of it; None: its outputs.
+        """
+        plan = GraphPlan.of(graph.inputs, facts)
+        wanted = graph.outputs if outputs is None else outputs
+        effects = [op for op in graph.get_operations() if has_effect(op)]
+        self.extend(plan, [*effects, *(t.op for t in wanted)])
+        return plan
+
+    def extend(
+        self, plan: GraphPlan, targets: Iterable[tf.Operation]
+    ) -> list[tf.Operation]:
+        """Plans ops, and what they depend on, and returns those that are new."""
+        given = {t.op for t in plan.inputs}
+        added = in_order(targets, lambda op: op in given or op in plan.plans)
+        for op in added:
+            facts = [self._seen(t, plan.fact(t)) for t in op.inputs]
+            its = decide(op, facts, self)
+            plan.plans[op] = its
+            refs = (t.ref() for t in op.outputs)
+            plan.facts.update(zip(refs, its.makes, strict=True))
+            self.whole |= {
+                t.ref()
+                for t, need in zip(op.inputs, its.needs, strict=True)
+                if need == REPLICATED and isinstance(plan.fact(t).form, Partial)
+            }
+        return added
+
+    def _seen(self, tensor: tf.Tensor, fact: Fact) -> Fact:
+        is_known = isinstance(fact.form, Partial) and tensor.ref() in self.whole
+        return Fact() if is_known else fact
+
+    def function(
+        self, op: tf.Operation, attribute: str = "f", position: int = 0
+    ) -> tuple[Any, list[tf.Tensor]]:
+        """Returns the graph of a function that an op calls, and what it returns.
+
+        Args:
+            op: The op.
+            attribute: The op's attribute that names the function.
+            position: Its position, if that is a list of functions.
+        """
+        return _tf.function_graph(op, attribute, position)
+
+
+def has_effect(op: tf.Operation) -> bool:
+    """Whether an op must run even if nothing uses its outputs."""
+    is_random = op.type.startswith("Random")
+    return _tf.has_state(op) and op.type not in _ONLY_READ and not is_random
+
+
+def in_order(
+    targets: Iterable[tf.Operation], is_known: Callable[[tf.Operation], bool]
+) -> list[tf.Operation]:
+    """Returns ops and all that they depend on, each behind its inputs.
+
+    Raises:
+        UnsupportedError: One is in a loop of TensorFlow 1, which has no order.
+    """
+    result: dict[tf.Operation, None] = {}
+    stack = [(op, False) for op in targets]
+    while stack:
+        op, is_done = stack.pop()
+        if is_done:
+            result[op] = None
+        elif op.type == "NextIteration":
+            raise errors.UnsupportedError(
+                errors.compose(
+                    f"{op.name} is in a loop of TensorFlow 1, which replicas cannot "
+                    "take parts of.",
+                    [f"at {errors.innermost(_tf.user_frames(op))}"],
+                    "call tf.compat.v1.enable_control_flow_v2() first.",
+                )
+            )
+        elif op not in result and not is_known(op):
+            stack.append((op, True))
+            before = [*(t.op for t in op.inputs), *op.control_inputs]
+            stack += [(one, False) for one in before if one not in result]
+    return list(result)
+
+
+def decide(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+    """Returns the plan of an op, by its numbers or by its rule.
+
+    Args:
+        op: The op.
+        facts: What is known of its inputs.
+        scope: What else its rule may want to know.
+    """
+    numbers = evaluation.evaluate(op, facts)
+    if numbers is not None:
+        return _of_numbers(op, numbers)
+    rule = RULES.get(op.type)
+    plan = rule(op, facts, scope) if rule else None
+    if plan is None:
+        plan = replicated(op, build=_once if _tf.has_state(op) else None)
+    kept = _kept_rows(op, facts, plan) if op.type in _KEEP_ROWS else None
+    if kept is not None:
+        return dataclasses.replace(plan, makes=[kept], build_local=_same)
+    has_local = any(map(sizes.has_local, plan.makes))
+    if has_local and plan.build_local is None and not plan.bodies:
+        return dataclasses.replace(plan, build_local=_same)
+    return plan
+
+
+def _of_numbers(op: tf.Operation, numbers: Sequence[Any]) -> OpPlan:
+    """Returns the plan of an op that computes small integers from shapes."""
+    makes = [Fact(REPLICATED, one) for one in numbers]
+    if any(map(sizes.has_local, makes)):
+        if op.type not in ("Shape", "ShapeN", "Size"):
+            return OpPlan([REPLICATED] * len(op.inputs), makes, build_local=_same)
+
+        def whole(replica: Any, op: tf.Operation, inputs: Any, local: Any) -> Any:
+            pairs = zip(makes, local, strict=True)
+            return [replica.whole_sizes(fact.numbers, own) for fact, own in pairs]
+
+        return OpPlan([AS_IS] * len(op.inputs), makes, whole, _same)
+    is_known = all(sizes.ints(fact) is not None for fact in makes)
+    if not is_known or op.type == "Const" or op.control_inputs:
+        return OpPlan([REPLICATED] * len(op.inputs), makes)
+
+    def constants(replica: Any, op: tf.Operation, inputs: Any) -> list[tf.Tensor]:
+        pairs = zip(op.outputs, numbers, strict=True)
+        return [tf.constant(one.astype(np.int64), out.dtype) for out, one in pairs]
+
+    return OpPlan([UNUSED] * len(op.inputs), makes, constants)
+
+
+def _kept_rows(op: tf.Operation, facts: list[Fact], plan: OpPlan) -> Fact | None:
+    """Returns what is known of numbers of rows that an op only moves."""
+    (rows, columns, form), made = _about_rows(facts[0]), plan.makes[0].form
+    both = isinstance(made, Sharded) and isinstance(form, Sharded)
+    if rows is None or not both or made.layout is not form.layout:
+        return None
+    if op.type == "Pack":
+        rank = op.outputs[0].shape.rank
+        is_last = rank is not None and op.get_attr("axis") in (-1, rank - 1)
+        return Fact(made, rows=rows, columns=len(facts)) if is_last and not columns else None
+    if columns and op.type in ("Squeeze", "ExpandDims", "Reshape"):
+        return None
+    return Fact(made, rows=rows, columns=columns)
+
+
+def _about_rows(fact: Fact) -> tuple[Any, int, Any]:
+    return fact.rows, fact.columns, fact.form
+
+
+def _same(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+    return replica.stamp(op, inputs)
+
+
+def _once(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+    return replica.once(op, inputs)

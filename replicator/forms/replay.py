@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds one replica of the graph for one device, inside of Replicator's build.
+
+Goes through the plans of the graph's ops: converts the inputs of each to the forms that
+it takes, once per tensor and form, and adds the op to the sub-graph of the replica that
+is being built. What needs a communication comes after all that does not, so that what
+can be computed at the same time is one message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.forms import homes, seams, sizes, updates
+from replicator.forms.conversions import Conversions, in_graph
+from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Partial, Sharded, equal
+from replicator.forms.propagate import GraphPlan, has_effect
+from replicator.forms.rule import AS_IS, LOCAL, UNUSED, Need, OpPlan
+from replicator.primitives import base
+
+
+class Value:
+    """A replica's copies of a tensor, in the forms that were asked for so far.
+
+    Attributes:
+        fact: What is known of the tensor.
+        local: The copy of its local version, or None.
+    """
+
+    def __init__(
+        self, replica: Replica, fact: Fact, made: Any, local: tf.Tensor | None = None
+    ) -> None:
+        self.fact, self.local = fact, local
+        self._replica, self._made = replica, made
+        self._graph = tf.compat.v1.get_default_graph()
+        self._versions: list[tuple[Form, tf.Tensor]] = []
+
+    def copy(self, form: Form | None = None) -> Any:
+        """Returns the copy in this form, or as it was made.
+
+        Whatever must be built for it is built in the graph of the tensor: outside of a
+        loop, if the tensor is from outside.
+        """
+        if callable(self._made):
+            with in_graph(self._graph):
+                self._made = self._made()
+        have = self.fact.form
+        if form is None or UNSET in (have, form) or equal(have, form):
+            return self._made
+        for known, copy in self._versions:
+            if known == form:
+                return copy
+        source = self._made
+        if form != REPLICATED and have != REPLICATED:
+            source, have = self.copy(REPLICATED), REPLICATED
+        with in_graph(self._graph):
+            copy = self._replica.convert(source, have, form)
+        self.keep(form, copy)
+        return copy
+
+    def taken(self, need: Need) -> Any:
+        """Returns what an op takes that needs it so."""
+        if need == UNUSED:
+            return None
+        has_local = self.local is not None
+        if need == AS_IS:
+            is_local = has_local and self.fact.form == REPLICATED
+            return self.local if is_local else self.copy()
+        if need == LOCAL:
+            return self.local if has_local else self.copy(REPLICATED)
+        return self.copy(need)
+
+    def waits_for(self, need: Need) -> bool:
+        """Whether a communication, which others can join, comes before what needs it."""
+        form = self.fact.form
+        is_apart = isinstance(form, Partial) or isinstance(form, Sharded) and form.outer == 1
+        if need != REPLICATED or not is_apart or callable(self._made):
+            return False
+        is_here = self._graph is tf.compat.v1.get_default_graph()
+        is_known = any(known == REPLICATED for known, _ in self._versions)
+        return is_here and not is_known and self._made.dtype != tf.variant
+
+    def keep(self, form: Form, copy: tf.Tensor) -> None:
+        """Says what the copy is in another form."""
+        self._versions.append((form, copy))
+
+
+class Replica(Conversions):
+    """The replica that is being built, and its ops, for those that build them.
+
+    Args:
+        repl: The Replicator whose step is built.
+        plan: The plan of the graph.
+        sums: What the sums of gradients are for.
+    """
+
+    def __init__(self, repl: Any, plan: GraphPlan, sums: homes.Sums) -> None:
+        super().__init__(repl)
+        self._sums, self._plan = sums, plan
+        self._values: dict[Any, Value] = {}
+        self._done: dict[tf.Operation, list[tf.Operation]] = {}
+        self._before: list[tf.Operation] = []  # what calls the function that is built
+
+    def value(self, tensor: tf.Tensor) -> Value:
+        """Returns the copies of a tensor of the graph for one device."""
+        return self._values[tensor.ref()]
+
+    def give(self, tensor: tf.Tensor, copy: Any) -> None:
+        """Says what an input of the graph is: a tensor or one of the library's variables."""
+        self._values[tensor.ref()] = Value(self, self._plan.fact(tensor), copy)
+        self._done[tensor.op] = []
+
+    def seen_as(self, tensors: Sequence[tf.Tensor], facts: Sequence[Fact]) -> list[Value]:
+        """Returns values with the facts that a rule was told of."""
+        return [
+            value if value.fact is fact else self._seen(value, fact)
+            for value, fact in zip(map(self.value, tensors), facts, strict=True)
+        ]
+
+    def _seen(self, value: Value, fact: Fact) -> Value:
+        return Value(self, fact, lambda: value.copy(fact.form), value.local)
+
+    # The plans of ops.
+
+    def build(self, todo: Sequence[tf.Operation]) -> None:
+        """Builds ops, those that wait for communication after all others."""
+        while todo:
+            later: dict[tf.Operation, None] = {}
+            awaited: dict[Value, tf.Tensor] = {}
+            for op in todo:
+                before = [*(t.op for t in op.inputs), *op.control_inputs]
+                is_later = any(one in later for one in before)
+                waits = {} if is_later else self._waits(op)
+                if is_later or waits:
+                    later[op] = None
+                    awaited.update(waits)
+                else:
+                    self._build(op)
+            self._communicate(awaited)
+            todo = list(later)
+
+    def _waits(self, op: tf.Operation) -> dict[Value, tf.Tensor]:
+        """Returns what must be communicated before an op can be built."""
+        plan = self._plan.plans[op]
+        if plan.build_local is not None:
+            return {}
+        return {
+            value: tensor
+            for tensor, need in zip(op.inputs, plan.needs, strict=True)
+            if (value := self.value(tensor)).waits_for(need)
+        }
+
+    def _communicate(self, awaited: dict[Value, tf.Tensor]) -> None:
+        """Makes values replicated, by one call for all of the same form."""
+        by_form: dict[Any, list[Value]] = {}
+        for value in awaited:
+            form = value.fact.form
+            key = form.how if isinstance(form, Partial) else form.axis
+            by_form.setdefault(key, []).append(value)
+        for key, values in by_form.items():
+            own = [value.copy() for value in values]
+            first = awaited[values[0]]
+            with seams.on_behalf_of(first.op):
+                if key == "sum":
+                    tensors = [awaited[value] for value in values]
+                    results = self._sums.added(self._context, tensors, own)
+                elif isinstance(key, str):
+                    results = self.sums(own, key)
+                else:
+                    results = self.gathered(own, values[0].fact.form)
+            for value, result in zip(values, results, strict=True):
+                value.keep(REPLICATED, result)
+
+    def _build(self, op: tf.Operation) -> None:
+        plan, inputs = self._plan.plans[op], [self.value(t) for t in op.inputs]
+        self._done[op] = []
+        with seams.on_behalf_of(op):
+            if plan.build_local is not None:
+                made: Sequence[Any] = self._in_two_versions(op, plan, inputs)
+            else:
+                made = self._made(op, plan, inputs)
+        for tensor, fact, one in zip(op.outputs, plan.makes, made, strict=True):
+            value = one if isinstance(one, Value) else Value(self, fact, one)
+            self._values[tensor.ref()] = value
+
+    def _made(
+        self, op: tf.Operation, plan: OpPlan, inputs: Sequence[Value], *local: Any
+    ) -> Sequence[Any]:
+        needs = zip(inputs, plan.needs, strict=True)
+        taken = [value.taken(need) for value, need in needs]
+        return plan.build(self, op, taken, *local) if plan.build else self.stamp(op, taken)
+
+    def _in_two_versions(
+        self, op: tf.Operation, plan: OpPlan, inputs: Sequence[Value]
+    ) -> list[Value]:
+        """Builds the local versions, and the others when something needs them."""
+        assert plan.build_local is not None
+        own = [
+            value.taken(need) if value.local is None else value.local
+            for value, need in zip(inputs, plan.needs, strict=True)
+        ]
+        local = plan.build_local(self, op, own)
+        results: list[Any] = []
+
+        def whole(k: int) -> Any:
+            if not results:
+                with seams.on_behalf_of(op):
+                    more = [local] if plan.build else []
+                    results.extend(self._made(op, plan, inputs, *more))
+            return results[k]
+
+        return [
+            Value(
+                *(self, fact, lambda k=k: whole(k)),
+                local[k] if sizes.has_local(fact) else None,
+            )
+            for k, fact in enumerate(plan.makes)
+        ]
+
+    # Ops.
+
+    def stamp(
+        self, op: tf.Operation, inputs: Sequence[Any], **changes: Any
+    ) -> list[tf.Tensor]:
+        """Adds an op to this replica's sub-graph.
+
+        Args:
+            op: The op of the graph for one device.
+            inputs: Its inputs.
+            **changes: Attributes that are changed.
+
+        Returns:
+            Its outputs.
+        """
+        if any(updates.is_variable(x) for x in inputs):
+            return self.update(op, inputs)
+        return list(self.add(op, inputs, **changes).outputs)
+
+    def add(self, op: tf.Operation, inputs: Sequence[Any], **changes: Any) -> tf.Operation:
+        """Adds an op that takes none of the library's variables, and returns it."""
+        attributes = self._sums.attributes(op)
+        new = _tf.add_copy(op, inputs, attributes, changes, self._controls(op))
+        self._done.setdefault(op, []).append(new)
+        return new
+
+    def update(
+        self, op: tf.Operation, inputs: Sequence[Any], plan: OpPlan | None = None
+    ) -> list[tf.Tensor]:
+        """Adds an op on variables of the library's; see updates.py."""
+        return updates.update(self, op, inputs)
+
+    def once(self, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        """Adds an op on replica 0, which sends the results to all."""
+        is_resource = any(t.dtype in (tf.resource, tf.variant) for t in op.outputs)
+        if is_resource or any(updates.is_variable(x) for x in inputs):
+            return self.stamp(op, inputs)
+        is_here = self._context.replica_id == 0 or not self._context.build.all_traced
+        made = self.stamp(op, inputs) if is_here else []
+        if not op.outputs:
+            return []
+        sent = made if is_here else [tf.TensorSpec(t.shape, t.dtype) for t in op.outputs]
+        return list(self._repl.broadcast(sent))
+
+    def drawn(self, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        """Adds a random op, whose numbers are others than those of other replicas."""
+        seeds = {name: op.get_attr(name) for name in ("seed", "seed2")}
+        if not any(seeds.values()):
+            return self.stamp(op, inputs)
+        more = 7919 * self._context.replica_id
+        return self.stamp(op, inputs, seed2=seeds["seed2"] + more)
+
+    def _controls(self, op: tf.Operation) -> list[tf.Operation]:
+        """Returns what runs before an op."""
+        if not self._before and not op.control_inputs:
+            return []
+        is_ordered = self._before and (has_effect(op) or op.type == "ReadVariableOp")
+        before = list(self._before) if is_ordered else []
+        for one in op.control_inputs:
+            before += self._done.get(one, [])
+        graph = tf.compat.v1.get_default_graph()
+        return [one for one in dict.fromkeys(before) if one.graph is graph]
+
+    # Graphs of functions.
+
+    @contextlib.contextmanager
+    def frame(
+        self,
+        plan: GraphPlan,
+        values: Sequence[Value],
+        called_by: tf.Operation | None = None,
+    ) -> Iterator[Callable[[tf.Tensor], Value]]:
+        """Builds a function's graph in the default graph.
+
+        Args:
+            plan: The plan of the function's graph.
+            values: Its inputs.
+            called_by: The op that calls the function, if that is built where it is
+                called: what waits for the op then waits for the function's effects.
+
+        Yields:
+            A function that returns the values of the graph's tensors.
+        """
+        saved = self._plan, self._values, self._done, self._before
+        self._before = self._controls(called_by) if called_by is not None else []
+        self._plan, self._done = plan, {t.op: [] for t in plan.inputs}
+        refs = (t.ref() for t in plan.inputs)
+        self._values = dict(zip(refs, values, strict=True))
+        try:
+            self.build(list(plan.plans))
+            yield self.value
+            effects = self.effects()
+        finally:
+            self._plan, self._values, self._done, self._before = saved
+        if called_by is not None:
+            self._done[called_by] = effects
+
+    def effects(self) -> list[tf.Operation]:
+        """Returns the ops of the frame that must run, whatever is used of it."""
+        graph = tf.compat.v1.get_default_graph()
+        built = [new for op in self._plan.plans if has_effect(op) for new in self._done[op]]
+        return [new for new in built if new.graph is graph]
+
+    def finished(self, op: tf.Operation, new: tf.Operation) -> None:
+        """Says which op must have run before what waits for `op`."""
+        self._done[op] = [new]
+
+    def flat(self, values: Sequence[Value], facts: Sequence[Fact]) -> list[tf.Tensor]:
+        """Returns copies of values, and of their local versions, in one list."""
+        result = []
+        for value, fact in zip(values, facts, strict=True):
+            result.append(value.copy(fact.form))
+            if sizes.has_local(fact):
+                own = value.local is not None
+                result.append(value.local if own else value.copy(fact.form))
+        return result
+
+    def unflat(self, flat: Sequence[tf.Tensor], facts: Sequence[Fact]) -> list[Value]:
+        """Returns the values of such a list."""
+        parts = iter(flat)
+        return [
+            Value(
+                *(self, fact, next(parts)),
+                next(parts) if sizes.has_local(fact) else None,
+            )
+            for fact in facts
+        ]

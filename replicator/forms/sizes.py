@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small tensors of integers that are computed from shapes, element by element.
+
+A size of the whole batch, Shape(x)[0], serves two purposes. In arithmetic it is a
+number, the same on all replicas: `sum / n`. As the size of something that is sharded,
+each replica needs its own: `zeros([n, 4])`. Such tensors hence have two versions: the
+value of one device, and the local one. The elements of a tensor say where these differ:
+
+    3           a number known while the graph is built
+    UNKNOWN     known at run time, the same on all replicas
+    Size(l, 2)  twice the number of rows: of all in the one version, of its own in the
+                other
+    WHOLE       computed from sizes, but only of the whole: n + 1
+
+Elements are added, multiplied and divided like numbers, in NumPy's arrays of objects.
+evaluation.py does so for ops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Replicated, Sharded
+from replicator.forms.rule import LOCAL, Version
+
+INTEGERS = (tf.int32, tf.int64)
+SMALL = 64  # elements; larger tensors are not computed from shapes
+
+
+class _Element:
+    """Neither a number nor a Size."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def _with(self, other: Any) -> _Element:
+        return UNKNOWN if other is UNKNOWN and self is UNKNOWN else WHOLE
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, int):
+            return 0 if other == 0 else self
+        is_multiple = self is UNKNOWN and is_size(other)
+        return Size(other.layout) if is_multiple else self._with(other)
+
+    def __add__(self, other: Any) -> _Element:
+        return self if isinstance(other, int) else self._with(other)
+
+    __radd__ = __sub__ = __rsub__ = __add__
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __add__
+    __rmul__ = __mul__
+
+
+UNKNOWN, WHOLE = _Element("?"), _Element("whole")
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """So many times the number of rows of a layout.
+
+    Attributes:
+        layout: The layout.
+        factor: How many times; None: known at run time.
+        outer: How many of these are blocks, if it is the size of something sharded.
+    """
+
+    layout: Layout
+    factor: int | None = None
+    outer: int | None = dataclasses.field(default=None, compare=False)
+
+    def _scaled(self, factor: int) -> Any:
+        return Size(self.layout, factor) if factor else 0
+
+    def _added(self, other: Any, sign: int) -> Any:
+        if isinstance(other, int) and other == 0:
+            return self
+        both = is_size(other) and other.layout is self.layout
+        if both and self.factor is not None and other.factor is not None:
+            return self._scaled(self.factor + sign * other.factor)
+        return WHOLE
+
+    def __add__(self, other: Any) -> Any:
+        return self._added(other, 1)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._added(other, -1)
+
+    def __mul__(self, other: Any) -> Any:
+        if not isinstance(other, int):
+            return Size(self.layout) if other is UNKNOWN else WHOLE
+        if self.factor is None and other:
+            return self
+        return self._scaled((self.factor or 0) * other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        factor = self.factor
+        if is_size(other):
+            both = other.layout is self.layout and factor and other.factor
+            return factor // other.factor if both and not factor % other.factor else WHOLE
+        if not isinstance(other, int) or other <= 0 or factor is None or factor % other:
+            return WHOLE
+        return self._scaled(factor // other)
+
+    def _whole(self, other: Any) -> Any:
+        return WHOLE
+
+    __radd__, __rmul__ = __add__, __mul__
+    __rsub__ = __rfloordiv__ = __mod__ = __rmod__ = _whole
+
+
+@dataclasses.dataclass(frozen=True)
+class SumTo:
+    """Axes along which a gradient is summed so that it gets these sizes.
+
+    Attributes:
+        sizes: The sizes, which are those of the last axes.
+        axes: The number of axes, which are the first ones of the gradient.
+    """
+
+    sizes: tuple[Any, ...]
+    axes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Summed:
+    """What was summed along such axes, and has all of them until it is reshaped."""
+
+
+def is_size(element: Any) -> bool:
+    """Whether an element of a tensor is a multiple of a number of rows."""
+    return isinstance(element, Size)
+
+
+def has_local(fact: Fact) -> bool:
+    """Whether there is a local version of a tensor, too."""
+    if isinstance(fact.numbers, SumTo):
+        return any(map(is_size, fact.numbers.sizes))
+    if fact.rows is not None or any(map(has_local, fact.branches)):
+        return True
+    return isinstance(fact.numbers, np.ndarray) and any(map(is_size, fact.numbers.flat))
+
+
+def ints(fact: Fact) -> list[int] | None:
+    """Returns the elements of a tensor if all are numbers, else None."""
+    if not isinstance(fact.numbers, np.ndarray):
+        return None
+    known = all(isinstance(one, int) for one in fact.numbers.flat)
+    return list(fact.numbers.flat) if known else None
+
+
+def product(elements: Iterable[Any]) -> int | None:
+    """Returns the product of sizes; None: one of them is unknown."""
+    result = 1
+    for one in elements:
+        if not isinstance(one, int) or one < 0:
+            return None
+        result *= one
+    return result
+
+
+def array(elements: Sequence[Any], shape: Any = -1) -> np.ndarray:
+    """Returns an array of elements, which NumPy takes for objects."""
+    flat = np.empty(len(elements), object)
+    flat[:] = elements
+    return flat.reshape(shape)
+
+
+def shape_of(tensor: tf.Tensor, fact: Fact) -> np.ndarray | None:
+    """Returns the elements of a tensor's shape, or None if its rank is unknown."""
+    if tensor.shape.rank is None:
+        return None
+    sizes = [UNKNOWN if size is None else size for size in tensor.shape.as_list()]
+    if isinstance(fact.form, Sharded):
+        form = fact.form
+        sizes[form.axis] = Size(form.layout, form.factor, form.outer)
+    return array(sizes)
+
+
+def elements(tensor: tf.Tensor, fact: Fact) -> list[Any] | None:
+    """Returns the elements of a vector of integers, or None.
+
+    Args:
+        tensor: The vector.
+        fact: What is known of it.
+    """
+    if isinstance(fact.numbers, np.ndarray):
+        return list(fact.numbers.flat)
+    count = tensor.shape.num_elements()
+    is_same = count is not None and isinstance(fact.form, Replicated)
+    return [UNKNOWN] * count if is_same else None
+
+
+def operand(sizes: Sequence[Any] | None, axis: int) -> Form | Version | None:
+    """Returns which version of a shape fits something that is sharded along an axis.
+
+    Args:
+        sizes: The elements of the shape.
+        axis: The axis.
+
+    Returns:
+        REPLICATED or LOCAL. None: neither fits, because another axis has the size of
+        something sharded, too.
+    """
+    places = [k for k, one in enumerate(sizes or ()) if is_size(one)]
+    if not places:
+        return REPLICATED
+    return LOCAL if places == [axis] and WHOLE not in (sizes or ()) else None
+
+
+def joined(a: Any, b: Any) -> Any:
+    """Returns the elements of a tensor that has these or those, by turns."""
+    both = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+    if not both or a.shape != b.shape:
+        return a if isinstance(a, SumTo) and a == b else None
+    return array([_one_of(*pair) for pair in zip(a.flat, b.flat, strict=True)], a.shape)
+
+
+def _one_of(a: Any, b: Any) -> Any:
+    if type(a) is type(b) and a == b:
+        return a
+    are_whole = all(isinstance(one, int) or one is UNKNOWN for one in (a, b))
+    return UNKNOWN if are_whole else WHOLE
