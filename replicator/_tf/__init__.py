@@ -73,6 +73,8 @@ from replicator._tf.control_flow import (
     in_vectorized_body,
     is_loop_gradient,
     lower_in_place,
+    switch_case,
+    while_loop,
 )
 from replicator._tf.copying import add_copy, attributes_of, function_graph, has_state
 from replicator._tf.distribute import (
@@ -336,6 +338,7 @@ __all__ = [
     "store_put",
     "strategy_asked_by_library",
     "summaries_if",
+    "switch_case",
     "trace",
     "tracing_apart",
     "track",
@@ -345,6 +348,7 @@ __all__ = [
     "users_of",
     "v1_optimizer_applying",
     "variable_of_slot",
+    "while_loop",
     "with_less_optimizing",
     "write_quickly",
     "written_by_library",

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of conditionals, loops and functions, which are built again for each replica.
+
+The values that a loop carries keep their forms from turn to turn. These are found by
+going through the body until they no longer change. What a body takes from outside and
+does not change needs no place among its arguments: the new body captures it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.forms import sizes
+from replicator.forms.forms import (
+    REPLICATED,
+    UNSET,
+    Fact,
+    Sharded,
+    Unset,
+    equal,
+    joined,
+)
+from replicator.forms.rule import UNUSED, OpPlan, Rule, rules_of
+
+_TURNS = 6  # after so many, what still changes is replicated
+
+
+@dataclasses.dataclass(frozen=True)
+class _Body:
+    """A function of a conditional or a loop.
+
+    Attributes:
+        plan: What becomes of it, a propagate.GraphPlan.
+        outputs: What it returns.
+    """
+
+    plan: Any
+    outputs: Sequence[tf.Tensor]
+
+    def facts(self) -> list[Fact]:
+        """Returns what is known of what it returns."""
+        return [self.plan.fact(out) for out in self.outputs]
+
+
+def _by_turns(a: Fact, b: Fact, tensor: tf.Tensor, scope: Any) -> Fact:
+    """Returns what is known of a tensor that is one or the other, by turns."""
+    form = joined(a.form, b.form, tensor.dtype == tf.variant)
+    if isinstance(form, Sharded) and form.layout.depth > scope.depth:
+        return Fact(REPLICATED)
+    if isinstance(a.form, Unset) or isinstance(b.form, Unset):
+        return Fact(form, b.numbers if isinstance(a.form, Unset) else a.numbers)
+    return Fact(form, sizes.joined(a.numbers, b.numbers))
+
+
+def _are_same(a: Fact, b: Fact) -> bool:
+    x, y = a.numbers, b.numbers
+    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
+        return equal(a.form, b.form) and x.tolist() == y.tolist()
+    return equal(a.form, b.form) and type(x) is type(y) and x == y
+
+
+def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """A loop of TensorFlow 2."""
+    (condition, tests), (graph, outputs) = (
+        scope.function(op, name) for name in ("cond", "body")
+    )
+    pairs = zip(graph.inputs, outputs, strict=True)
+    own = [k for k, (before, after) in enumerate(pairs) if after is not before]
+    inner, carried = scope.inner(), list(facts)
+    for k in own:
+        carried[k] = Fact(facts[k].form, facts[k].numbers)
+    for turn in range(2 * _TURNS):
+        body = _Body(inner.plan(graph, carried, outputs), outputs)
+        then = list(carried)
+        for k in own:
+            then[k] = _by_turns(carried[k], body.facts()[k], outputs[k], scope)
+            if turn >= _TURNS and not _are_same(carried[k], then[k]):
+                then[k] = Fact(REPLICATED)
+        if all(_are_same(carried[k], then[k]) for k in own):
+            break
+        carried = then
+    test = _Body(inner.plan(condition, carried, tests), tests)
+    build = functools.partial(
+        _looped, facts=facts, carried=carried, own=own, test=test, body=body
+    )
+    plans = [test.plan, body.plan]
+    return OpPlan([UNUSED] * len(facts), carried, build=build, bodies=plans)
+
+
+def _looped(
+    replica: Any,
+    op: tf.Operation,
+    inputs: Sequence[Any],
+    facts: Sequence[Fact],
+    carried: Sequence[Fact],
+    own: Sequence[int],
+    test: _Body,
+    body: _Body,
+) -> list[Any]:
+    """Builds a loop.
+
+    Args:
+        replica: The replica.
+        op: The loop for one device.
+        inputs: None.
+        facts: What the rule was told of the loop's inputs.
+        carried: What is known of these in all turns.
+        own: The positions of those that the body changes.
+        test: The condition.
+        body: The body.
+    """
+    values = replica.seen_as(op.inputs, facts)
+    own_facts = [carried[k] for k in own]
+    shapes = [s for k in own for s in _shapes(body.plan.inputs[k], carried[k])]
+
+    def bound(flat: Sequence[tf.Tensor]) -> list[Any]:
+        return _replaced(values, own, replica.unflat(flat, own_facts))
+
+    def go_on(*flat: tf.Tensor) -> tf.Tensor:
+        with replica.frame(test.plan, bound(flat)) as found:
+            return tf.reshape(found(test.outputs[0]).copy(REPLICATED), [])
+
+    def turn(*flat: tf.Tensor) -> list[tf.Tensor]:
+        with replica.frame(body.plan, bound(flat)) as found:
+            tensors = replica.flat([found(body.outputs[k]) for k in own], own_facts)
+            with tf.control_dependencies(replica.effects()):
+                return _of_shapes(tensors, shapes)
+
+    first = _of_shapes(replica.flat([values[k] for k in own], own_facts), shapes)
+    iterations = op.get_attr("parallel_iterations")
+    flat = _tf.while_loop(go_on, turn, first, shapes, iterations)
+    replica.finished(op, flat[0].op)
+    return _replaced(values, own, replica.unflat(flat, own_facts))
+
+
+def _replaced(
+    values: Sequence[Any], places: Sequence[int], others: Sequence[Any]
+) -> list[Any]:
+    """Returns values, of which some are replaced."""
+    result = list(values)
+    for k, value in zip(places, others, strict=True):
+        result[k] = value
+    return result
+
+
+def _shapes(tensor: tf.Tensor, fact: Fact) -> list[tf.TensorShape]:
+    """Returns the static shapes of a carried value, and of its local version."""
+    shape = tensor.shape
+    if isinstance(fact.form, Sharded) and shape.rank and tensor.dtype != tf.variant:
+        axes = shape.as_list()
+        axes[fact.form.axis] = None
+        shape = tf.TensorShape(axes)
+    return [shape] * (2 if sizes.has_local(fact) else 1)
+
+
+def _of_shapes(
+    tensors: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]
+) -> list[tf.Tensor]:
+    """Returns tensors with static shapes, of which conversions may know less."""
+    results = [tf.identity(tensor) for tensor in tensors]
+    for result, shape in zip(results, shapes, strict=True):
+        if result.dtype != tf.variant:
+            result.set_shape(shape)
+    return results
+
+
+def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """A conditional of TensorFlow 2. All replicas take the same branch."""
+    inner = scope.inner()
+    branches, taken = [], []
+    for k, which in enumerate(_branches(op)):
+        graph, outputs = scope.function(op, *which)
+        taken.append([_in_branch(fact, k) for fact in facts[1:]])
+        branches.append(_Body(inner.plan(graph, taken[k], outputs), outputs))
+    found = zip(*(branch.facts() for branch in branches), strict=True)
+    outs = zip(found, branches[0].outputs, strict=True)
+    made = [_of_branches(list(every), out, scope) for every, out in outs]
+    build = functools.partial(_branched, taken=taken, branches=branches, made=made)
+    plans = [branch.plan for branch in branches]
+    return OpPlan([UNUSED] * len(facts), made, build=build, bodies=plans)
+
+
+def _branches(op: tf.Operation) -> list[tuple[str, int]]:
+    """Returns the attribute, and the position in it, of each branch."""
+    if not op.type.endswith("Case"):
+        return [("then_branch", 0), ("else_branch", 0)]
+    return [("branches", k) for k in range(len(op.get_attr("branches")))]
+
+
+def _in_branch(fact: Fact, k: int) -> Fact:
+    return fact.branches[k] if fact.branches else fact
+
+
+def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
+    """Returns what is known of a result.
+
+    Results for the gradient, of either branch, share places: none reads another's.
+    """
+    if tensor.dtype == tf.variant:
+        return Fact(UNSET, branches=tuple(facts))
+    first = _by_turns(facts[0], facts[0], tensor, scope)
+    return functools.reduce(
+        lambda a, b: _by_turns(a, b, tensor, scope), facts[1:], first
+    )
+
+
+def _branched(
+    replica: Any,
+    op: tf.Operation,
+    inputs: Sequence[Any],
+    taken: Sequence[Sequence[Fact]],
+    branches: Sequence[_Body],
+    made: Sequence[Fact],
+) -> list[Any]:
+    """Builds a conditional.
+
+    Args:
+        replica: The replica.
+        op: The conditional for one device.
+        inputs: None.
+        taken: What each branch was told of its inputs.
+        branches: The branches.
+        made: What is known of the results.
+    """
+
+    def builder(branch: _Body, own: Sequence[Fact]) -> Callable[[], list[tf.Tensor]]:
+        def build() -> list[tf.Tensor]:
+            values = replica.seen_as(op.inputs[1:], own)
+            with replica.frame(branch.plan, values) as found:
+                flat = replica.flat([found(out) for out in branch.outputs], made)
+                with tf.control_dependencies(replica.effects()):
+                    return [tf.identity(t) for t in flat] or [tf.constant(0)]
+
+        return build
+
+    which = replica.value(op.inputs[0]).copy(REPLICATED)
+    builders = [builder(*one) for one in zip(branches, taken, strict=True)]
+    if op.type.endswith("Case"):
+        flat = _tf.switch_case(which, builders)
+    else:
+        flat = _tf.cond(_is_true(which), *builders)
+    flat = tf.nest.flatten(flat)
+    replica.finished(op, flat[0].op)
+    return replica.unflat(flat[: len(flat) if made else 0], made)
+
+
+def _is_true(which: tf.Tensor) -> tf.Tensor:
+    """Returns the condition as a bool: numbers are true unless they are 0."""
+    return which if which.dtype == tf.bool else tf.cast(which, tf.bool)
+
+
+def switch(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """A conditional of TensorFlow 1: what is not alive communicates nothing alive."""
+    made = Fact(facts[0].form, facts[0].numbers)
+    return OpPlan([facts[0].form, REPLICATED], [made] * 2)
+
+
+def merge(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """The result of a conditional of TensorFlow 1."""
+    one = op.outputs[0]
+    made = functools.reduce(
+        lambda a, b: _by_turns(a, b, one, scope), facts, Fact(UNSET)
+    )
+    return OpPlan([made.form] * len(facts), [Fact(made.form), Fact()])
+
+
+def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """A function, which is built where it is called."""
+    graph, outputs = scope.function(op)
+    plan = scope.plan(graph, facts, outputs)
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
+        with replica.frame(plan, replica.seen_as(op.inputs, facts), op) as found:
+            return [found(out) for out in outputs]
+
+    makes = [plan.fact(out) for out in outputs]
+    return OpPlan([UNUSED] * len(facts), makes, build=build, bodies=[plan])
+
+
+RULES: dict[str, Rule] = {
+    **rules_of("While StatelessWhile", loop),
+    **rules_of("If StatelessIf Case StatelessCase", conditional),
+    **rules_of("Switch", switch),
+    **rules_of("Merge", merge),
+    **rules_of("PartitionedCall StatefulPartitionedCall", call),
+}

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of lists of tensors, and of optional values: their form is their elements'.
+
+Loops keep lists for their results and for their gradients (TensorArray), conditionals
+keep optional values. A list has no form until an element is put into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.forms import sizes
+from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset
+from replicator.forms.rule import AS_IS, Build, Need, OpPlan, Rule, plan, rules_of
+from replicator.forms.sizes import elements, operand
+
+
+def _element_shape(op: tf.Operation, facts: Sequence[Fact], at: int) -> Need:
+    """Returns the version of an input that is the shape of a list's elements."""
+    form = facts[0].form
+    if not isinstance(form, Sharded):
+        return REPLICATED
+    return operand(elements(op.inputs[at], facts[at]), form.axis) or REPLICATED
+
+
+def _of_any_shape(at: int) -> Build:
+    """Builds an op that makes a list, of elements of any shape.
+
+    Args:
+        at: Which input is the shape of the elements. In lists of sharded elements, it
+            is of each replica's own; and before a list has elements, nothing says so.
+    """
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Any:
+        inputs = [*inputs]
+        inputs[at] = tf.constant(-1)
+        return replica.stamp(op, inputs, shape_type=tf.int32)
+
+    return build
+
+
+def empty(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Makes a list without elements, or to be filled."""
+    if sizes.ints(facts[0]) is not None:
+        return plan(op, [REPLICATED, REPLICATED], UNSET)
+    return plan(op, [AS_IS, REPLICATED], UNSET, build=_of_any_shape(0))
+
+
+def put(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Puts an element into a list; the first one decides on the form."""
+    items, item = facts[0], facts[-1]
+    if isinstance(items.form, Unset):
+        made = Fact(item.form, item.numbers)
+    else:
+        made = Fact(items.form, sizes.joined(items.numbers, item.numbers))
+    return OpPlan([made.form, *[REPLICATED] * (len(facts) - 2), made.form], [made])
+
+
+def take(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Takes an element from a list."""
+    items = facts[0]
+    others: list[Need] = [REPLICATED] * (len(facts) - 2)
+    needs = [items.form, *others, _element_shape(op, facts, -1)]
+    return OpPlan(needs, [items] * len(op.outputs))
+
+
+def stack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Makes a tensor of a list, along a new axis 0."""
+    form = facts[0].form
+    made = form.at(form.axis + 1) if isinstance(form, Sharded) else form
+    others: list[Need] = [REPLICATED] * (len(facts) - 2)
+    needs = [form, *others, _element_shape(op, facts, -1)]
+    return plan(op, needs, REPLICATED if isinstance(made, Unset) else made)
+
+
+def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Makes a tensor of a list, along axis 0: batches become blocks."""
+    form = facts[0].form
+    if not isinstance(form, Sharded) or form.factor != 1 or form.axis:
+        return None
+    made = Sharded(0, form.layout, None, 1)
+    needs = [form, _element_shape(op, facts, 1), REPLICATED]
+    return OpPlan(needs, [Fact(made), Fact()])
+
+
+def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Makes a list of a tensor's axis 0."""
+    form, at = facts[0].form, 1 if op.type == "TensorListFromTensor" else 2
+    is_cut = isinstance(form, Sharded) and form.axis == 0
+    if is_cut or isinstance(form, Unset):
+        return None
+    is_known = sizes.ints(facts[at]) is not None
+    needs: list[Need] = [REPLICATED] * len(facts)
+    needs[0], needs[at] = form, REPLICATED if is_known else AS_IS
+    made = form.at(form.axis - 1) if isinstance(form, Sharded) else form
+    return plan(op, needs, made, build=None if is_known else _of_any_shape(at))
+
+
+def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Says something that is the same of all replicas' lists."""
+    return plan(op, [AS_IS], REPLICATED)
+
+
+def resize(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Makes a list longer or shorter."""
+    return OpPlan([facts[0].form, REPLICATED], [facts[0]])
+
+
+def nothing(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Makes an optional value that is missing."""
+    return plan(op, [], UNSET)
+
+
+def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Makes an optional value of one tensor, or takes it."""
+    if len(op.inputs) > 1 or len(op.outputs) > 1:
+        return None
+    return OpPlan([facts[0].form], [Fact(facts[0].form, facts[0].numbers)])
+
+
+RULES: dict[str, Rule] = {
+    **rules_of("EmptyTensorList TensorListReserve", empty),
+    **rules_of("TensorListPushBack TensorListSetItem", put),
+    **rules_of("TensorListGetItem TensorListPopBack", take),
+    **rules_of("TensorListStack TensorListGather", stack),
+    **rules_of("TensorListConcatV2", concatenate),
+    **rules_of("TensorListFromTensor TensorListScatterV2", from_tensor),
+    **rules_of("TensorListLength TensorListElementShape OptionalHasValue", about),
+    **rules_of("TensorListResize", resize),
+    **rules_of("OptionalNone", nothing),
+    **rules_of("OptionalFromValue OptionalGetValue", optional),
+}

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of ops that select, add up or find rows by their numbers.
+
+Numbers of rows of a sharded tensor, as Where and Range make them, have a local version,
+by which each replica finds its own rows (`tf.boolean_mask`), and adds up gradients for
+these. Any other numbers are of rows of a table: that is looked up whole, and what is
+added up for its rows is a sum over the replicas.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
+from replicator.forms.rule import (
+    AS_IS,
+    LOCAL,
+    Build,
+    Need,
+    OpPlan,
+    Rule,
+    is_partial,
+    moves,
+    plan,
+    rules_of,
+)
+from replicator.forms.sizes import Size, elements, ints, operand
+
+
+def _are_own_rows(form: Form, ids: Fact, columns: int = 0) -> bool:
+    """Whether row numbers are those of a tensor of this form."""
+    if not isinstance(form, Sharded) or ids.columns != columns:
+        return False
+    return ids.rows is form.layout and form.axis == 0 and form.factor == 1
+
+
+def _per_own_row(ids: Fact, size: Fact, tensor: tf.Tensor, columns: int = 0) -> bool:
+    """Whether there is one result for each row of what the numbers are rows of.
+
+    Args:
+        ids: What is known of the numbers.
+        size: What is known of the shape of the results.
+        tensor: This shape, or their number.
+        columns: In how many columns the numbers must be (forms.Fact).
+    """
+    sizes = elements(tensor, size)
+    if ids.rows is None or ids.columns != columns or operand(sizes, 0) is not LOCAL:
+        return False
+    return bool(sizes) and (sizes or ())[0] == Size(ids.rows, 1)
+
+
+def _columns(ids: tf.Tensor) -> int:
+    """Returns of how many numbers an index consists; 0: just one."""
+    return 0 if ids.shape[-1] == 1 else ids.shape[-1] or -1
+
+
+def _is_of_variable(op: tf.Operation) -> bool:
+    return bool(op.inputs[0].dtype == tf.resource)
+
+
+def gather(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Selects rows of a tensor or of a variable, also along another axis."""
+    values, ids = facts[0].form, facts[1]
+    rest: list[Need] = [REPLICATED] * (len(facts) - 2)
+    axis = ints(facts[2]) if op.type == "GatherV2" else [0]
+    rank, ids_rank = op.inputs[0].shape.rank, op.inputs[1].shape.rank
+    dims = op.get_attr("batch_dims") if op.type != "Gather" else 0
+    if axis is None or ids_rank is None or (axis[0] < 0 and rank is None):
+        return None
+    if dims:
+        return _gather_per_row(op, facts, dims, rest)
+    at = axis[0] if axis[0] >= 0 else axis[0] % rank
+    if _is_of_variable(op) and isinstance(values, Sharded):
+        build: Build = functools.partial(_from_parts, form=values)
+        return plan(op, [AS_IS, REPLICATED], Partial(), build=build)
+    if isinstance(ids.form, Sharded):
+        made = ids.form.at(ids.form.axis + at)
+        if at == 0 and _are_own_rows(values, ids):
+            return plan(op, [values, LOCAL, *rest], made)
+        return plan(op, [REPLICATED, ids.form, *rest], made)
+    if is_partial(facts[0]):
+        return plan(op, [values, REPLICATED, *rest], values)
+    if isinstance(values, Sharded) and values.axis != at:
+        made = values.at(values.axis + (ids_rank - 1 if values.axis > at else 0))
+        return plan(op, [values, REPLICATED, *rest], made)
+    return None
+
+
+def _gather_per_row(
+    op: tf.Operation, facts: Sequence[Fact], dims: int, rest: Sequence[Need]
+) -> OpPlan | None:
+    """The first axes of both are the same: each replica looks up in its own rows."""
+    form = next((f.form for f in facts[:2] if isinstance(f.form, Sharded)), None)
+    if _is_of_variable(op) or form is None or not form.axis < dims:
+        return None
+    return plan(op, [form, form, *rest], form)
+
+
+def _from_parts(
+    replica: Any, op: tf.Operation, inputs: Sequence[Any], form: Sharded
+) -> list[tf.Tensor]:
+    """Looks up the rows that this replica has, and zeros in place of others."""
+    handle, ids = inputs
+    first, count = (
+        tf.cast(n, ids.dtype)
+        for n in (replica.offset(form.layout), replica.own_rows(form.layout))
+    )
+    has = (ids >= first) & (ids < first + count)
+    (found,) = replica.stamp(op, [handle, tf.where(has, ids - first, 0)])
+    ones = [1] * (found.shape.rank - has.shape.rank)
+    mask = tf.reshape(has, tf.concat([tf.shape(has), ones], 0))
+    return [tf.where(mask, found, tf.zeros_like(found))]
+
+
+def gather_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Selects elements, or rows, by one index each."""
+    values, ids = facts
+    rank = op.inputs[1].shape.rank
+    if is_partial(values):
+        return moves(op, facts)
+    if not isinstance(ids.form, Sharded) or rank is None or ids.form.axis == rank - 1:
+        return None
+    is_own = _are_own_rows(values.form, ids, _columns(op.inputs[1]))
+    needs = [values.form, LOCAL] if is_own else [REPLICATED, ids.form]
+    return plan(op, needs, ids.form)
+
+
+def segments(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Adds up rows that have the same number, or finds the largest or smallest."""
+    how = op.type[-3:].lower()
+    data, ids, size = facts
+    form = data.form if isinstance(data.form, Sharded) else ids.form
+    rank = op.inputs[1].shape.rank
+    if not isinstance(form, Sharded):
+        return moves(op, facts) if how == "sum" and is_partial(data, "sum") else None
+    if rank is None:
+        return None
+    if form.axis >= rank:
+        made = form.at(form.axis - rank + 1)
+        return plan(op, [form, REPLICATED, REPLICATED], made)
+    is_own = ids.form == form and _per_own_row(ids, size, op.inputs[2])
+    if how == "sum" and is_own and ids.rows is not None:
+        return plan(op, [form, LOCAL, LOCAL], Sharded(0, ids.rows))
+    return plan(op, [form, form, REPLICATED], Partial(how))
+
+
+def scatter_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Adds up updates, each at an index, in zeros of a shape."""
+    ids, updates, shape = facts
+    form, rank = updates.form, op.inputs[0].shape.rank
+    if not isinstance(form, Sharded) or rank is None or form.axis >= rank - 1:
+        return None
+    if not op.outputs[0].dtype.is_numeric:
+        return None
+    is_own = _per_own_row(ids, shape, op.inputs[2], _columns(op.inputs[0]))
+    if is_own and ids.form == form and ids.rows is not None:
+        return plan(op, [LOCAL, form, LOCAL], Sharded(0, ids.rows))
+    return plan(op, [form, form, REPLICATED], Partial())
+
+
+def bincount(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Counts numbers, or adds up their weights."""
+    form = facts[0].form
+    if not isinstance(form, Sharded) or op.inputs[0].shape.rank != 1:
+        return None
+    if op.type == "DenseBincount" and op.get_attr("binary_output"):
+        return None
+    has_weights = op.inputs[2].shape[:1] != [0]
+    needs = [form, REPLICATED, form if has_weights else REPLICATED]
+    return plan(op, needs, Partial())
+
+
+def where(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Finds rows: each replica its own, so that there is a new number of rows."""
+    form, rank = facts[0].form, op.inputs[0].shape.rank
+    if not isinstance(form, Sharded) or form.axis or form.factor != 1:
+        return None
+    found = Layout(f"rows of {op.name}", scope.depth)
+
+    def build_local(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Any:
+        results = replica.stamp(op, inputs)
+        replica.define(found, tf.shape(results[0])[0])
+        return results
+
+    def build(replica: Any, op: tf.Operation, inputs: Any, local: Any) -> Any:
+        (rows,) = local
+        first = tf.one_hot(0, tf.shape(rows)[1], dtype=rows.dtype)
+        return [rows + first * tf.cast(replica.offset(form.layout), rows.dtype)]
+
+    columns = 0 if rank == 1 else rank or -1
+    fact = Fact(Sharded(0, found), rows=form.layout, columns=columns)
+    return OpPlan([form], [fact], build=build, build_local=build_local)
+
+
+RULES: dict[str, Rule] = {
+    **rules_of("GatherV2 Gather ResourceGather", gather),
+    **rules_of("GatherNd", gather_nd),
+    **rules_of("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin", segments),
+    **rules_of("ScatterNd", scatter_nd),
+    **rules_of("DenseBincount Bincount", bincount),
+    **rules_of("Where", where),
+}

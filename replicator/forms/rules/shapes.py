@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of ops that give elements other axes: where the sharded axis is then.
+
+Ops that take or put together parts of axes are in slices.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator.forms.forms import REPLICATED, Fact, Sharded
+from replicator.forms.rule import (
+    LOCAL,
+    Build,
+    Need,
+    OpPlan,
+    Rule,
+    moves,
+    plan,
+    rules_of,
+)
+from replicator.forms.sizes import (
+    INTEGERS,
+    UNKNOWN,
+    WHOLE,
+    Size,
+    Summed,
+    elements,
+    ints,
+    is_size,
+    operand,
+    product,
+)
+
+
+def fitting(sizes: Sequence[Any] | None, form: Sharded) -> Need | None:
+    """Returns which version of a shape fits something of this form.
+
+    Args:
+        sizes: The elements of the shape.
+        form: The form, whose axis is counted as in the shape.
+
+    Returns:
+        REPLICATED or LOCAL; None: neither.
+    """
+    need = operand(sizes, form.axis)
+    if need is LOCAL and sizes and sizes[form.axis].layout is not form.layout:
+        return None  # rows of something else, even if there are as many
+    return need
+
+
+def of_sizes(sizes: Sequence[Any] | None) -> Sharded | None:
+    """Returns the form of something made with a shape, of equal rows: zeros([n, 4]).
+
+    Args:
+        sizes: The elements of the shape.
+    """
+    found = [k for k, one in enumerate(sizes or ()) if is_size(one)]
+    if len(found) != 1 or WHOLE in (sizes or ()):
+        return None
+    size: Size = (sizes or ())[found[0]]
+    if size.outer and size.factor:
+        return Sharded(found[0], size.layout, size.outer, size.factor // size.outer)
+    return Sharded(found[0], size.layout, size.factor, 1)
+
+
+def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The order of elements says where the rows are in the new shape."""
+    form, source = facts[0].form, op.inputs[0]
+    sizes = elements(op.inputs[1], facts[1])
+    if not isinstance(form, Sharded):
+        return moves(op, facts)
+    if source.shape.rank is None or sizes is None:
+        return None
+    if isinstance(facts[0].numbers, Summed):
+        return _without_summed_axes(op, form, sizes)
+    if op.outputs[0].shape.rank is not None:
+        static = op.outputs[0].shape.as_list()
+        sizes = [
+            k if s is UNKNOWN and k is not None else s
+            for s, k in zip(sizes, static, strict=True)
+        ]
+    made = _followed(form, source.shape.as_list(), sizes)
+    if made is None or WHOLE in sizes:
+        return None
+    if sizes[made.axis] == -1:
+        others = [one for one in sizes if one != -1]
+        return None if any(map(is_size, others)) else plan(op, [form, REPLICATED], made)
+    if fitting(sizes, made) is LOCAL:
+        build = _with_inferred_size(form, made) if -1 in sizes else None
+        return plan(op, [form, LOCAL], made, build=build)
+    if -1 in sizes or any(map(is_size, sizes)):
+        return None
+    return plan(op, [form, REPLICATED], made, build=_with_own_length(made))
+
+
+def _without_summed_axes(
+    op: tf.Operation, form: Sharded, sizes: Sequence[Any]
+) -> OpPlan | None:
+    """A gradient was summed along axes that broadcasting added: its first ones."""
+    rank = op.inputs[0].shape.rank
+    made = form.at(form.axis - (rank - len(sizes)))
+    need = fitting(sizes, made)
+    return plan(op, [form, need], made) if need is not None else None
+
+
+def _with_own_length(made: Sharded) -> Build:
+    """Builds a reshape to numbers, of which one counts all replicas' rows."""
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        x, shape = inputs
+        own = -1 if made.factor is None else replica.own_rows(made.layout) * made.factor
+        length = tf.reshape(tf.cast(own, shape.dtype), [1])
+        at = made.axis
+        return [tf.reshape(x, tf.concat([shape[:at], length, shape[at + 1 :]], 0))]
+
+    return build
+
+
+def _with_inferred_size(form: Sharded, made: Sharded) -> Build:
+    """Builds a reshape to [rows, -1], which infers nothing from a replica of 0 rows."""
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        x, shape = inputs
+        if form.factor is None or made.factor is None:
+            return [tf.reshape(x, shape)]
+        source = tf.shape(x, shape.dtype)
+        count = tf.reduce_prod(_without(source, form.axis)) * form.factor
+        others = -tf.reduce_prod(_without(shape, made.axis)) * made.factor
+        return [tf.reshape(x, tf.where(shape == -1, count // others, shape))]
+
+    return build
+
+
+def _without(shape: tf.Tensor, axis: int) -> tf.Tensor:
+    return tf.concat([shape[:axis], shape[axis + 1 :]], 0)
+
+
+def _followed(
+    form: Sharded, source: Sequence[Any], target: Sequence[Any]
+) -> Sharded | None:
+    """Returns the form of a sharded tensor that is reshaped, or None.
+
+    In the order of the elements, the rows of the layout have so many before them, and
+    so many behind them. One of these must be known, and tell where they are now.
+    """
+    outer, inner = product(source[: form.axis]), product(source[form.axis + 1 :])
+    outer = None if outer is None or form.outer is None else outer * form.outer
+    inner = None if inner is None or form.inner is None else inner * form.inner
+    places = [
+        k for k, one in enumerate(target) if is_size(one) and one.layout is form.layout
+    ]
+    places = places or [k for k, one in enumerate(target) if one == -1]
+    if not places and form.layout.total:
+        found = [_place(form, outer, inner, target, k) for k in range(len(target))]
+        places = [k for k, one in enumerate(found) if one]
+    if len(places) != 1:
+        return None
+    return _place(form, outer, inner, target, places[0])
+
+
+def _place(
+    form: Sharded, outer: int | None, inner: int | None, target: Sequence[Any], at: int
+) -> Sharded | None:
+    """Returns the form if the rows are along this axis of the new shape, or None."""
+    blocks = _multiple(outer, product(target[:at]))
+    each = _multiple(inner, product(target[at + 1 :]))
+    if blocks == 0 or each == 0 or (blocks is None and each is None):
+        return None
+    factor = target[at].factor if is_size(target[at]) else None
+    if form.layout.total and isinstance(target[at], int) and target[at] > 0:
+        factor, rest = divmod(target[at], form.layout.total)
+        if rest:
+            return None
+    if factor:
+        blocks, each = blocks or factor // (each or 1), each or factor // (blocks or 1)
+        if blocks * each != factor:
+            return None
+    return Sharded(at, form.layout, blocks, each)
+
+
+def _multiple(elements_now: int | None, then: int | None) -> int | None:
+    """Returns how many times as many there are; None: unknown; 0: it does not fit."""
+    if elements_now is None or then is None:
+        return None
+    if then == 0:
+        return 1
+    return elements_now // then if elements_now % then == 0 else 0
+
+
+def transpose(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Permutes axes."""
+    form, order = facts[0].form, ints(facts[1])
+    if isinstance(form, Sharded) and order is not None:
+        order = [axis % len(order) for axis in order]
+        return plan(op, [form, REPLICATED], form.at(order.index(form.axis)))
+    return moves(op, facts)
+
+
+def expand_dims(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Adds an axis of size 1."""
+    form, axis, rank = facts[0].form, ints(facts[1]), op.inputs[0].shape.rank
+    if isinstance(form, Sharded) and axis and rank is not None:
+        at = axis[0] % (rank + 1)
+        return plan(op, [form, REPLICATED], form.at(form.axis + (at <= form.axis)))
+    return moves(op, facts)
+
+
+def squeeze(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Removes the axes that it names. Without names, a single row would lose its axis."""
+    form, rank = facts[0].form, op.inputs[0].shape.rank
+    axes = op.get_attr("squeeze_dims")
+    if isinstance(form, Sharded) and rank is not None and axes:
+        axes = {axis % rank for axis in axes}
+        if form.axis in axes:
+            return None
+        return plan(op, [form], form.at(form.axis - sum(a < form.axis for a in axes)))
+    return moves(op, facts)
+
+
+def tile(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Repeats a tensor: a batch becomes blocks of one, and one row becomes a batch."""
+    form, times = facts[0].form, elements(op.inputs[1], facts[1])
+    if times is None:
+        return None
+    if isinstance(form, Sharded):
+        more = times[form.axis]
+        is_known = isinstance(more, int)
+        if any(map(is_size, times)) or WHOLE in times:
+            return None
+        if not is_known and form.inner != 1:
+            return None
+        blocks = form.outer * more if form.outer is not None and is_known else None
+        if blocks == 0 or (blocks is None and form.inner is None):
+            return None
+        made = Sharded(form.axis, form.layout, blocks, form.inner)
+        return plan(op, [form, REPLICATED], made)
+    shape = op.inputs[0].shape
+    sizes = [
+        WHOLE if is_size(size) and (shape.rank is None or shape[k] != 1) else size
+        for k, size in enumerate(times)
+    ]
+    whole = of_sizes(sizes)
+    return plan(op, [REPLICATED, LOCAL], whole) if whole else moves(op, facts)
+
+
+def fill(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Makes a tensor of one value, with the shape of something sharded."""
+    made = of_sizes(elements(op.inputs[0], facts[0]))
+    return plan(op, [LOCAL, REPLICATED], made) if made else None
+
+
+def broadcast_to(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Broadcasts rows to other axes, or what has no rows to rows."""
+    form, source = facts[0].form, op.inputs[0].shape
+    sizes = elements(op.inputs[1], facts[1])
+    if sizes is None or source.rank is None:
+        return None
+    if isinstance(form, Sharded):
+        made = form.at(form.axis + len(sizes) - source.rank)
+        is_local = fitting(sizes, made) is LOCAL
+        if not is_local or sizes[made.axis].factor != form.factor:
+            return None
+        return plan(op, [form, LOCAL], made)
+    whole = of_sizes(sizes)
+    if whole is None:
+        return None
+    axis = whole.axis - (len(sizes) - source.rank)
+    has_axis = axis >= 0 and source[axis] != 1
+    return plan(op, [whole.at(axis) if has_axis else REPLICATED, LOCAL], whole)
+
+
+def range_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """All numbers of rows, range(n); locally, those of each replica from 0."""
+    limit = facts[1].numbers
+    size = limit.item() if isinstance(limit, np.ndarray) else None
+    is_all = ints(facts[0]) == [0] and ints(facts[2]) == [1]
+    if not is_all or not is_size(size) or size.factor != 1:
+        return None
+    if op.outputs[0].dtype not in INTEGERS:
+        return None
+    layout = size.layout
+
+    def build_local(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Any:
+        return replica.stamp(op, inputs)
+
+    def build(replica: Any, op: tf.Operation, inputs: Any, local: Any) -> Any:
+        (own,) = local
+        return [own + tf.cast(replica.offset(layout), own.dtype)]
+
+    makes = [Fact(Sharded(0, layout), rows=layout)]
+    needs: list[Need] = [REPLICATED, LOCAL, REPLICATED]
+    return OpPlan(needs, makes, build=build, build_local=build_local)
+
+
+RULES: dict[str, Rule] = {
+    **rules_of("Reshape", reshape),
+    **rules_of("Transpose", transpose),
+    **rules_of("ExpandDims", expand_dims),
+    **rules_of("Squeeze", squeeze),
+    **rules_of("Tile", tile),
+    **rules_of("Fill", fill),
+    **rules_of("BroadcastTo", broadcast_to),
+    **rules_of("Range", range_),
+}

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of ops that take parts of axes, and of those that put parts together.
+
+Along other axes than the sharded one, each replica does so with its rows. Along the
+sharded one, whole blocks are taken or put together (forms.Sharded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.forms.evaluation import index
+from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
+from replicator.forms.rule import (
+    LOCAL,
+    Need,
+    OpPlan,
+    Rule,
+    is_partial,
+    moves,
+    plan,
+    rules_of,
+)
+from replicator.forms.rules.shapes import fitting
+from replicator.forms.sizes import WHOLE, elements, ints, is_size
+
+# What is selected of an axis, which axis it becomes, and the element that says so.
+_Place = tuple[Any, int | None, int | None]
+
+
+def _first_sharded(facts: Sequence[Fact]) -> Sharded | None:
+    return next((f.form for f in facts if isinstance(f.form, Sharded)), None)
+
+
+def _of_sums(op: tf.Operation, facts: Sequence[Fact], count: int) -> OpPlan | None:
+    """Returns the plan of an op that puts tensors together, of which some are sums."""
+    partial = [fact for fact in facts[:count] if is_partial(fact)]
+    if not partial or not all(is_partial(fact, "sum") for fact in partial):
+        return None
+    others: list[Need] = [REPLICATED] * (len(facts) - count)
+    return plan(op, [*[Partial()] * count, *others], Partial())
+
+
+def pack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Stacks tensors along a new axis."""
+    form, rank = _first_sharded(facts), op.inputs[0].shape.rank
+    if form is None:
+        return _of_sums(op, facts, len(facts))
+    if rank is None:
+        return None
+    at = op.get_attr("axis") % (rank + 1)
+    made = form.at(form.axis + (at <= form.axis))
+    return plan(op, [form] * len(facts), made)
+
+
+def unpack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Takes a tensor apart along an axis."""
+    form, rank = facts[0].form, op.inputs[0].shape.rank
+    if not isinstance(form, Sharded):
+        return moves(op, facts)
+    if rank is None or (axis := op.get_attr("axis") % rank) == form.axis:
+        return None
+    return plan(op, [form], form.at(form.axis - (axis < form.axis)))
+
+
+def concat(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Puts batches one behind the other, which become blocks of one axis."""
+    *values, axis = facts
+    form, at, rank = _first_sharded(values), ints(axis), op.inputs[0].shape.rank
+    if form is None:
+        return _of_sums(op, facts, len(values))
+    if at is None or rank is None:
+        return None
+    if at[0] % rank != form.axis:
+        return plan(op, [*[form] * len(values), REPLICATED], form)
+    if form.outer is None or form.inner is None or any(f.form != form for f in values):
+        return None  # blocks are equally long
+    made = Sharded(form.axis, form.layout, form.outer * len(values), form.inner)
+    return plan(op, [*[form] * len(values), REPLICATED], made)
+
+
+def split(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Takes an axis apart. Split takes (axis, value), SplitV (value, sizes, axis)."""
+    at, axis = (1, facts[0]) if op.type == "Split" else (0, facts[2])
+    form, where, rank = facts[at].form, ints(axis), op.inputs[at].shape.rank
+    needs: list[Need] = [REPLICATED] * len(facts)
+    needs[at] = form
+    if is_partial(facts[at]):
+        return plan(op, needs, form)
+    if not isinstance(form, Sharded) or where is None or rank is None:
+        return None
+    if where[0] % rank != form.axis:
+        return plan(op, needs, form)
+    count = op.get_attr("num_split")
+    if op.type == "SplitV" or not form.outer or form.outer % count:
+        return None
+    made = Sharded(form.axis, form.layout, form.outer // count, form.inner)
+    return plan(op, needs, made)
+
+
+def slice_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Takes a part, by begin and size."""
+    form = facts[0].form
+    if not isinstance(form, Sharded):
+        return moves(op, facts)
+    begin, size = (elements(op.inputs[k], facts[k]) for k in (1, 2))
+    if begin is None or size is None:
+        return None
+    first, length = begin[form.axis], size[form.axis]
+    made = _part(form, first, None if length == -1 else first + length)
+    limits = [fitting(one, form) for one in (begin, size)]
+    if made is None or None in limits:
+        return None
+    return plan(op, [form, *limits], made)
+
+
+def _part(form: Sharded, begin: Any, end: Any) -> Sharded | None:
+    """Returns the form of a part of the sharded axis: all of it, or some blocks.
+
+    Args:
+        form: Of the whole.
+        begin: Where it begins, an element (sizes.py); None: at the beginning.
+        end: Where it ends; None: at the end.
+    """
+    first = _blocks(form, 0 if begin is None else begin)
+    last = form.outer if end is None else _blocks(form, end)
+    if first == 0 and (end is None or (last is not None and last == form.outer)):
+        return form
+    if first is None or last is None or not first < last <= (form.outer or 0):
+        return None
+    return Sharded(form.axis, form.layout, last - first, form.inner)
+
+
+def _blocks(form: Sharded, size: Any) -> int | None:
+    """Returns how many blocks of the sharded axis have this size, or None."""
+    if isinstance(size, int):
+        return 0 if size == 0 else None
+    ours = is_size(size) and size.layout is form.layout and size.factor and form.inner
+    if not ours or size.factor % form.inner:
+        return None
+    return size.factor // form.inner
+
+
+def strided_slice(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """x[1:, 0] and the like."""
+    form, rank = facts[0].form, op.inputs[0].shape.rank
+    if not isinstance(form, Sharded):
+        return moves(op, facts)
+    parts = [elements(t, f) for t, f in zip(op.inputs[1:4], facts[1:4], strict=True)]
+    places = None if rank is None else _places(op, parts, rank)
+    if places is None:
+        return None
+    chosen, result, k = places[form.axis]
+    if result is None or chosen.step != 1:
+        return None
+    made = _part(form, chosen.start, chosen.stop)
+    needs = _limits(parts, form, k)
+    if made is None or needs is None:
+        return None
+    return plan(op, [form, *needs], made.at(result))
+
+
+def strided_slice_grad(op: tf.Operation, facts: list[Fact], scope: Any) -> Any:
+    """Puts a gradient into zeros of the shape that was sliced, its first input."""
+    form = facts[-1].form
+    if is_partial(facts[-1]):
+        return plan(op, [*[REPLICATED] * 4, form], form)
+    sizes = elements(op.inputs[0], facts[0])
+    parts = [elements(t, f) for t, f in zip(op.inputs[1:4], facts[1:4], strict=True)]
+    if not isinstance(form, Sharded) or sizes is None:
+        return None
+    places = _places(op, parts, len(sizes))
+    if places is None:
+        return None
+    results = [result for _, result, _ in places]
+    if form.axis not in results:
+        return None
+    at = results.index(form.axis)
+    if fitting(sizes, form.at(at)) is not LOCAL:
+        return None
+    is_blocks = form.inner == 1 and sizes[at].factor
+    whole = Sharded(
+        at, form.layout, sizes[at].factor if is_blocks else form.outer, form.inner
+    )
+    chosen, _, k = places[at]
+    made = _part(whole, chosen.start, chosen.stop) if chosen.step == 1 else None
+    needs = _limits(parts, whole, k)
+    if made is None or needs is None or not made.divides_like(form):
+        return None
+    return plan(op, [LOCAL, *needs, form], whole)
+
+
+def _limits(
+    parts: Sequence[list[Any] | None], form: Sharded, k: int | None
+) -> list[Need] | None:
+    """Returns which versions of begin, end and strides to take.
+
+    Args:
+        parts: Their elements.
+        form: Of what is sliced.
+        k: Which element is of the sharded axis; None: none is.
+    """
+    needs: list[Need] = []
+    for one in parts:
+        if k is None:
+            need = None if any(map(is_size, one or ())) else REPLICATED
+        else:
+            need = fitting(one, form.at(k))
+        if need is None:
+            return None
+        needs.append(need)
+    return needs
+
+
+def _places(
+    op: tf.Operation, parts: Sequence[list[Any] | None], rank: int
+) -> list[_Place] | None:
+    """Returns what is selected of each axis of a tensor of this rank, or None."""
+    if any(one is None for one in parts):
+        return None
+    begin, end, strides = (one or [] for one in parts)
+    where = index(op, begin, end, strides)
+    taken = sum(one is not None and one is not ... for one in where)
+    result: list[_Place] = []
+    at = 0
+    for k, one in enumerate(where if ... in where else (*where, ...)):
+        if one is ...:
+            more = rank - taken
+            result += [(slice(None, None, 1), at + i, None) for i in range(more)]
+            at += more
+        elif one is None:
+            at += 1
+        elif isinstance(one, slice):
+            result.append((one, at, k))
+            at += 1
+        else:
+            result.append((one, None, k))
+    return result if len(result) == rank else None
+
+
+def pad(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Pads other axes than the sharded one. A sum is padded with zeros alone."""
+    form, widths = facts[0].form, elements(op.inputs[1], facts[1])
+    if not isinstance(form, Sharded):
+        return moves(op, facts) if op.type == "Pad" else None
+    if widths is None or widths[2 * form.axis : 2 * form.axis + 2] != [0, 0]:
+        return None
+    if WHOLE in widths or any(map(is_size, widths)):
+        return None
+    return plan(op, [form, *[REPLICATED] * (len(facts) - 1)], form)
+
+
+RULES: dict[str, Rule] = {
+    **rules_of("Pack", pack),
+    **rules_of("Unpack", unpack),
+    **rules_of("ConcatV2", concat),
+    **rules_of("Split SplitV", split),
+    **rules_of("Slice", slice_),
+    **rules_of("StridedSlice", strided_slice),
+    **rules_of("StridedSliceGrad", strided_slice_grad),
+    **rules_of("Pad PadV2 MirrorPad", pad),
+}

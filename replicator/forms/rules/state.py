@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of variables, and of what pulls elements from iterators and queues.
+
+An op that has state and no rule runs once, on replica 0, which sends its results to
+all: prints, summaries, tables, functions of Python. Random numbers are in random.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf, errors
+from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Sharded
+from replicator.forms.rule import (
+    AS_IS,
+    Need,
+    OpPlan,
+    Rule,
+    is_partial,
+    plan,
+    rules_of,
+)
+
+_UPDATES = """
+    AssignVariableOp AssignAddVariableOp AssignSubVariableOp DestroyResourceOp
+    ResourceApplyAdaMax ResourceApplyAdadelta ResourceApplyAdagrad
+    ResourceApplyAdagradDA ResourceApplyAdagradV2 ResourceApplyAdam ResourceApplyAdamWithAmsgrad
+    ResourceApplyAddSign ResourceApplyCenteredRMSProp ResourceApplyFtrl
+    ResourceApplyFtrlV2 ResourceApplyGradientDescent ResourceApplyKerasMomentum
+    ResourceApplyMomentum ResourceApplyPowerSign ResourceApplyProximalAdagrad
+    ResourceApplyProximalGradientDescent ResourceApplyRMSProp ResourceCountUpTo
+    ResourceScatterAdd ResourceScatterDiv ResourceScatterMax ResourceScatterMin
+    ResourceScatterMul ResourceScatterNdAdd ResourceScatterNdMax ResourceScatterNdMin
+    ResourceScatterNdSub ResourceScatterNdUpdate ResourceScatterSub
+    ResourceScatterUpdate ResourceSparseApplyAdadelta ResourceSparseApplyAdagrad
+    ResourceSparseApplyAdagradDA ResourceSparseApplyAdagradV2
+    ResourceSparseApplyCenteredRMSProp ResourceSparseApplyFtrl
+    ResourceSparseApplyFtrlV2 ResourceSparseApplyKerasMomentum
+    ResourceSparseApplyMomentum ResourceSparseApplyProximalAdagrad
+    ResourceSparseApplyProximalGradientDescent ResourceSparseApplyRMSProp
+    ResourceStridedSliceAssign RngReadAndSkip RngSkip StatefulRandomBinomial
+    StatefulStandardNormal StatefulStandardNormalV2 StatefulTruncatedNormal
+    StatefulUniform StatefulUniformFullInt StatefulUniformInt
+    """
+
+
+def read(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Reads a variable, whose form is that of its value."""
+    return plan(op, [AS_IS], facts[0].form)
+
+
+def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Says something that is the same of all replicas' variables."""
+    return plan(op, [AS_IS], REPLICATED)
+
+
+def read_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Reads elements of a variable, by one index each."""
+    form, ids, rank = facts[0].form, facts[1].form, op.inputs[1].shape.rank
+    if isinstance(form, Sharded):
+        return None
+    if is_partial(facts[0]):
+        return plan(op, [AS_IS, REPLICATED], form)
+    if not isinstance(ids, Sharded) or rank is None or ids.axis == rank - 1:
+        return plan(op, [AS_IS, REPLICATED], REPLICATED)
+    return plan(op, [AS_IS, ids], ids)
+
+
+def update(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Gives each replica's variable what one device's gets: sums are added up here.
+
+    A variable that is itself a sum, like a metric's, gets a part of what is added; the
+    scalars of an op on a sharded variable, like a learning rate, are for all of it.
+    """
+    form = facts[0].form
+    needs: list[Need] = []
+    for tensor in op.inputs:
+        is_value = tensor.shape.rank is None or tensor.shape.rank > 0
+        like: Form = form if is_value or is_partial(facts[0]) else REPLICATED
+        needs.append(AS_IS if tensor.dtype == tf.resource else like)
+    names = [arg.name for arg in op.op_def.input_arg]
+    if not isinstance(form, Sharded) or "indices" not in names:
+        return plan(op, needs, REPLICATED)
+    rows = names.index("indices")
+    values = next(k for k, name in enumerate(names) if name in ("grad", "updates"))
+    needs[rows] = needs[values] = REPLICATED
+    build = functools.partial(_on_own_rows, rows=rows, values=values, form=form)
+    return plan(op, needs, REPLICATED, build=build)
+
+
+def _on_own_rows(
+    replica: Any,
+    op: tf.Operation,
+    inputs: Sequence[Any],
+    rows: int,
+    values: int,
+    form: Sharded,
+) -> Any:
+    """Updates the rows that this replica has.
+
+    Args:
+        replica: The replica.
+        op: The op.
+        inputs: Its inputs, of one device.
+        rows: Which of them has numbers of rows.
+        values: Which has what these are updated with.
+        form: Of the variable.
+    """
+    inputs = [*inputs]
+    ids = inputs[rows]
+    first = tf.cast(replica.offset(form.layout), ids.dtype)
+    has = (ids >= first) & (
+        ids < first + tf.cast(replica.own_rows(form.layout), ids.dtype)
+    )
+    inputs[rows] = tf.boolean_mask(ids, has) - first
+    inputs[values] = tf.boolean_mask(inputs[values], has)
+    return replica.stamp(op, inputs)
+
+
+def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Pulls one element for all, as on one device; each replica takes its rows.
+
+    Which axis is a batch changes no number, only who computes what.
+    """
+    layout = Layout(f"rows of {op.name}", scope.depth)
+    of_rows = _are_batches(op.outputs)
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        results = list(replica.once(op, inputs))
+        batches = [x for x, is_batch in zip(results, of_rows, strict=True) if is_batch]
+        if batches:
+            replica.deal(layout, tf.shape(batches[0])[0])
+            results = _of_as_many_rows(op, results, batches)
+        return [
+            replica.convert(x, REPLICATED, Sharded(0, layout)) if is_batch else x
+            for x, is_batch in zip(results, of_rows, strict=True)
+        ]
+
+    forms = [Sharded(0, layout) if is_batch else REPLICATED for is_batch in of_rows]
+    return OpPlan([AS_IS] * len(facts), [Fact(form) for form in forms], build=build)
+
+
+def _are_batches(outputs: Sequence[tf.Tensor]) -> list[bool]:
+    """Returns which components of an element are divided among the replicas.
+
+    Those with an unknown number of rows, or else those with as many as the first one.
+    """
+    lengths = [out.shape[0] if out.shape.rank else 1 for out in outputs]
+    known = next((n for n in lengths if n != 1), 1)
+    wanted = None if None in lengths else known
+    return [
+        n == wanted != 1 and out.dtype not in (tf.variant, tf.resource)
+        for n, out in zip(lengths, outputs, strict=True)
+    ]
+
+
+def _of_as_many_rows(
+    op: tf.Operation, results: Sequence[tf.Tensor], batches: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns the components of an element; fails if batches differ in their rows."""
+    if len(batches) < 2 or batches[0].shape[0] is not None:
+        return list(results)
+    text = errors.compose(
+        f"the tensors of an element of {op.name} have different numbers of rows.",
+        [f"at {errors.innermost(_tf.user_frames(op))}"],
+        "give those that are no batches a first axis of known size.",
+    )
+    first = tf.shape(batches[0])[0]
+    checks = [
+        tf.debugging.assert_equal(tf.shape(one)[0], first, text) for one in batches[1:]
+    ]
+    with tf.control_dependencies(checks):
+        return [tf.identity(x) for x in results]
+
+
+RULES: dict[str, Rule] = {
+    **rules_of("ReadVariableOp", read),
+    **rules_of("VarIsInitializedOp VariableShape", about),
+    **rules_of("ResourceGatherNd", read_elements),
+    **rules_of(_UPDATES, update),
+    **rules_of(
+        "IteratorGetNext IteratorGetNextSync QueueDequeueManyV2 QueueDequeueUpToV2",
+        pulled,
+    ),
+}
