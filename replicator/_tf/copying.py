@@ -62,7 +62,9 @@ def add_copy(
     return new
 
 
-def _define_functions(op: tf.Operation, attributes: Mapping[str, Any], graph: Any) -> None:
+def _define_functions(
+    op: tf.Operation, attributes: Mapping[str, Any], graph: Any
+) -> None:
     """Registers the functions that an op calls where its copy is added."""
     for value in attributes.values():
         names = [value.func.name] if value.HasField("func") else []

@@ -88,14 +88,27 @@ class Conversions:
         """
         self._rows[layout] = _Rows(own_rows, offset, total)
 
+    def deal(self, layout: Layout, total: Number) -> None:
+        """Divides rows among the replicas, as evenly as possible.
+
+        Args:
+            layout: The layout of the rows.
+            total: Their number.
+        """
+        r, count = self._id(), self._context.num_replicas
+        own = (total + count - 1 - r) // count
+        offset = r * (total // count) + tf.minimum(r, total % count)
+        self.define(layout, own, offset, total)
+
+    def _id(self) -> Number:
+        """Returns this replica's number: of copies, as a constant that may differ."""
+        replica = self._context
+        return replica.replica_id if replica.build.all_traced else base.differing(int)
+
     def _known(self, layout: Layout) -> _Rows:
         if layout not in self._rows:
-            total, count = layout.total, self._context.num_replicas
-            assert total is not None, f"no one said how many rows {layout} has"
-            parts = [len(range(r, total, count)) for r in range(count)]
-            own = base.differing(lambda r: parts[r])
-            before = base.differing(lambda r: sum(parts[:r]))
-            self._rows[layout] = _Rows(own, before, total)
+            assert layout.total is not None, f"no one said how many rows {layout} has"
+            self.deal(layout, layout.total)
         return self._rows[layout]
 
     def own_rows(self, layout: Layout) -> Number:

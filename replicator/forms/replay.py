@@ -165,7 +165,7 @@ class Replica(Conversions):
         for key, values in by_form.items():
             own = [value.copy() for value in values]
             first = awaited[values[0]]
-            with seams.on_behalf_of(first.op):
+            with _tf.on_behalf_of(first.op):
                 if key == "sum":
                     tensors = [awaited[value] for value in values]
                     results = self._sums.added(self._context, tensors, own)
@@ -179,7 +179,7 @@ class Replica(Conversions):
     def _build(self, op: tf.Operation) -> None:
         plan, inputs = self._plan.plans[op], [self.value(t) for t in op.inputs]
         self._done[op] = []
-        with seams.on_behalf_of(op):
+        with _tf.on_behalf_of(op):
             if plan.build_local is not None:
                 made: Sequence[Any] = self._in_two_versions(op, plan, inputs)
             else:
@@ -209,7 +209,7 @@ class Replica(Conversions):
 
         def whole(k: int) -> Any:
             if not results:
-                with seams.on_behalf_of(op):
+                with _tf.on_behalf_of(op):
                     more = [local] if plan.build else []
                     results.extend(self._made(op, plan, inputs, *more))
             return results[k]

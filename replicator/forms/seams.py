@@ -16,17 +16,6 @@ from replicator.variables.replicated import ReplicatedVariable
 
 
 @contextlib.contextmanager
-def on_behalf_of(op: tf.Operation) -> Iterator[None]:
-    """Makes errors and plans name, for what is built in this block, the line of an op."""
-    found = _tf.user_frames
-    _tf.user_frames = lambda of=None: found(op if of is None else of)
-    try:
-        yield
-    finally:
-        _tf.user_frames = found
-
-
-@contextlib.contextmanager
 def seen_as_one() -> Iterator[None]:
     """Makes each of the library's variables one plain variable, in traces in this block."""
     plain = _tf.HandleVariable
