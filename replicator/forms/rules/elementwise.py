@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops that compute each element of one element of each input, which may broadcast.
+
+Of sharded inputs, each replica computes its own elements. A sum over the replicas,
+which is still to be taken, passes through what is linear.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.forms.forms import (
+    REPLICATED,
+    Fact,
+    Form,
+    Partial,
+    Sharded,
+    Unset,
+    joined,
+)
+from replicator.forms.rule import (
+    AS_IS,
+    Need,
+    OpPlan,
+    is_partial,
+    plan,
+    replicated,
+    rules_of,
+)
+
+# Pass on what they are given, in whatever form.
+_MOVING = frozenset(
+    "Identity StopGradient PreventGradient EnsureShape Snapshot".split()
+)
+# Linear in one of these inputs, if the others are fixed. Not Xdivy and MulNoNan in the
+# second: they take zeros for special, which summands of what is not zero may be. Not
+# CheckNumerics, as a sum may overflow.
+_LINEAR: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys("Neg Real Imag Conj Cast MulNoNan".split(), (0,)),
+    **dict.fromkeys("Div RealDiv DivNoNan".split(), (0,)),
+    "Mul": (0, 1),
+    **dict.fromkeys("ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad".split(), (0,)),
+    **dict.fromkeys("SoftplusGrad SoftsignGrad".split(), (0,)),
+    "FakeQuantWithMinMaxArgsGradient": (0,),
+    **dict.fromkeys("TanhGrad SigmoidGrad SqrtGrad RsqrtGrad".split(), (1,)),
+    **dict.fromkeys("InvGrad ReciprocalGrad".split(), (1,)),
+}
+# Linear in several inputs together; None: in all.
+_TOGETHER: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys("AddV2 Add Sub Complex".split(), (0, 1)),
+    **dict.fromkeys("SelectV2 Select".split(), (1, 2)),
+    "AddN": None,
+}
+# A sum of what is converted from and to these is what is converted of the sum. Narrower
+# types would round each summand, and integers beyond 2^24 are no sums of float32.
+_WIDER = {
+    tf.float16: (tf.float16, tf.float32, tf.float64),
+    tf.bfloat16: (tf.bfloat16, tf.float32, tf.float64),
+    tf.float32: (tf.float32, tf.float64),
+    tf.float64: (tf.float64,),
+    tf.complex64: (tf.complex64, tf.complex128),
+    tf.complex128: (tf.complex128,),
+}
+
+
+def elementwise(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of ops that compute each element alone."""
+    if op.outputs[0].dtype == tf.variant:  # a sum or copy of lists
+        forms = [fact.form for fact in facts]
+        form = functools.reduce(lambda a, b: joined(a, b, True), forms)
+        return plan(op, [form] * len(facts), form)
+    if not any(isinstance(fact.form, Sharded) for fact in facts):
+        return linear(op, facts)
+    found = along(facts, list(op.inputs))
+    return found and plan(op, *found)
+
+
+def linear(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
+    """Returns the plan of an op on sums that it need not wait for, or None.
+
+    Infinite factors are taken for numbers: what is not finite on one device is not
+    finite on replicas, but may be NaN instead of an infinity.
+    """
+    partial = [k for k, fact in enumerate(facts) if is_partial(fact)]
+    if op.type in _MOVING and partial:
+        return plan(op, [facts[0].form], facts[0].form)
+    if not partial or not all(is_partial(facts[k], "sum") for k in partial):
+        return None
+    if op.type in _TOGETHER:
+        positions = _TOGETHER[op.type]
+        summands = list(range(len(facts))) if positions is None else list(positions)
+    else:
+        positions, summands = _LINEAR.get(op.type, ()), partial
+        if len(partial) != 1:
+            return None
+    if positions is not None and not set(partial) <= set(positions):
+        return None
+    if not _is_exact(op) or any(_grows(op, k) for k in partial):
+        return None
+    needs = [Partial() if k in summands else REPLICATED for k in range(len(facts))]
+    return plan(op, needs, Partial())
+
+
+def _is_exact(op: tf.Operation) -> bool:
+    """Whether an op is linear for numbers of its type, too."""
+    dtype = op.inputs[0].dtype
+    if op.type == "Cast":
+        return op.outputs[0].dtype in _WIDER.get(dtype, ())
+    is_quotient = op.type in ("Div", "RealDiv", "DivNoNan")
+    return not is_quotient or dtype.is_floating or dtype.is_complex
+
+
+def _grows(op: tf.Operation, k: int) -> bool:
+    """Whether an input, which is then added up first, is smaller than the output."""
+    source, result = op.inputs[k].shape, op.outputs[0].shape
+    if source.rank is None or source.rank != result.rank:
+        return True
+    sizes = source.num_elements(), result.num_elements()
+    return None not in sizes and sizes[0] != sizes[1]
+
+
+def along(
+    facts: Sequence[Fact], tensors: Sequence[tf.Tensor], inner: Sequence[int] = ()
+) -> tuple[list[Need], Sharded] | None:
+    """Returns the forms that tensors need whose axes broadcast, and that of the result.
+
+    All are sharded like the sharded one of the highest rank, except those that have no
+    such axis. If there is a choice, the first one decides, and the others are gathered.
+
+    Args:
+        facts: What is known of the tensors.
+        tensors: The tensors.
+        inner: How many of each one's last axes do not broadcast, as those of matrices.
+
+    Returns:
+        The forms, or None: all must be replicated.
+    """
+    inner = inner or [0] * len(tensors)
+    ranks = [t.shape.rank for t in tensors]
+    if None in ranks:
+        return _along_unknown(facts, ranks, inner)
+    outer = [rank - its for rank, its in zip(ranks, inner, strict=True)]
+    chosen: int | None = None
+    for k, fact in enumerate(facts):
+        if isinstance(fact.form, Sharded) and fact.form.axis < outer[k]:
+            is_one = tensors[k].shape[fact.form.axis] == 1 and len(tensors) > 1
+            if not is_one and (chosen is None or outer[k] > outer[chosen]):
+                chosen = k
+    if chosen is None:
+        return None
+    form = facts[chosen].form
+    assert isinstance(form, Sharded)
+    at = max(outer) - outer[chosen] + form.axis
+    needs: list[Need] = []
+    for tensor, its in zip(tensors, outer, strict=True):
+        axis = at - (max(outer) - its)
+        has_axis = axis >= 0 and tensor.shape[axis] != 1
+        needs.append(form.at(axis) if has_axis or len(tensors) == 1 else REPLICATED)
+    return needs, form.at(at)
+
+
+def _along_unknown(
+    facts: Sequence[Fact], ranks: Sequence[int | None], inner: Sequence[int]
+) -> tuple[list[Need], Sharded] | None:
+    """As `along`, of one tensor of unknown rank and of scalars."""
+    if any(inner) or [rank or 0 for rank in ranks] != [0] * len(ranks):
+        return None
+    unknown = [k for k, rank in enumerate(ranks) if rank is None]
+    form = facts[unknown[0]].form
+    if len(unknown) > 1 or not isinstance(form, Sharded):
+        return None
+    return [form if k in unknown else REPLICATED for k in range(len(facts))], form
+
+
+def select(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of Select, in which a vector of conditions chooses whole rows."""
+    condition, values = op.inputs[0].shape.rank, op.inputs[1].shape.rank
+    shard = next((f.form for f in facts if isinstance(f.form, Sharded)), None)
+    if shard is None or condition == values:
+        return elementwise(op, facts, scope)
+    if condition not in (0, 1) or values is None:
+        return None
+    is_by_row = condition == 1 and shard.axis == 0
+    return plan(op, [shard if is_by_row else REPLICATED, shard, shard], shard)
+
+
+def ensured(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of EnsureShape, which checks the length of a sharded axis as a whole."""
+    form, shape = facts[0].form, tf.TensorShape(op.get_attr("shape"))
+    if not isinstance(form, Sharded) or shape.rank is None or shape[form.axis] is None:
+        return elementwise(op, facts, scope)
+
+    def build(
+        replica: Any, op: tf.Operation, inputs: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        (x,), sizes = inputs, shape.as_list()
+        length, want = replica.length(form, x), sizes[form.axis]
+        sizes[form.axis] = None
+        message = f"Shape {shape} is not compatible with the length of axis {form.axis}"
+        check = tf.debugging.assert_equal(length, want, message)
+        with tf.control_dependencies([check]):
+            x = tf.identity(x)
+        return replica.stamp(op, [x], shape=tf.TensorShape(sizes))
+
+    return plan(op, [form], form, build=build)
+
+
+def bitcast(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of Bitcast, which adds or removes a last axis."""
+    form, ranks = facts[0].form, (op.inputs[0].shape.rank, op.outputs[0].shape.rank)
+    if not isinstance(form, Sharded) or None in ranks or form.axis >= min(ranks):
+        return None
+    return plan(op, [form], form)
+
+
+def quantized(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of ops that round to a range, if it is given and the same for all."""
+    is_given = op.get_attr("range_given") and op.get_attr("axis") == -1
+    return elementwise(op, facts, scope) if is_given else None
+
+
+def quantized_gradient(
+    op: tf.Operation, facts: list[Fact], scope: Any
+) -> OpPlan | None:
+    """The rule of gradients of the rounded elements, and of the limits of the range."""
+    found = along(facts[:2], list(op.inputs)[:2])
+    if found is None:
+        return None
+    (needs, form), limits = found, Partial()
+    is_channel = form.axis == (op.inputs[0].shape.rank or 0) - 1
+    if "PerChannel" in op.type and is_channel:
+        return OpPlan([*needs, form.at(0), form.at(0)], _facts(form, form.at(0)))
+    return OpPlan([*needs, REPLICATED, REPLICATED], _facts(form, limits))
+
+
+def _facts(elements: Form, limits: Form) -> list[Fact]:
+    return [Fact(elements), Fact(limits), Fact(limits)]
+
+
+def identities(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """The rule of IdentityN."""
+    forms = [fact.form for fact in facts]
+    return OpPlan(forms, [Fact(form) for form in forms])
+
+
+def like(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """The rule of zeros and ones like a tensor, of which only the shape is needed."""
+    form = facts[0].form
+    is_kept = isinstance(form, Sharded | Unset) or op.outputs[0].dtype == tf.variant
+    return plan(op, [AS_IS], form if is_kept else REPLICATED)
+
+
+def asserted(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """The rule of Assert, of which each replica prints what it has itself."""
+    return OpPlan([REPLICATED] + [AS_IS] * (len(op.inputs) - 1), [])
+
+
+def nothing(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """The rule of NoOp."""
+    return replicated(op)
+
+
+_ELEMENTWISE = """
+    Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan Atan2
+    Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e
+    BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd BitwiseOr BitwiseXor
+    Bucketize Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue Complex ComplexAbs
+    Conj Cos Cosh DataFormatDimMap Dawsn DecodeBase64 Digamma Div DivNoNan Elu EluGrad
+    EncodeBase64 Equal Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs
+    FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars
+    FakeQuantWithMinMaxVarsPerChannel Floor FloorDiv FloorMod FresnelCos FresnelSin
+    Greater GreaterEqual Identity Igamma IgammaGradA Igammac Imag Inv InvGrad Invert
+    IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log
+    Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg
+    NextAfter NotEqual Polygamma PopulationCount Pow PreventGradient RandomGammaGrad
+    Real RealDiv Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6
+    Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad
+    Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign
+    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch
+    StaticRegexReplace StopGradient StringJoin StringLength StringLower StringStrip
+    StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
+    StringUpper Sub Substr Tan Tanh TanhGrad TruncateDiv TruncateMod UnicodeScript
+    UnicodeTranscode Xdivy Xlog1py Xlogy Zeta
+"""
+_QUANTIZED_GRADIENTS = """
+    FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient
+"""
+RULES = {
+    **rules_of(_ELEMENTWISE, elementwise),
+    **rules_of("Select", select),
+    **rules_of("EnsureShape", ensured),
+    **rules_of("Bitcast", bitcast),
+    **rules_of("QuantizeAndDequantizeV2 QuantizeAndDequantizeV4", quantized),
+    **rules_of(_QUANTIZED_GRADIENTS, quantized_gradient),
+    **rules_of("IdentityN", identities),
+    **rules_of("ZerosLike OnesLike", like),
+    **rules_of("Assert", asserted),
+    **rules_of("NoOp", nothing),
+}

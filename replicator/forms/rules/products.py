@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of matrices and tensors, each written as an equation of its axes.
+
+Whichever axis is sharded, the equation says the rest. "nk,km->nm": if n is sharded, the
+result is; if k is, each replica computes a summand of the result; m is tensor
+parallelism. Convolutions and other ops that treat each example alone are in a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
+from replicator.forms.rule import LOCAL, Need, OpPlan, is_partial, plan, rules_of
+from replicator.forms.sizes import elements, operand
+
+_NAMES = "abcdefghijklmnop"
+_UNKNOWN = 64  # elements of an axis of unknown length, where costs are compared
+
+
+def matmul(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of MatMul."""
+    left = "kn" if op.get_attr("transpose_a") else "nk"
+    right = "mk" if op.get_attr("transpose_b") else "km"
+    return contraction(op, facts, [left, right], "nm")
+
+
+def batch_matmul(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of BatchMatMul, whose first axes broadcast."""
+    ranks = [t.shape.rank for t in op.inputs]
+    if None in ranks:
+        return None
+    batch = _NAMES[: max(ranks) - 2]
+    ends = (
+        "zx" if op.get_attr("adj_x") else "xz",
+        "yz" if op.get_attr("adj_y") else "zy",
+    )
+    pairs = zip(ranks, ends, strict=True)
+    terms = [batch[len(batch) - rank + 2 :] + end for rank, end in pairs]
+    return contraction(op, facts, terms, batch + "xy")
+
+
+def einsum(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of Einsum, but for diagonals."""
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    found = _spelled(equation, [t.shape.rank for t in op.inputs])
+    if found is None:
+        return None
+    terms, output = found
+    if any(len(set(term)) < len(term) for term in (*terms, output)):
+        return None
+    return contraction(op, facts, terms, output)
+
+
+def _spelled(
+    equation: str, ranks: Sequence[int | None]
+) -> tuple[list[str], str] | None:
+    """Returns the terms of an equation with a name for each axis of an ellipsis."""
+    left, _, output = equation.partition("->")
+    terms = left.split(",")
+    if None in ranks:
+        return None
+    free = [name for name in _NAMES + _NAMES.upper() if name not in left]
+    spread = [
+        rank - len(term.replace("...", "")) if "..." in term else 0
+        for term, rank in zip(terms, ranks, strict=True)
+    ]
+    dots = "".join(free[: max(spread)])
+    terms = [
+        term.replace("...", dots[len(dots) - count :])
+        for term, count in zip(terms, spread, strict=True)
+    ]
+    return terms, output.replace("...", dots)
+
+
+def contraction(
+    op: tf.Operation, facts: list[Fact], terms: Sequence[str], output: str
+) -> OpPlan | None:
+    """Returns the plan of a product with axes of these names.
+
+    Of several sharded axes, that one is kept which leaves least to be gathered.
+
+    Args:
+        op: The op.
+        facts: What is known of its inputs.
+        terms: The names of each input's axes.
+        output: The names of the output's axes.
+    """
+    shards = [k for k, fact in enumerate(facts) if isinstance(fact.form, Sharded)]
+    if not shards:
+        partial = [k for k, fact in enumerate(facts) if is_partial(fact)]
+        if len(partial) != 1 or not is_partial(facts[partial[0]], "sum"):
+            return None
+        needs = [Partial() if k in partial else REPLICATED for k in range(len(facts))]
+        return plan(op, needs, Partial())
+    found = [_kept(op, facts, terms, output, k) for k in shards]
+    best = min((one for one in found if one), key=lambda one: one[0], default=None)
+    return best and best[1]
+
+
+def _kept(
+    op: tf.Operation, facts: list[Fact], terms: Sequence[str], output: str, k: int
+) -> tuple[Any, OpPlan] | None:
+    """Returns the plan that keeps the k-th input's axis sharded, after its cost."""
+    form = facts[k].form
+    assert isinstance(form, Sharded)
+    name = terms[k][form.axis]
+    if op.inputs[k].shape[form.axis] == 1:
+        return None  # it broadcasts
+    needs: list[Form] = []
+    for tensor, names in zip(op.inputs, terms, strict=True):
+        has_axis = name in names and tensor.shape[names.index(name)] != 1
+        needs.append(form.at(names.index(name)) if has_axis else REPLICATED)
+    is_kept = name in output
+    made = form.at(output.index(name)) if is_kept else Partial()
+    moved = sum(
+        _moved(tensor, fact.form, need)
+        for tensor, fact, need in zip(op.inputs, facts, needs, strict=True)
+    )
+    return (moved, not is_kept, k), plan(op, needs, made)
+
+
+def _moved(tensor: tf.Tensor, have: Form, need: Form) -> int:
+    """About how many elements a conversion moves."""
+    if have in (REPLICATED, need):
+        return 0
+    if tensor.shape.rank is None:
+        return _UNKNOWN
+    return math.prod(size or _UNKNOWN for size in tensor.shape.as_list())
+
+
+# How ops use each input and make each output, given a batch:
+#   b  the batch is axis 0        e  it is, or there is one row for all examples
+#   s  the shape of a batch       .  the same for all examples
+#   +  a sum over the batch
+_USES = {
+    "b.>b": """
+        Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D ResizeArea ResizeBicubic
+        ResizeBilinear ResizeNearestNeighbor ResizeNearestNeighborGrad
+    """,
+    "s.b>b": """
+        Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput
+    """,
+    "b.b>b": "Conv2DBackpropInputV2 Conv3DBackpropInput Dilation2DBackpropInput",
+    "b.b>+": """
+        Conv2DBackpropFilter Conv2DBackpropFilterV2 Conv3DBackpropFilter
+        Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter
+        Dilation2DBackpropFilter
+    """,
+    "b>b": """
+        AvgPool AvgPool3D DepthToSpace ExtractImagePatches ExtractVolumePatches LRN
+        MaxPool MaxPool3D SpaceToDepth
+    """,
+    "b..>b": "MaxPoolV2",
+    "bbb>b": """
+        LRNGrad MaxPool3DGrad MaxPool3DGradGrad MaxPoolGrad MaxPoolGradGrad
+        MaxPoolGradGradWithArgmax MaxPoolGradWithArgmax
+    """,
+    "bbb..>b": "MaxPoolGradGradV2 MaxPoolGradV2",
+    "sb>b": "AvgPool3DGrad AvgPoolGrad",
+    "b>bb": "MaxPoolWithArgmax",
+    "bb>b": "DrawBoundingBoxes InTopK ResizeBicubicGrad ResizeBilinearGrad",
+    "bb.>b": "DrawBoundingBoxesV2 InTopKV2",
+    "b...>b": "ScaleAndTranslate",
+    "bb..>b": "ScaleAndTranslateGrad",
+    "be.>b": "ImageProjectiveTransformV2",
+    "be..>b": "ImageProjectiveTransformV3",
+    ".bb.>b": "CropAndResize",
+    "bbb.>+": "CropAndResizeGradImage",
+    "b.bb>b": "CropAndResizeGradBoxes",
+    "bb....>bbbb": "CombinedNonMaxSuppression GRUBlockCell",
+    "bb....bbbb>bbbb": "GRUBlockCellGrad",
+    "bbb.....>bbbbbbb": "LSTMBlockCell",
+    "bbb.....bbbbbbbb>bb+++": "LSTMBlockCellGrad",
+    "bb>bb": "SparseSoftmaxCrossEntropyWithLogits",
+    "ee>bb": "SoftmaxCrossEntropyWithLogits",
+}
+_BATCHED = {name: uses for uses, names in _USES.items() for name in names.split()}
+
+
+def batched(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of convolutions, pooling, and others that treat each example alone."""
+    inputs, _, outputs = _BATCHED[op.type].partition(">")
+    uses = list(zip(op.inputs, facts, inputs, strict=True))
+    form = next((f.form for _, f, use in uses if use in "be" and _is_batch(f)), None)
+    if form is None or not _is_alone(op):
+        return None
+    needs: list[Need] = []
+    for tensor, fact, use in uses:
+        is_one = tensor.shape[:1] == [1]
+        if use == "s" and operand(elements(tensor, fact), 0) != LOCAL:
+            return None
+        if use == "b" and is_one:
+            return None
+        need: dict[str, Need] = {"b": form, "e": form, "s": LOCAL, ".": REPLICATED}
+        needs.append(REPLICATED if use == "e" and is_one else need[use])
+    made = {"b": Fact(form), "+": Fact(Partial())}
+    return OpPlan(needs, [made[use] for use in outputs])
+
+
+def _is_batch(fact: Fact) -> bool:
+    return isinstance(fact.form, Sharded) and fact.form.axis == 0
+
+
+def _is_alone(op: tf.Operation) -> bool:
+    """Whether an op's attributes let it treat each example alone."""
+    if "Argmax" in op.type:
+        return not op.get_attr("include_batch_in_index")
+    return op.type != "Conv" or op.get_attr("batch_dims") == 1
+
+
+RULES = {
+    **rules_of("MatMul SparseMatMul", matmul),
+    **rules_of("BatchMatMul BatchMatMulV2 BatchMatMulV3", batch_matmul),
+    **rules_of("Einsum", einsum),
+    **rules_of(" ".join(_BATCHED), batched),
+}

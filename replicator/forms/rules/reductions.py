@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops that reduce axes. Of a sharded axis, each replica reduces its own part."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, plan, rules_of
+from replicator.forms.sizes import Summed, SumTo, has_local, ints, is_size
+
+_HOW = {
+    **{"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min"},
+    **{"Any": "any", "All": "all"},
+}
+# In which type TensorFlow adds up what it takes the mean of. Half precision would
+# overflow in the sum, and in the number of elements.
+_MEAN_IN = {
+    **dict.fromkeys((tf.float16, tf.bfloat16), tf.float32),
+    **dict.fromkeys((tf.int8, tf.int16, tf.uint8, tf.uint16), tf.int64),
+}
+_INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16)
+
+
+def reduction(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of reductions along a list of axes."""
+    form, rank, how = facts[0].form, op.inputs[0].shape.rank, _HOW.get(op.type)
+    if isinstance(facts[1].numbers, SumTo):
+        return _sum_to_sizes(op, facts)
+    is_mean, dtype = op.type == "Mean", op.outputs[0].dtype
+    if how and is_partial(facts[0], how) and not (is_mean and dtype.is_integer):
+        return plan(op, [form, REPLICATED], form)
+    found = axes(op, facts)
+    if not isinstance(form, Sharded) or found is None or rank is None:
+        return None
+    if form.axis not in found:
+        gone = 0 if op.get_attr("keep_dims") else sum(a < form.axis for a in found)
+        return plan(op, [form, REPLICATED], form.at(form.axis - gone))
+    if is_mean:
+        return mean(op, form, found)
+    return plan(op, [form, REPLICATED], Partial(how)) if how else None
+
+
+def axes(op: tf.Operation, facts: list[Fact]) -> list[int] | None:
+    """Returns the axes that an op reduces, none negative; None: they are unknown."""
+    rank, found = op.inputs[0].shape.rank, ints(facts[1])
+    return None if rank is None or found is None else [axis % rank for axis in found]
+
+
+def mean(op: tf.Operation, form: Sharded, along: list[int]) -> OpPlan | None:
+    """Returns the plan of a mean over a sharded axis.
+
+    Each replica divides its own sum by the number of elements on all. Integers are
+    added up first, as the remainders of quotients would be lost.
+    """
+    dtype = op.outputs[0].dtype
+    if dtype.is_integer and dtype not in _INTEGERS:
+        return None
+    made = REPLICATED if dtype.is_integer else Partial()
+    build = functools.partial(_mean, along=along, form=form)
+    return plan(op, [form, REPLICATED], made, build=build)
+
+
+def _mean(
+    replica: Any, op: tf.Operation, inputs: list[Any], along: list[int], form: Sharded
+) -> list[tf.Tensor]:
+    x, dtype = inputs[0], op.outputs[0].dtype
+    wide = tf.cast(x, _MEAN_IN.get(dtype, dtype))
+    total = tf.reduce_sum(wide, along, op.get_attr("keep_dims"))
+    count = tf.cast(elements_per_result(replica, x, form, along), total.dtype)
+    if not dtype.is_integer:
+        return [tf.cast(total / count, dtype)]
+    total = replica.convert(total, Partial(), REPLICATED)
+    return [tf.cast(tf.truncatediv(total, count), dtype)]
+
+
+def elements_per_result(
+    replica: Any, x: tf.Tensor, form: Sharded, along: list[int]
+) -> tf.Tensor:
+    """Returns how many elements, of all replicas, are reduced to one: an int64 scalar.
+
+    Args:
+        replica: The replica that is being built.
+        x: Its copy of what is reduced.
+        form: Its form.
+        along: The axes that are reduced, with the sharded one.
+    """
+    others = [axis for axis in along if axis != form.axis]
+    sizes = tf.gather(tf.shape(x, tf.int64), tf.constant(others, tf.int32))
+    return tf.reduce_prod(sizes) * tf.cast(replica.length(form, x), tf.int64)
+
+
+def _sum_to_sizes(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
+    """Returns the plan of the gradient of broadcasting.
+
+    Reshape(Sum(gradient, BroadcastGradientArgs(...)), sizes): which axes are summed is
+    in general known only when it runs. Whether the sharded one is among them follows
+    from the sizes of the result. Until the Reshape, all axes are kept so that the
+    sharded one keeps its place.
+    """
+    form, sums, rank = facts[0].form, facts[1].numbers, op.inputs[0].shape.rank
+    if is_partial(facts[0], "sum"):
+        return plan(op, [form, REPLICATED], form)
+    users = {user.type for user in op.outputs[0].consumers()} - {"Shape"}
+    if not isinstance(form, Sharded) or rank is None or users != {"Reshape"}:
+        return None
+    sizes = sums.sizes
+    at = form.axis - (sums.axes - len(sizes))
+    if at < 0 or (at < len(sizes) and sizes[at] == 1):
+        made: Partial | Sharded = Partial()
+    elif at >= len(sizes) or (is_size(sizes[at]) and sizes[at].layout is form.layout):
+        made = form
+    else:
+        return None
+    needs = [form, LOCAL if has_local(facts[1]) else REPLICATED]
+    return OpPlan(needs, [Fact(made, Summed())], build=_sum_and_keep)
+
+
+def _sum_and_keep(replica: Any, op: tf.Operation, inputs: list[Any]) -> list[tf.Tensor]:
+    return replica.stamp(op, inputs, keep_dims=True)
+
+
+def norm(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of EuclideanNorm: the squares are added up, and then the root taken."""
+    form, found, dtype = facts[0].form, axes(op, facts), op.outputs[0].dtype
+    is_whole = not isinstance(form, Sharded) or found is None or form.axis not in found
+    if is_whole or dtype.is_integer:
+        return reduction(op, facts, scope)
+    build = functools.partial(_norm, along=found)
+    return plan(op, [form, REPLICATED], REPLICATED, build=build)
+
+
+def _norm(
+    replica: Any, op: tf.Operation, inputs: list[Any], along: list[int]
+) -> list[tf.Tensor]:
+    dtype = op.outputs[0].dtype
+    x = tf.cast(inputs[0], _MEAN_IN.get(dtype, dtype))
+    squares = tf.reduce_sum(x * tf.math.conj(x), along, op.get_attr("keep_dims"))
+    total = replica.convert(squares, Partial(), REPLICATED)
+    return [tf.cast(tf.sqrt(total), dtype)]
+
+
+def joined_text(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of ReduceJoin, for which no axes are all of them."""
+    return reduction(op, facts, scope) if axes(op, facts) else None
+
+
+def l2_loss(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of L2Loss, half the sum of the squares."""
+    form = facts[0].form
+    return plan(op, [form], Partial()) if isinstance(form, Sharded) else None
+
+
+def bias_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of BiasAddGrad, a sum over all axes but the channels."""
+    form, channel = facts[0].form, _channel(op)
+    if is_partial(facts[0], "sum"):
+        return plan(op, [form], form)
+    if not isinstance(form, Sharded) or channel is None:
+        return None
+    return plan(op, [form], form.at(0) if form.axis == channel else Partial())
+
+
+def bias(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of BiasAdd. What is added to a sum is a summand of it."""
+    form, its, channel = facts[0].form, facts[1].form, _channel(op)
+    if is_partial(facts[0], "sum"):
+        return plan(op, [form, form], form)
+    if channel is None:
+        return None
+    if isinstance(form, Sharded):
+        is_channel = form.axis == channel
+        return plan(op, [form, form.at(0) if is_channel else REPLICATED], form)
+    if isinstance(its, Sharded):
+        return plan(op, [its.at(channel), its], its.at(channel))
+    return None
+
+
+def _channel(op: tf.Operation) -> int | None:
+    rank = op.inputs[0].shape.rank
+    if op.type != "BiasAddV1" and op.get_attr("data_format") == b"NCHW":
+        return 1
+    return None if rank is None else rank - 1
+
+
+def counts(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of ops that count numbers, or add up weights per number."""
+    form, is_binary = (
+        facts[0].form,
+        op.type == "DenseBincount" and op.get_attr("binary_output"),
+    )
+    if not isinstance(form, Sharded):
+        return None
+    needs = [form, *[REPLICATED] * (len(op.inputs) - 1)]
+    if op.type != "HistogramFixedWidth":
+        shape = op.inputs[2].shape
+        if (
+            shape.rank is None
+            or None in shape.as_list()
+            and shape.rank != op.inputs[0].shape.rank
+        ):
+            return None
+        needs[2] = REPLICATED if shape.num_elements() == 0 else form
+    if op.type == "DenseBincount" and op.inputs[0].shape.rank != 1:
+        is_row = op.inputs[0].shape.rank == 2 and form.axis == 0
+        return plan(op, needs, form) if is_row else None
+    return plan(op, needs, Partial("max" if is_binary else "sum"))
+
+
+RULES = {
+    **rules_of("Sum Mean Max Min Any All Prod", reduction),
+    **rules_of("EuclideanNorm", norm),
+    **rules_of("ReduceJoin", joined_text),
+    **rules_of("L2Loss", l2_loss),
+    **rules_of("BiasAddGrad", bias_gradient),
+    **rules_of("BiasAdd BiasAddV1", bias),
+    **rules_of("Bincount DenseBincount HistogramFixedWidth", counts),
+}

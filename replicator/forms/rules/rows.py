@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops that treat each row along some axes alone, as softmax and sorting do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.forms.forms import REPLICATED, Fact, Sharded
+from replicator.forms.rule import Need, OpPlan, is_partial, moves, plan, rules_of
+from replicator.forms.rules.elementwise import along
+from replicator.forms.sizes import ints
+
+# By how many of the last axes of each input are taken together: 1 of a vector, 2 of a
+# matrix. Further inputs are the same for all rows. The axes before are those of the
+# outputs, too.
+_TYPES: dict[tuple[int, ...], str] = {
+    (1,): """
+        AdjustHue AdjustSaturation FFT HSVToRGB IFFT IRFFT IsotonicRegression LogSoftmax
+        MatrixDiag NthElement RFFT RGBToHSV Softmax TopK TopKV2
+    """,
+    (2,): """
+        Cholesky Eig FFT2D IFFT2D IRFFT2D LogMatrixDeterminant Lu MatrixBandPart
+        MatrixDeterminant MatrixDiagPart MatrixExponential MatrixInverse MatrixLogarithm
+        MatrixSquareRoot Qr RFFT2D SelfAdjointEigV2 Svd
+    """,
+    (3,): "AdjustContrastv2 FFT3D IFFT3D IRFFT3D RFFT3D",
+    (1, 1): "Cross LowerBound UpperBound",
+    (2, 1): "MatrixSetDiag",
+    (2, 2): """
+        BandedTriangularSolve CholeskyGrad MatrixSolve MatrixSolveLs
+        MatrixTriangularSolve TridiagonalSolve
+    """,
+    (2, 2, 2, 2): "TridiagonalMatMul",
+}
+_LAST = {name: inner for inner, names in _TYPES.items() for name in names.split()}
+
+
+def last_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of ops that treat each vector, or matrix, of the last axes alone."""
+    return _batched(op, facts, _LAST[op.type])
+
+
+def diagonals(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of ops with several diagonals of a matrix, which are a matrix, too."""
+    which = ints(facts[2 if "Set" in op.type else 1])
+    if which is None:
+        return None
+    axes = 1 if len(set(which)) == 1 else 2
+    if "Set" in op.type:
+        return _batched(op, facts, (2, axes))
+    return _batched(op, facts, (2,) if "Part" in op.type else (axes,))
+
+
+def _batched(
+    op: tf.Operation, facts: list[Fact], inner: tuple[int, ...]
+) -> OpPlan | None:
+    count = len(inner)
+    found = along(facts[:count], list(op.inputs)[:count], inner)
+    if found is None:
+        return None
+    needs, form = found
+    # Vectors that are not asked for (compute_v, compute_uv) have one axis, and no rows.
+    makes = [
+        Fact(
+            REPLICATED
+            if t.shape.rank is not None and t.shape.rank <= form.axis
+            else form
+        )
+        for t in op.outputs
+    ]
+    others = [REPLICATED] * (len(op.inputs) - count)
+    return OpPlan([*needs, *others], makes)
+
+
+def along_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of ops with a list of axes as their last input."""
+    axes, rank = ints(facts[-1]), op.inputs[0].shape.rank
+    if op.type in ("Cumsum", "ReverseV2", "Roll") and is_partial(facts[0], "sum"):
+        return moves(op, facts)
+    form = facts[0].form
+    if not isinstance(form, Sharded) or axes is None or rank is None:
+        return None
+    axes = [axis % rank for axis in axes]
+    if form.axis in axes:
+        return None
+    is_gone = op.type in ("ArgMax", "ArgMin") and axes[0] < form.axis
+    others = [REPLICATED] * (len(op.inputs) - 1)
+    return plan(op, [form, *others], form.at(form.axis - is_gone))
+
+
+def reverse_sequence(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of ReverseSequence: a number per row says how much of it is reversed."""
+    form, lengths = facts[0].form, facts[1].form
+    batch, time = op.get_attr("batch_dim"), op.get_attr("seq_dim")
+    if isinstance(form, Sharded):
+        if form.axis == time:
+            return None
+        need: Need = form.at(0) if form.axis == batch else REPLICATED
+        return plan(op, [form, need], form)
+    if isinstance(lengths, Sharded):
+        return plan(op, [lengths.at(batch), lengths], lengths.at(batch))
+    return moves(op, facts)
+
+
+def one_hot(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of OneHot, which adds an axis."""
+    form, axis = facts[0].form, op.get_attr("axis")
+    if not isinstance(form, Sharded):
+        return None
+    made = form.at(form.axis + (0 <= axis <= form.axis))
+    return plan(op, [form, REPLICATED, REPLICATED, REPLICATED], made)
+
+
+_DIAGONALS = (
+    "MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixSetDiagV2"
+)
+RULES = {
+    **rules_of(" ".join(_LAST), last_axes),
+    **rules_of(_DIAGONALS + " MatrixSetDiagV3", diagonals),
+    **rules_of(
+        "Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll ArgMax ArgMin", along_axes
+    ),
+    **rules_of("ReverseSequence", reverse_sequence),
+    **rules_of("OneHot", one_hot),
+}
