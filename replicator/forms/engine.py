@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import PerReplica, _tf
+from replicator import _tf
 from replicator.compressors.memory import Memory
 from replicator.costs import cost
 from replicator.forms import homes, seams, updates
@@ -109,30 +109,52 @@ class WholeBatchFunction:
         return plan, layouts
 
     def _build(self, which: Pattern) -> Callable[[], Any]:
-        plan, layouts = self.plan(which)
-        sums, forms = self._sums(plan), []
-
-        def step(rows: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            replica = Replica(self._repl, plan, sums)
-            for layout, numbers in zip(layouts.values(), rows, strict=True):
-                replica.define(layout, *numbers)
-            given = [*tensors, *self._captured]
-            for tensor, value in zip(plan.inputs, given, strict=True):
-                replica.give(tensor, value)
-            replica.build(list(plan.plans))
-            found = [_returned(replica.value(t)) for t in self._traced.graph.outputs]
-            forms[:] = [form for _, form in found]
-            return [x for x, _ in found]
-
         def build() -> Any:
-            rows, parts = self._divided(which, layouts)
-            results = self._repl.run(_tf.not_converted(step), args=(rows, parts))
-            joined = [_joined(x, form) for x, form in zip(results, forms, strict=True)]
-            return self._packed(joined)
+            tensors = [
+                _tf.capture_at_call(functools.partial(self._argument, k), spec)
+                for k, spec in enumerate(self._signature)
+            ]
+            return self.add(which, tensors)
 
         traced = _tf.trace(build, ordering.order_as_created, alone=False)
         run = _tf.prepare_call(traced, cost.share_memory(self._repl.devices))
         return lambda: _tf.pack_results(traced, run())
+
+    def add(self, which: Pattern, tensors: Sequence[tf.Tensor]) -> Any:
+        """Adds the replicas' steps to the function that is being traced.
+
+        Args:
+            which: The pattern of the arguments.
+            tensors: The arguments, of one device.
+
+        Returns:
+            What the function returns for them.
+        """
+        plan, layouts = self.plan(which)
+        sums, forms = self._sums(plan), []
+        # If other processes have some of the results, they are joined in the step.
+        is_shared = self._repl._settings.peers is not None
+
+        def step(rows: Any, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            replica = Replica(self._repl, plan, sums)
+            for layout, numbers in zip(layouts.values(), rows, strict=True):
+                replica.define(layout, *numbers)
+            given = [*parts, *self._captured]
+            for tensor, value in zip(plan.inputs, given, strict=True):
+                replica.give(tensor, value)
+            replica.build(list(plan.plans))
+            values = [replica.value(t) for t in self._traced.graph.outputs]
+            found = [_returned(value, is_shared) for value in values]
+            forms[:] = [form for _, form in found]
+            return [x for x, _ in found]
+
+        with tf.device("CPU:0"):  # where batches are: each part moves once
+            elements = self._divided(which, layouts, tensors)
+        results = self._repl.run(
+            _tf.not_converted(step), lambda ctx: elements[ctx.replica_id]
+        )
+        joined = [_joined(x, form) for x, form in zip(results, forms, strict=True)]
+        return self._packed(joined)
 
     def _sums(self, plan: GraphPlan) -> homes.Sums:
         captured = self._captured
@@ -142,25 +164,24 @@ class WholeBatchFunction:
         trained = list(self._repl._settings.factory.trained().values())
         return homes.Sums(homes.of_sums(plan, variables, trained), self.memory)
 
-    def _divided(self, which: Pattern, layouts: dict[int, Layout]) -> Any:
-        """Returns, for each replica, the numbers of rows, and the parts of arguments."""
+    def _divided(
+        self, which: Pattern, layouts: dict[int, Layout], tensors: Sequence[tf.Tensor]
+    ) -> list[Any]:
+        """Returns, for each replica, its numbers of rows, and its parts of arguments."""
         count = self._repl.num_replicas
-        tensors = [
-            _tf.capture_at_call(functools.partial(self._argument, k), spec)
-            for k, spec in enumerate(self._signature)
-        ]
-        rows, bounds = [], {}
+        rows: list[list[Any]] = [[] for _ in range(count)]
+        bounds = {}
         for k in layouts:
             total = tf.shape(tensors[which.index(k)])[0]
             ends = [-(-total * r // count) for r in range(count + 1)]
             bounds[k] = list(zip(ends, ends[1:], strict=False))
-            own = [end - begin for begin, end in bounds[k]]
-            rows.append((PerReplica(own), PerReplica(ends[:-1]), total))
-        parts = [
-            x if k is None else PerReplica([x[begin:end] for begin, end in bounds[k]])
-            for x, k in zip(tensors, which, strict=True)
+            for own, (begin, end) in zip(rows, bounds[k], strict=True):
+                own.append((end - begin, begin, total))
+        pairs = list(zip(tensors, which, strict=True))
+        return [
+            (rows[r], [x if k is None else x[slice(*bounds[k][r])] for x, k in pairs])
+            for r in range(count)
         ]
-        return rows, parts
 
     def _argument(self, k: int) -> tf.Tensor:
         return self._current[k]
@@ -180,9 +201,14 @@ def _form_of(captured: Any) -> Form:
     return Partial() if adds_up else REPLICATED
 
 
-def _returned(value: Value) -> tuple[tf.Tensor, Form]:
-    """Returns what a replica returns of a value, and its form: the caller joins them."""
-    form = value.fact.form
+def _returned(value: Value, whole: bool = False) -> tuple[tf.Tensor, Form]:
+    """Returns what a replica returns of a value, and its form: the caller joins them.
+
+    Args:
+        value: The value.
+        whole: Whether each replica returns all of it.
+    """
+    form = REPLICATED if whole else value.fact.form
     is_sum = isinstance(form, Partial) and form.how == "sum"
     is_part = isinstance(form, Sharded) and form.outer == 1
     if is_part or (is_sum and value.waits_for(REPLICATED)):
