@@ -211,7 +211,7 @@ def counts(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 
 
 RULES = {
-    **rules_of("Sum Mean Max Min Any All Prod", reduction),
+    **rules_of("Sum Max Min Any All Prod", reduction),
     **rules_of("EuclideanNorm", norm),
     **rules_of("ReduceJoin", joined_text),
     **rules_of("L2Loss", l2_loss),

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch normalization, and means, with the statistics of the whole batch.
+
+One message forward and one backward, of two numbers per channel each. The statistics of
+a replica's part are computed around its own mean, and those of all parts combined in
+float64 (Chan, Golub and LeVeque 1979): the variance is as accurate as on one device,
+even where it is much smaller than the square of the mean.
+
+`Scope.local_statistics` lets fused ops normalize each part by its own statistics,
+without a message. What they return for moving averages are then means over the
+replicas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
+from replicator.forms.rule import (
+    AS_IS,
+    UNUSED,
+    Need,
+    OpPlan,
+    plan,
+    replicated,
+    rules_of,
+)
+from replicator.forms.rules.reductions import axes, elements_per_result, reduction
+
+_Tensors = list[tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """Who computed what a fused op saves for its gradient, as `Fact.numbers` of that.
+
+    Attributes:
+        how: "whole": the moments of the whole batch, by `_normalize`; "own": each
+            replica's op those of its part; "native": the op those of one device.
+        form: The form of what was normalized.
+    """
+
+    how: str
+    form: Form
+
+
+# Means, of which variances may be made.
+
+
+def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of Mean. A mean and the variance around it are one message.
+
+    They are found as tf.nn.moments makes them, and with it the layers of Keras and
+    Sonnet: Mean(SquaredDifference(x, StopGradient(Mean(x)))).
+    """
+    form, along, pair = facts[0].form, axes(op, facts), _moments(op)
+    is_reduced = isinstance(form, Sharded) and along is not None and form.axis in along
+    if pair is None or not is_reduced:
+        return reduction(op, facts, scope)
+    if op is pair[1]:
+        build = functools.partial(_variance, mean=pair[0].outputs[0])
+        return plan(op, [UNUSED, UNUSED], REPLICATED, build=build)
+    build = functools.partial(_mean, along=along, form=form)
+    return plan(op, [form, UNUSED], REPLICATED, build=build)
+
+
+def _moments(op: tf.Operation) -> tuple[tf.Operation, tf.Operation] | None:
+    """Returns the ops of a mean and of the variance around it, given either one."""
+    if not op.outputs[0].dtype.is_floating:
+        return None
+    squares = op.inputs[0].op
+    if (
+        squares.type == "SquaredDifference"
+        and squares.inputs[1].op.type == "StopGradient"
+    ):
+        of_mean = squares.inputs[1].op.inputs[0].op
+        if _is_variance(op, of_mean):
+            return of_mean, op
+    for stopped in _users(op, "StopGradient"):
+        for squares in _users(stopped, "SquaredDifference"):
+            for user in _users(squares, "Mean"):
+                if _is_variance(user, op):
+                    return op, user
+    return None
+
+
+def _users(op: tf.Operation, kind: str) -> Iterator[tf.Operation]:
+    return (user for user in op.outputs[0].consumers() if user.type == kind)
+
+
+def _is_variance(op: tf.Operation, of_mean: tf.Operation) -> bool:
+    """Whether an op is the mean of what is squared around the result of another one."""
+    squares = op.inputs[0].op
+    if of_mean.type != "Mean" or squares.inputs[0] is not of_mean.inputs[0]:
+        return False
+    if squares.inputs[1].op.inputs[0] is not of_mean.outputs[0]:
+        return False
+    every = [tf.get_static_value(one.inputs[1]) for one in (op, of_mean)]
+    is_known = all(one is not None for one in every)
+    if not is_known or not all(one.get_attr("keep_dims") for one in (op, of_mean)):
+        return False
+    return sorted(every[0].flat) == sorted(every[1].flat)
+
+
+def _mean(
+    replica: Any, op: tf.Operation, inputs: _Tensors, along: list[int], form: Sharded
+) -> _Tensors:
+    found, variance, _ = moments(replica, inputs[0], along, form)
+    # Where `_variance` finds it.
+    return tf.raw_ops.IdentityN(input=[found, variance])[:1]
+
+
+def _variance(
+    replica: Any, op: tf.Operation, inputs: _Tensors, mean: tf.Tensor
+) -> _Tensors:
+    return [replica.value(mean).copy().op.outputs[1]]
+
+
+def moments(
+    replica: Any, x: tf.Tensor, along: Sequence[int], form: Sharded
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the mean and the variance of a sharded tensor, by one message.
+
+    Args:
+        replica: The replica that is being built.
+        x: Its copy.
+        along: The axes that are reduced, with the sharded one.
+        form: The form of x.
+
+    Returns:
+        The mean and the variance, with all axes, and how many elements of all replicas
+        they are of, in x's type.
+    """
+    own = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), list(along)))
+    own_mean = tf.reduce_sum(x, along, True) / tf.cast(tf.maximum(own, 1), x.dtype)
+    squares = tf.reduce_sum(tf.math.squared_difference(x, own_mean), along, True)
+    wide_mean, rows = tf.cast(own_mean, tf.float64), tf.cast(own, tf.float64)
+    summands = [rows * wide_mean, tf.cast(squares, tf.float64) + rows * wide_mean**2]
+    first, second = tf.unstack(_added(replica, tf.stack(summands)))
+    count = tf.cast(elements_per_result(replica, x, form, list(along)), tf.float64)
+    whole = first / count
+    # NaN where there are no elements, as on one device.
+    variance = tf.maximum(second / count - whole**2, tf.zeros_like(whole))
+    return tf.cast(whole, x.dtype), tf.cast(variance, x.dtype), tf.cast(count, x.dtype)
+
+
+def _added(replica: Any, x: tf.Tensor) -> tf.Tensor:
+    return replica.convert(x, Partial(), REPLICATED)
+
+
+# Fused ops.
+
+
+def fused(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """The rule of FusedBatchNorm, in all versions."""
+    form, others = facts[0].form, [REPLICATED] * 4
+    if not isinstance(form, Sharded) or form.axis not in _axes(op):
+        return dataclasses.replace(
+            replicated(op), makes=_makes(op, REPLICATED, "native")
+        )
+    if not op.get_attr("is_training"):
+        return OpPlan([form, *others], _makes(op, form, "native"), _infer)
+    if scope.local_statistics and _is_only_saved(op):
+        makes = _makes(op, form, "own")
+        makes[1:3] = [Fact(Partial()), Fact(Partial())]
+        return OpPlan(
+            [form, *others], makes, functools.partial(_normalize_own, form=form)
+        )
+    build = functools.partial(_normalize, form=form)
+    return OpPlan([form, *others], _makes(op, form, "whole"), build)
+
+
+def _makes(op: tf.Operation, form: Form, how: str) -> list[Fact]:
+    """Returns what is known of the outputs: values, two moments, and what is saved."""
+    saved = Fact(REPLICATED, Saved(how, form))
+    return [Fact(form), Fact(), Fact(), *[saved] * (len(op.outputs) - 3)]
+
+
+def _is_only_saved(op: tf.Operation) -> bool:
+    """Whether only gradients use what an op saves for them, in the same graph."""
+    users = [user for out in op.outputs[3:] for user in out.consumers()]
+    returned = getattr(op.graph, "outputs", [])
+    is_returned = any(out is one for out in op.outputs[3:] for one in returned)
+    return not is_returned and all("BatchNormGrad" in user.type for user in users)
+
+
+def _axes(op: tf.Operation) -> list[int]:
+    """Returns the axes of an image but the channels."""
+    rank = op.inputs[0].shape.rank
+    if rank is None:
+        return []
+    channel = 1 if op.get_attr("data_format").startswith(b"NC") else rank - 1
+    return [axis for axis in range(rank) if axis != channel]
+
+
+def _fused_infer(op: tf.Operation, *inputs: tf.Tensor) -> tf.Tensor:
+    """Returns (x - mean) * scale / sqrt(variance + epsilon) + offset, by one kernel."""
+    names = ("x", "scale", "offset", "mean", "variance")
+    kernel = getattr(tf.raw_ops, op.type.replace("Grad", ""))
+    options = {name: op.get_attr(name) for name in ("epsilon", "data_format")}
+    options["data_format"] = options["data_format"].decode()
+    given = dict(zip(names, inputs, strict=True))
+    return kernel(**given, **options, is_training=False)[0]
+
+
+def _infer(replica: Any, op: tf.Operation, inputs: _Tensors) -> _Tensors:
+    """Normalizes by given moments. Kernels return no moments for empty batches."""
+    pair = [inputs[3], inputs[4]]
+    return _padded(op, [_fused_infer(op, *inputs), *pair, *pair])
+
+
+def _padded(op: tf.Operation, outputs: _Tensors) -> _Tensors:
+    """Returns outputs, and empty tensors for those that only kernels use."""
+    more = op.outputs[len(outputs) :]
+    return [*outputs, *(tf.zeros([0], out.dtype) for out in more)]
+
+
+def _normalize(
+    replica: Any, op: tf.Operation, inputs: _Tensors, form: Sharded
+) -> _Tensors:
+    x, scale, offset, *old = inputs
+    found, variance, count = _moments_of(replica, op, x, form)
+    y = _fused_infer(op, x, scale, offset, found, variance)
+    unbiased = variance * (count / tf.maximum(count - 1, 1))
+    factor = op.get_attr("exponential_avg_factor")
+    new = [found, unbiased]
+    if factor != 1:
+        new = [(1 - factor) * a + factor * b for a, b in zip(old, new, strict=True)]
+    return _padded(op, [y, *new, found, variance])
+
+
+def _moments_of(
+    replica: Any, op: tf.Operation, x: tf.Tensor, form: Sharded
+) -> _Tensors:
+    """Returns the mean and variance per channel, and the number of elements of one."""
+    dtype = op.inputs[2].dtype  # float32, also if x is not
+    found, variance, count = moments(replica, tf.cast(x, dtype), _axes(op), form)
+    return [tf.reshape(found, [-1]), tf.reshape(variance, [-1]), count]
+
+
+def _normalize_own(
+    replica: Any, op: tf.Operation, inputs: _Tensors, form: Sharded
+) -> _Tensors:
+    """The same op on each replica, and its share of the mean over replicas."""
+    y, *pair = (made := replica.stamp(op, inputs))[:3]
+    own, whole = tf.shape(inputs[0])[form.axis], replica.length(form, inputs[0])
+    share = tf.cast(own / tf.maximum(whole, 1), pair[0].dtype)
+    # Kernels return NaN for the moments of none.
+    shares = [tf.math.multiply_no_nan(one, share) for one in pair]
+    return [y, *shares, *made[3:]]
+
+
+def fused_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of FusedBatchNormGrad, in all versions.
+
+    Without training, it is linear. Else what the forward op saved is in a form that
+    only it knows, and that differs between devices: statistics of unknown origin, as
+    out of a list, are computed again.
+    """
+    form, saved, is_training = (
+        facts[1].form,
+        facts[3].numbers,
+        op.get_attr("is_training"),
+    )
+    gradient, values = [Fact(Partial())] * 2, [REPLICATED] * (len(op.inputs) - 2)
+    if not is_training and not isinstance(form, Sharded):
+        form = facts[0].form
+    if not isinstance(form, Sharded) or form.axis not in _axes(op):
+        is_native = not is_training or saved == Saved("native", REPLICATED)
+        return None if is_native else replicated(op, build=_again)
+    rest = [Fact()] * (len(op.outputs) - 3)
+    if not is_training:
+        return OpPlan([form, form, *values], [Fact(form), *gradient, *rest])
+    if saved == Saved("own", form):
+        needs: list[Need] = [form, form, REPLICATED, *[AS_IS] * (len(op.inputs) - 3)]
+        return OpPlan(needs, [Fact(form), *gradient, *rest])
+    is_known = saved == Saved("whole", form)
+    moments = [REPLICATED if is_known else UNUSED] * 2
+    needs = [form, form, REPLICATED, *moments, *[UNUSED] * (len(op.inputs) - 5)]
+    build = functools.partial(_backward, form=form)
+    return OpPlan(needs, [Fact(form), *[Fact()] * (len(op.outputs) - 1)], build)
+
+
+def _again(replica: Any, op: tf.Operation, inputs: _Tensors) -> _Tensors:
+    """Runs the forward op once more, for what it saves."""
+    kernel = getattr(tf.raw_ops, op.type.replace("Grad", ""))
+    scale, empty = inputs[2], tf.zeros([0], inputs[2].dtype)
+    options = {name: op.get_attr(name) for name in ("epsilon", "data_format")}
+    options["data_format"] = options["data_format"].decode()
+    given = {"scale": scale, "offset": tf.zeros_like(scale), "mean": empty}
+    made = kernel(x=inputs[1], **given, variance=empty, **options, is_training=True)
+    return replica.stamp(op, [*inputs[:3], *made[3:]])
+
+
+def _backward(
+    replica: Any, op: tf.Operation, inputs: _Tensors, form: Sharded
+) -> _Tensors:
+    """The gradient of a constant mean and variance, less those of the two.
+
+    dx = scale * r * (dy - sum(dy) / n - normal * sum(dy * normal) / n)
+    where r = 1 / sqrt(variance + epsilon) and normal = (x - mean) * r.
+    """
+    dy, x, scale, found, variance, *_ = inputs
+    if found is None:
+        found, variance, count = _moments_of(replica, op, x, form)
+    else:
+        others = elements_per_result(replica, x, form, _axes(op))
+        count = tf.cast(others, scale.dtype)
+    empty = [tf.zeros([0], scale.dtype)] * (len(op.inputs) - 5)
+    own = replica.stamp(op, [dy, x, scale, found, variance, *empty], is_training=False)
+    by_scale, by_offset = tf.unstack(_added(replica, tf.stack(own[1:3])))
+    epsilon = op.get_attr("epsilon")
+    root = tf.math.rsqrt(variance + epsilon)
+    slope, level = (
+        scale * root * root * by_scale / count,
+        scale * root * by_offset / count,
+    )
+    one = tf.fill(tf.shape(variance), tf.constant(1 - epsilon, variance.dtype))
+    less = _fused_infer(op, x, slope, level, found, one)
+    return _padded(op, [own[0] - less, by_scale, by_offset])
+
+
+_FUSED = "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"
+_GRADIENTS = "FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3"
+RULES = {
+    **rules_of("Mean", mean),
+    **rules_of(_FUSED, fused),
+    **rules_of(_GRADIENTS, fused_gradient),
+}
