@@ -74,15 +74,22 @@ class Scope:
         depth: The number of bodies of conditionals and loops around an op.
         whole: References of sums that something needs as they are on one device. What
             else is computed from these need not be a sum.
+        local_statistics: Whether fused batch normalization uses the statistics of each
+            replica's rows.
     """
 
-    def __init__(self, depth: int = 0, whole: set[Any] | None = None) -> None:
-        self.depth = depth
+    def __init__(
+        self,
+        depth: int = 0,
+        whole: set[Any] | None = None,
+        local_statistics: bool = False,
+    ) -> None:
+        self.depth, self.local_statistics = depth, local_statistics
         self.whole: set[Any] = set() if whole is None else whole
 
     def inner(self) -> Scope:
         """Returns the scope of the ops in the body of a conditional or a loop."""
-        return Scope(self.depth + 1, self.whole)
+        return Scope(self.depth + 1, self.whole, self.local_statistics)
 
     def plan(
         self,
