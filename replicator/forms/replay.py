@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.forms import homes, seams, sizes, updates
+from replicator.forms import homes, sizes, updates
 from replicator.forms.conversions import Conversions, in_graph
 from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Partial, Sharded, equal
 from replicator.forms.propagate import GraphPlan, has_effect

@@ -8,12 +8,14 @@ written is the same on all replicas by its form, or a part of what they add up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator.forms import seams
+from replicator import context
+from replicator.variables import copies
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.replicated import ReplicatedVariable
 
@@ -50,7 +52,7 @@ def update(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
     variable, given = inputs[0], inputs[1:]
     if op.type in _READS:
         return [_READS[op.type](op, variable, *given)]
-    with seams.writing([x for x in inputs if is_variable(x)]):
+    with _writing([x for x in inputs if is_variable(x)]):
         done = _written(op, variable, given)
         if done is None:
             return _applied(replica, op, inputs)
@@ -66,6 +68,19 @@ _READS: dict[str, Callable[..., Any]] = {
     "VarIsInitializedOp": lambda op, v: v.is_initialized(),
     "Identity": lambda op, v: v,
 }
+
+
+@contextlib.contextmanager
+def _writing(variables: Sequence[Any]) -> Iterator[None]:
+    """Makes writes in this block equal on all replicas, by the forms of what is written.
+
+    Copies that replicas have of an owner's variable are brought up to date behind it.
+    """
+    replica = context.require("a write")
+    with replica.equal_updates("a program for whole batches"):
+        with replica.build.ledger.agreed():
+            yield
+    copies.refresh([p for v in variables for p in getattr(v, "parts", [v])], replica)
 
 
 def _written(
@@ -94,32 +109,30 @@ def _applied(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.T
     names = [arg.name for arg in op.op_def.input_arg]
     made: list[tf.Tensor] = []
     for k in range(len(parts)):
-        own = [_of_part(x, variable, k) for x in inputs]
+        own = [x if is_variable(x) else _of_part(x, variable, k) for x in inputs]
         if len(parts) > 1 and "indices" in names:
-            own = _own_rows(own, names, variable, k)
-        made = list(replica.add(op, own).outputs)
+            where = names.index("indices")
+            update = next(n for n, one in enumerate(names) if one in ("grad", "updates"))
+            rows = inputs[where], inputs[update]
+            own[where], own[update] = _rows_of_part(*rows, variable, k)
+        handles = [getattr(x, "parts", [x])[k].handle if is_variable(x) else x for x in own]
+        made = list(replica.add(op, handles).outputs)
     return made
 
 
-def _of_part(x: Any, variable: Any, k: int) -> Any:
-    """Returns the part of an input that belongs to a part of the variable."""
-    if is_variable(x):
-        return getattr(x, "parts", [x])[k].handle
+def _of_part(x: tf.Tensor, variable: Any, k: int) -> tf.Tensor:
+    """Returns the part of a tensor that belongs to the k-th part of a variable."""
     is_like = isinstance(variable, PartitionedVariable) and x.shape.rank
     return variable.split(x)[k] if is_like and x.shape == variable.shape else x
 
 
-def _own_rows(
-    inputs: list[Any], names: list[str], variable: PartitionedVariable, k: int
-) -> list[Any]:
-    """Returns inputs of an op that updates rows: only those of a part of the variable."""
-    where = names.index("indices")
-    update = next(n for n, name in enumerate(names) if name in ("grad", "updates"))
-    rows, first = inputs[where], sum(variable.sizes[:k])
-    if variable.axis:
-        raise NotImplementedError
-    first, size = (tf.constant(n, rows.dtype) for n in (first, variable.sizes[k]))
-    is_own = (rows >= first) & (rows < first + size)
-    inputs[where] = tf.boolean_mask(rows, is_own) - first
-    inputs[update] = tf.boolean_mask(inputs[update], is_own)
-    return inputs
+def _rows_of_part(
+    rows: tf.Tensor, update: tf.Tensor, variable: PartitionedVariable, k: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the numbers of rows that a part has, and how these are updated."""
+    first, size, axis = sum(variable.sizes[:k]), variable.sizes[k], variable.axis
+    if axis:
+        return rows, update[(*[slice(None)] * axis, slice(first, first + size))]
+    begin, end = (tf.constant(n, rows.dtype) for n in (first, first + size))
+    is_own = (rows >= begin) & (rows < end)
+    return tf.boolean_mask(rows, is_own) - begin, tf.boolean_mask(update, is_own)
