@@ -73,6 +73,11 @@ class Division:
             pieces.append(variable_pieces)
         return cls(tuple(variables), tuple(pieces))
 
+    @classmethod
+    def none(cls, variables: Sequence[Any]) -> Division:
+        """Returns one in which each variable is updated as a whole."""
+        return cls(tuple(variables), tuple((variable,) for variable in variables))
+
     @property
     def variables(self) -> list[Any]:
         """The pieces of all variables, in order."""

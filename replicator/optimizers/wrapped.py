@@ -18,6 +18,7 @@ from absl import logging
 from replicator import _tf, context, errors
 from replicator.optimizers import alone, checks, gradients, parts
 from replicator.primitives import all_reduce, by_hand, weighing
+from replicator.variables import single_device
 from replicator.world import World
 
 
@@ -64,6 +65,8 @@ class Wrapped:
     ) -> Any:
         """Combines gradients and applies them; outside a step, just applies them.
 
+        In a program for one device, they are those of the whole batch.
+
         Args:
             grads: One tensor, IndexedSlices or None per variable.
             variables: The variables that they are gradients of.
@@ -75,7 +78,12 @@ class Wrapped:
         """
         replica = context.current()
         checks.check_counts(type(self).__name__, grads, variables)
-        division = parts.Division.of(self, variables)
+        view = single_device.view()
+        if view is not None:
+            view.note_compression(variables, self._replicator_combiner.compression)
+            division = parts.Division.none(variables)
+        else:
+            division = parts.Division.of(self, variables)
 
         def update(pieces: Sequence[Any]) -> Any:
             pieces = parts.clipped(self, division, pieces)
@@ -83,14 +91,16 @@ class Wrapped:
 
         if replica is None:
             combiner = self._replicator_combiner
-            if combiner.accumulation_steps > 1 and combiner.alone and weight is None:
+            accumulates = combiner.accumulation_steps > 1 and weight is None
+            if accumulates and (combiner.alone or view is not None):
                 return alone.apply(
                     *(combiner, grads, variables, prepare),
                     lambda combined: update(division.cut_all(combined)),
                 )
             if weight is not None or combiner.accumulation_steps > 1:
                 context.require("a weighted or accumulating update")
-            self._warn_of_one_device()
+            if view is None:
+                self._warn_of_one_device()
             if division.divides:
                 prepare(variables)
             return update(division.cut_all(grads))

@@ -14,6 +14,7 @@ from replicator.variables import (
     in_graphs,
     part_values,
     python_calls,
+    single_device,
     unbuilt,
 )
 
@@ -26,7 +27,7 @@ class PartWriter(_tf.HandleVariable):
     @_tf.not_converted
     def count_up_to(self, limit: int) -> tf.Tensor:
         """Adds 1 and returns the value before, up to `limit`; see tf.Variable's."""
-        if context.current() is not None:
+        if context.current() is not None or single_device.view() is not None:
             return _tf.HandleVariable.count_up_to(self, limit)
         before = tf.identity(self.read_value())
         eager = tf.executing_eagerly()

@@ -29,6 +29,7 @@ from replicator.variables import (
     locks,
     saving,
     seen_as_one,
+    single_device,
     split_writes,
 )
 from replicator.variables.replicated import ReplicatedVariable
@@ -100,6 +101,9 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
     @property
     def handle(self) -> tf.Tensor:
         """The handle of the whole, which has no value behind it."""
+        view = single_device.view()
+        if view is not None:
+            return view.enter(self, self._handle)
         if context.current() is None:
             if _tf.freezer_asks():
                 self._refuse_freezing()
@@ -109,6 +113,11 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
             if function is not None:
                 self._refuse_function(function)
         return self._handle
+
+    @property
+    def device(self) -> str:
+        """The device of that handle, or "" in a program for one device."""
+        return "" if self._is_plain() else str(self._handle.device)
 
     @property
     def op(self) -> tf.Operation:
@@ -167,25 +176,18 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
 
     # --- Reading ----------------------------------------------------------------------
 
-    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        if _tf.in_save_context():
-            return _tf.HandleVariable._read_variable_op(self, no_copy)
+    def _is_plain(self) -> bool:
+        return _tf.in_save_context() or super()._is_plain()
+
+    def _read(self, no_copy: bool) -> tf.Tensor:
         with self._afterwards():
             return joining.joined(self)
 
-    @_tf.not_converted
-    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Gathers rows `indices`, each from the part that has it."""
-        if _tf.in_save_context():
-            return _tf.HandleVariable.sparse_read(self, indices, name)
+    def _read_rows(self, indices: Any, name: str | None) -> tf.Tensor:
         with self._afterwards():
             return joining.rows(self, indices)
 
-    @_tf.not_converted
-    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Gathers slices `indices` of the joined value."""
-        if _tf.in_save_context():
-            return _tf.HandleVariable.gather_nd(self, indices, name)
+    def _read_slices(self, indices: Any, name: str | None) -> tf.Tensor:
         return tf.gather_nd(self.read_value(), indices, name=name)
 
     def numpy(self) -> Any:
@@ -196,11 +198,13 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         """Whether all parts are initialized."""
+        if self._is_plain():
+            return self._plainly("is_initialized", name)
         return tf.reduce_all([part.is_initialized() for part in self.parts], name=name)
 
     # --- Writing ----------------------------------------------------------------------
 
-    def _write(
+    def _write_whole(
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
         with self._afterwards():
@@ -235,6 +239,10 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         group = tf.group(*(op for op in writes if op is not None))
         return _Written(self, group) if read_value else group
 
+    def _lazy_read(self, op: tf.Operation) -> PartitionedVariable:
+        """Returns the written variable, in a program for one device."""
+        return _Written(self, op)
+
     def _assign_all(
         self,
         value: Any,
@@ -242,7 +250,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        return self._write(method, value, name, read_value)
+        return self._write_whole(method, value, name, read_value)
 
     def _settle_in_graph(self) -> None:
         """Does nothing: each part settles itself when it is written."""

@@ -44,6 +44,7 @@ from replicator.variables import (
     part_writes,
     python_calls,
     seen_as_one,
+    single_device,
     synchronized,
     unbuilt,
 )
@@ -136,6 +137,9 @@ class ReplicatedVariable(
     @property
     def handle(self) -> tf.Tensor:
         """The built replica's component's handle; outside a step, component 0's."""
+        view = single_device.view()
+        if view is not None:
+            return view.enter(self, self._handle)
         replica = context.current()
         if replica is None:
             if len(self.outside) > 1:
@@ -208,8 +212,12 @@ class ReplicatedVariable(
 
     @property
     def device(self) -> str:
-        """The component's device; "" on the owner if copies must not differ from it."""
-        return "" if context.will_be_copied(self.owner) else str(super().device)
+        """The component's device; "" on the owner if copies must not differ from it.
+
+        Also in a program for one device, which does not say on which devices it runs.
+        """
+        is_unknown = context.will_be_copied(self.owner) or single_device.view()
+        return "" if is_unknown else str(super().device)
 
     @property
     def op(self) -> tf.Operation:
@@ -239,7 +247,7 @@ class ReplicatedVariable(
 
     # --- Reading ----------------------------------------------------------------------
 
-    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+    def _read(self, no_copy: bool) -> tf.Tensor:
         with self._afterwards(), synchronized.read(self):
             replica = context.current()
             if replica is None and self.placement.differs:
@@ -270,9 +278,7 @@ class ReplicatedVariable(
             return value
         return self.placement.brought(value, replica)
 
-    @_tf.not_converted
-    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Gathers the rows `indices` of the value."""
+    def _read_rows(self, indices: Any, name: str | None) -> tf.Tensor:
         with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return tf.gather(self._aggregated(), indices, name=name)
@@ -280,9 +286,7 @@ class ReplicatedVariable(
                 return tf.gather(self._read_variable_op(), indices, name=name)
             return self._brought(_tf.HandleVariable.sparse_read(self, indices, name))
 
-    @_tf.not_converted
-    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Gathers the slices `indices` of the value."""
+    def _read_slices(self, indices: Any, name: str | None) -> tf.Tensor:
         with self._afterwards(), synchronized.read(self):
             if context.current() is None and self.placement.differs:
                 return tf.gather_nd(self._aggregated(), indices, name=name)
@@ -296,7 +300,7 @@ class ReplicatedVariable(
 
     # --- Writing ----------------------------------------------------------------------
 
-    def _write(
+    def _write_whole(
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
         method, value = additions.as_addition(self, method, value)
@@ -386,7 +390,7 @@ class ReplicatedVariable(
 
     def _lazy_read(self, op: tf.Operation) -> ReplicatedVariable:
         """Returns the written variable; called after `op` wrote to `handle`."""
-        if context.current() is None:
+        if context.current() is None and single_device.view() is None:
             # TensorFlow's own code wrote component 0: tf.compat.v1.scatter_add, say.
             with tf.control_dependencies(None if tf.executing_eagerly() else [op]):
                 return self._assign_all(self._read_once(no_copy=False))

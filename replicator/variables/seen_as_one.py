@@ -10,13 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.variables import locks, saving
+from replicator.variables import locks, saving, single_device
 
 
 class SeenAsOne(saving.SavedAsOne):
     """A tf.Variable made of other variables.
 
-    Subclasses implement `_write`, which writes the whole value, and `_write_piece`.
+    Subclasses implement `_read` and `_write_whole`, for the whole value, and
+    `_read_rows`, `_read_slices` and `_write_piece`.
     """
 
     _lock: locks.StepLock
@@ -28,6 +29,34 @@ class SeenAsOne(saving.SavedAsOne):
     def _afterwards(self) -> contextlib.AbstractContextManager[None]:
         """Returns a block whose ops run after the write that this object represents."""
         return contextlib.nullcontext()
+
+    def _is_plain(self) -> bool:
+        """Whether the code being built has one plain variable in its place."""
+        return single_device.view() is not None
+
+    def _plainly(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls the method of a plain variable, for a program for one device."""
+        with self._afterwards():
+            return getattr(_tf.HandleVariable, method)(self, *args, **kwargs)
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        if self._is_plain():
+            return self._plainly("_read_variable_op", no_copy)
+        return self._read(no_copy)
+
+    @_tf.not_converted
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Gathers the rows `indices` of the value."""
+        if self._is_plain():
+            return self._plainly("sparse_read", indices, name)
+        return self._read_rows(indices, name)
+
+    @_tf.not_converted
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Gathers the slices `indices` of the value."""
+        if self._is_plain():
+            return self._plainly("gather_nd", indices, name)
+        return self._read_slices(indices, name)
 
     def _exclusively(self) -> contextlib.AbstractContextManager[None]:
         """Returns a block that keeps other threads from writing it, when eager."""
@@ -70,6 +99,26 @@ class SeenAsOne(saving.SavedAsOne):
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
         """Writes the value by `method`: assign, assign_add or assign_sub."""
+        if self._is_plain():
+            return self._plainly(method, value, name=name, read_value=read_value)
+        return self._write_whole(method, value, name, read_value)
+
+    def _read(self, no_copy: bool) -> tf.Tensor:
+        """Reads the value."""
+        raise NotImplementedError
+
+    def _read_rows(self, indices: Any, name: str | None) -> tf.Tensor:
+        """Gathers rows of the value."""
+        raise NotImplementedError
+
+    def _read_slices(self, indices: Any, name: str | None) -> tf.Tensor:
+        """Gathers slices of the value."""
+        raise NotImplementedError
+
+    def _write_whole(
+        self, method: str, value: Any, name: str | None, read_value: bool
+    ) -> Any:
+        """Writes the value by a method of plain variables."""
         raise NotImplementedError
 
     def _write_piece(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +148,8 @@ def _piece_writer(method: str) -> Callable[..., Any]:
     """Returns a method that writes a piece of a variable."""
 
     def write_piece(self: SeenAsOne, *args: Any, **kwargs: Any) -> Any:
+        if self._is_plain():
+            return self._plainly(method, *args, **kwargs)
         with self._afterwards():
             return self._write_piece(method, *args, **kwargs)
 
