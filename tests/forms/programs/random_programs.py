@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an integer to a program of whole batches: a function with variables.
+
+A program is 3 to 12 random computations, each on what was made before, then a loss, its
+gradients, and an update of the weights. The number tells the dtypes, the batches, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tests.forms.programs import (
+    arithmetic,
+    derivatives,
+    flows,
+    inputs,
+    lookups,
+    losses,
+    moving,
+    training,
+    values,
+    writes,
+)
+
+ROOMS = (arithmetic, moving, lookups, losses, flows, derivatives, writes)
+WEIGHTS = (5, 4, 3, 3, 2.5, 1.5, 1.5)  # how often a computation is of each
+
+
+class Program:
+    """A random program.
+
+    Attributes:
+        seed: What tells it.
+        steps: The numbers of its computations; leave out some for a smaller program.
+        makers: What each makes.
+        has_training: Whether the weights are trained.
+    """
+
+    def __init__(
+        self, seed: int, steps: Sequence[int] | None = None, has_training: bool = True
+    ) -> None:
+        rng = np.random.default_rng([seed, 0])
+        # Each program has a liking for some kind of computation.
+        weights = np.array(WEIGHTS) * rng.uniform(0.3, 2, len(ROOMS))
+        count = int(rng.integers(3, 13))
+        rooms = rng.choice(len(ROOMS), count, p=weights / weights.sum())
+        of = lambda options: options[int(rng.integers(len(options)))]
+        self.makers = [of(ROOMS[k].MAKERS) for k in rooms]
+        self.seed, self.has_training = seed, has_training
+        self.steps = list(range(count)) if steps is None else list(steps)
+
+    def variables(self) -> dict[str, tf.Variable]:
+        return inputs.variables(self.seed)
+
+    @property
+    def signature(self) -> list[tf.TensorSpec]:
+        return inputs.signature(self.seed)
+
+    def batches(self) -> list[list[np.ndarray]]:
+        return inputs.batches(self.seed)
+
+    def step(self, variables: dict[str, tf.Variable], *arguments: Any) -> Any:
+        """Computes and trains on one batch; returns what was computed."""
+        given = dict(zip(inputs.NAMES, arguments, strict=True))
+        kind = inputs.kind(self.seed)
+        builder = values.Builder(self.seed, kind, given, variables)
+        for k, (name, made) in enumerate(inputs.values_given(self.seed, given)):
+            builder.begin(k - 20)
+            builder.add(made, name)
+        with tf.GradientTape() as tape:
+            for k in self.steps:
+                builder.begin(k)
+                builder.add(self.makers[k](builder), self.makers[k].__name__)
+            made = [v for v in builder.values if v.step >= 0]
+            loss = tf.add_n(
+                [self._mean(k, v.tensor) for k, v in enumerate(made[-4:])] or [0.0]
+            )
+        result: dict[str, Any] = {"loss": loss}
+        if self.has_training:
+            result["norms"] = training.train(self.seed, tape, loss, variables)
+        result["values"] = [v.tensor for v in made]
+        return result
+
+    def _mean(self, k: int, a: tf.Tensor) -> tf.Tensor:
+        fold = (tf.reduce_mean, tf.reduce_sum)[(self.seed + k) % 5 == 0]
+        return values.finite(fold(tf.tanh(a)))
