@@ -236,7 +236,7 @@ class AutoDist:
                     fix="pass a function, or decorate one with @autodist.function.",
                 )
             )
-        return DistributedFunction(function, self._repl, loss)
+        return DistributedFunction(function, self._repl)
 
     def keras_model(self, model: Any) -> Any:
         """Makes a Keras 3 model's fit, evaluate and predict run on all replicas.

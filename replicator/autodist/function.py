@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a function that was written for one device on all replicas.
 
-Callers pass whole batches, which are split along their first axis. For each kind of
-arguments the function is traced once (see traces.py).
+Callers pass whole batches, which are split along their first axis. The function is
+traced once for each kind of arguments (see traces.py): batches of all sizes, and
+sequences of all lengths, share a trace.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
+import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
+from absl import logging
 
-from replicator import errors
+from replicator import _tf, errors
 from replicator.autodist import traces
-from replicator.graph.ir import shapes
+from replicator.autodist.arguments import Arguments, Specs
+from replicator.forms.traced import Made
+from replicator.variables import single_device
+
+_MANY = 5  # traces for Python numbers
 
 
 class DistributedFunction:
@@ -37,7 +43,6 @@ class DistributedFunction:
     Args:
         function: The user's function.
         repl: The Replicator that runs it.
-        loss: What the user declares losses to be, "mean" or "sum"; None if nothing.
         owner: Returns the object whose method the function is, its first argument.
     """
 
@@ -45,13 +50,12 @@ class DistributedFunction:
         self,
         function: Callable[..., Any],
         repl: Any,
-        loss: str | None = None,
         owner: Callable[[], Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._repl, self._loss = function, repl, loss
-        self._owner = owner
-        self._traces: dict[Hashable, traces.Trace] = {}
+        self._function, self._repl, self._owner = function, repl, owner
+        self._traces: dict[Hashable, _Kind] = {}
+        self._warns, self._lock, self._made = True, threading.RLock(), Made()
         self._methods: dict[int, DistributedFunction] = {}  # by the ids of their owners
         self._kept: Any = None
 
@@ -62,9 +66,7 @@ class DistributedFunction:
         key, methods = id(instance), self._methods
         if key not in methods:
             owner = self._reference(instance, lambda _: methods.pop(key, None))
-            methods[key] = DistributedFunction(
-                self._function, self._repl, self._loss, owner
-            )
+            methods[key] = DistributedFunction(self._function, self._repl, owner)
         method = copy.copy(methods[key])
         method._kept = instance  # which nothing else may keep until the call
         return method
@@ -83,6 +85,7 @@ class DistributedFunction:
                 )
             ) from error
 
+    @_tf.not_converted
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on all replicas, each with a part of the examples.
 
@@ -107,130 +110,84 @@ class DistributedFunction:
                 argument is neither an array nor hashable.
             UnsupportedError: A result of the replicas cannot be combined.
         """
-        leaves = self._leaves(args, kwargs)
-        array_indices = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
-        tensors = [self._tensor(leaves[k]) for k in array_indices]
-        split = [tensor.shape.rank != 0 for tensor in tensors]
-        batches = iter(
-            _check_sizes(
-                [t for t, is_split in zip(tensors, split, strict=True) if is_split]
-            )
+        if single_device.view() is not None:  # a part of another function
+            return traces.call(self._function, self._owner, args, kwargs)
+        arguments = Arguments(traces.name_of(self._function), args, kwargs)
+        kind = self._traces.get(arguments.kind)
+        trace = None if kind is None else kind.by_shapes.get(arguments.shapes)
+        if trace is None:
+            with self._lock:
+                trace = self._trace(arguments)
+        return trace(arguments)
+
+    def _trace(self, arguments: Arguments) -> traces.Trace:
+        """Returns a trace for these and similar arguments.
+
+        Sequences of many lengths are traced twice, and not for each length. Where the
+        function needs to know the length, there is a trace for each after all.
+        """
+        if arguments.kind not in self._traces:
+            self._traces[arguments.kind] = _Kind(arguments.but_numbers)
+            self._warn_of_numbers(arguments)
+        kind, specs = self._traces[arguments.kind], arguments.specs
+        for others, trace in kind.by_specs.items():
+            if all(map(_covers, others, specs)):
+                kind.by_shapes[arguments.shapes] = trace
+                return trace
+        if kind.by_specs:
+            widest = tuple(map(_common, [*kind.by_specs][-1], specs))
+            try:
+                return self._traced(arguments, kind, widest)
+            except Exception as error:
+                logging.debug("traced for one shape only: %s", error)
+        return self._traced(arguments, kind, specs)
+
+    def _traced(self, arguments: Arguments, kind: _Kind, specs: Specs) -> traces.Trace:
+        trace = traces.Trace(
+            *(self._function, self._repl, arguments.signature(specs)),
+            *(self._made, self._owner),
         )
-        tensors = [
-            next(batches) if is_split else t
-            for t, is_split in zip(tensors, split, strict=True)
-        ]
-        # Only gradients of replicas without an example need guards; few batches do.
-        all_have_some = self._all_have_some(tensors, split)
-        key = all_have_some, self._key(args, kwargs, leaves, array_indices, tensors)
-        if key not in self._traces:
-            signature = traces.Signature(
-                (args, kwargs), array_indices, split, all_have_some
-            )
-            self._traces[key] = traces.Trace(
-                self._function, self._repl, signature, self._loss, self._owner
-            )
-        return self._traces[key](tensors)
+        kind.by_specs[specs] = kind.by_shapes[arguments.shapes] = trace
+        return trace
 
-    def _all_have_some(
-        self, tensors: Sequence[tf.Tensor], split: Sequence[bool]
-    ) -> bool:
-        """Whether every replica is known to have an example."""
-        batches = [t for t, is_split in zip(tensors, split, strict=True) if is_split]
-        sizes = [n for n in (shapes.sizes(t)[0] for t in batches) if n is not None]
-        return bool(sizes) and min(sizes) >= self._repl.num_replicas
-
-    def _leaves(self, args: Any, kwargs: Any) -> list[Any]:
-        try:
-            leaves: list[Any] = tf.nest.flatten((args, kwargs))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise self._argument_error((args, kwargs), error) from error
-        return leaves
-
-    def _tensor(self, array: Any) -> tf.Tensor:
-        try:
-            return tf.convert_to_tensor(array)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            raise self._argument_error(array, error) from error
-
-    def _argument_error(self, what: Any, error: Exception) -> errors.ReplicatorError:
-        return errors.ArgumentError(
-            errors.compose(
-                f"{traces.name_of(self._function)} cannot be called with "
-                f"{errors.shown(what)}: {errors.told(error)}.",
-                fix="pass numbers, strings, and arrays and tensors of these.",
-            )
-        )
-
-    def _key(
-        self,
-        args: Any,
-        kwargs: Any,
-        leaves: Sequence[Any],
-        array_indices: Sequence[int],
-        tensors: Sequence[tf.Tensor],
-    ) -> Hashable:
-        """Returns a key that is equal for calls which can share a trace."""
-        others = [x for k, x in enumerate(leaves) if k not in set(array_indices)]
-        specs = [(t.dtype, (shapes.static(t) or ())[1:], t.shape.rank) for t in tensors]
-        structure = tf.nest.map_structure(lambda _: 0, (args, kwargs))
-        try:
-            key = (
-                *(repr(structure), tuple(array_indices), tuple(specs)),
-                tuple((type(x), x) for x in others),
-            )
-            hash(key)
-        except TypeError:
-            raise errors.ArgumentError(
+    def _warn_of_numbers(self, arguments: Arguments) -> None:
+        """Warns of traces of which there is one for each Python number."""
+        if not arguments.numbers or not self._warns:
+            return
+        same = [k.but_numbers == arguments.but_numbers for k in self._traces.values()]
+        if sum(same) == _MANY:
+            self._warns = False
+            logging.warning(
+                "%s",
                 errors.compose(
-                    f"{traces.name_of(self._function)} was given arguments that are "
-                    "neither arrays nor hashable: "
-                    + ", ".join(errors.shown(x) for x in others if not _hashes(x))
-                    + ".",
-                    fix="pass arrays, tensors, numbers and strings; refer to other "
-                    "objects inside the function.",
-                )
-            ) from None
-        return key
+                    f"{traces.name_of(self._function)} was traced {_MANY} times, for "
+                    f"as many Python numbers: {arguments.numbers} now. Each trace "
+                    "takes time and memory.",
+                    [f"at {errors.user_line()}"],
+                    "pass numbers that vary as tensors or NumPy scalars: "
+                    "np.float32(0.1).",
+                ),
+            )
 
 
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray | np.generic | tf.Tensor)
+@dataclasses.dataclass
+class _Kind:
+    """The traces for arguments of one kind.
 
-
-def _hashes(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _check_sizes(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """Returns tensors of equally many rows; asserts it where sizes are not static.
-
-    Raises:
-        ArgumentError: The numbers of rows differ or are 0, or a rank is unknown.
+    Attributes:
+        but_numbers: The kind, but for Python numbers.
+        by_specs: The traces, in the order in which they were made.
+        by_shapes: The traces by shapes for which they were found.
     """
-    static_shapes = [shapes.static(tensor) for tensor in tensors]
-    sizes = {None if shape is None else shape[0] for shape in static_shapes}
-    if len(sizes) < 2 and not sizes & {0, None}:
-        return tensors
-    if None in static_shapes or 0 in sizes or len(sizes - {None}) > 1:
-        raise errors.ArgumentError(_compose_sizes_differ(static_shapes))
-    first, *others = [tf.shape(tensor)[0] for tensor in tensors]
-    checks = [
-        tf.debugging.assert_equal(first, other, _compose_sizes_differ(static_shapes))
-        for other in others
-    ]
-    with tf.control_dependencies(checks):
-        return [tf.identity(tensor) for tensor in tensors]
+
+    but_numbers: Hashable
+    by_specs: dict[Specs, traces.Trace] = dataclasses.field(default_factory=dict)
+    by_shapes: dict[Hashable, traces.Trace] = dataclasses.field(default_factory=dict)
 
 
-def _compose_sizes_differ(shapes_known: Sequence[Any]) -> str:
-    return errors.compose(
-        "the arguments of a function of AutoDist are split along their first axis, "
-        f"but their shapes are {shapes_known}.",
-        fix="pass the same number of rows in each, at least one; to give every "
-        "replica all of a value, refer to it inside the function.",
-    )
+def _common(one: Any, other: Any) -> Any:
+    return one.most_specific_common_supertype([other]) or other
+
+
+def _covers(one: Any, other: Any) -> bool:
+    return bool(other.is_subtype_of(one))

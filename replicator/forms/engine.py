@@ -9,6 +9,7 @@ rows. Each replica then replays the graph on its part of the rows.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +18,11 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.compressors.memory import Memory
 from replicator.costs import cost
-from replicator.forms import homes, seams, updates
+from replicator.forms import homes, updates
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, Scope
 from replicator.forms.replay import Replica, Value
+from replicator.forms.traced import Made, Traced
 from replicator.graph.order import ordering
 
 Pattern = tuple[int | None, ...]
@@ -51,15 +53,22 @@ def _is_batch(spec: tf.TensorSpec) -> bool:
     return spec.shape.rank not in (None, 0) and spec.shape[0] is None
 
 
+class _Arguments(threading.local):
+    """The tensors that the current call of each thread passes."""
+
+    tensors: Sequence[tf.Tensor] = ()
+
+
 class WholeBatchFunction:
     """A function of whole batches, which a Replicator runs.
 
     Args:
-        function: A function for one device, whose variables exist.
-        repl: The Replicator under whose context they were made.
+        function: A function for one device, of flat tensors.
+        repl: The Replicator under whose context its variables were made, or are made.
         signature: Of its arguments; those whose first dimension is None are batches.
         empty: Whether replicas may be given no rows. Else batches of fewer rows than
             there are replicas are computed whole by each of them.
+        made: The variables that it has made in other traces.
 
     Attributes:
         memory: What compressors remember, for checkpoints.
@@ -71,28 +80,65 @@ class WholeBatchFunction:
         repl: Any,
         signature: Sequence[tf.TensorSpec],
         empty: bool = False,
+        made: Made | None = None,
     ) -> None:
         self._repl, self._signature = repl, list(signature)
         self._few = 0 if empty else repl.num_replicas
-        factory = repl._settings.factory
-        with seams.seen_as_one(), factory.traced_by(self):
-            self._traced = tf.function(function).get_concrete_function(*signature)
-        known = {**factory.owners(), **factory.in_parts()}
-        captured = self._traced.captured_inputs
-        self._captured = [known.get(id(t), t) for t in captured]
-        self.memory = Memory()
+        self._lock, self._arguments = threading.RLock(), _Arguments()
         self._built: dict[Pattern, Callable[[], Any]] = {}
-        self._current: Sequence[tf.Tensor] = ()
+        self._functions: dict[Pattern, Any] = {}
+        self.memory = Memory()
+        self._traced = Traced(function, repl, self._signature, made or Made(), self)
+        self._captured = self._traced.captured
+
+    @property
+    def lock(self) -> Any:
+        """The lock that is held while variables that it uses move."""
+        return self._repl._settings.lock
+
+    def trace_again(self) -> None:
+        """Discards the steps: the trace for one device stays as it is."""
+        self._built.clear()
+        self._functions.clear()
 
     def __call__(self, *args: Any) -> Any:
         """Runs the function on all replicas, each with its part of the rows."""
         pairs = zip(args, self._signature, strict=True)
-        self._current = [tf.convert_to_tensor(x, spec.dtype) for x, spec in pairs]
-        rows = [x.shape[0] if x.shape.rank else None for x in self._current]
-        which = pattern(self._signature, rows, self._few)
-        if which not in self._built:
-            self._built[which] = self._build(which)
-        return self._built[which]()
+        tensors = [tf.convert_to_tensor(x, spec.dtype) for x, spec in pairs]
+        rows = [x.shape[0] if x.shape.rank else None for x in tensors]
+        return self.run(pattern(self._signature, rows, self._few), tensors)
+
+    def run(self, which: Pattern, tensors: Sequence[tf.Tensor]) -> Any:
+        """Runs the function eagerly, where no tape records.
+
+        Args:
+            which: The pattern of the arguments.
+            tensors: The arguments.
+        """
+        arguments = self._arguments
+        before, arguments.tensors = arguments.tensors, tensors
+        try:
+            built = self._built.get(which)
+            if built is None:
+                with self._lock:
+                    built = self._built.get(which) or self._build(which)
+                    self._built[which] = built
+            return built()
+        finally:
+            arguments.tensors = before
+
+    def function(self, which: Pattern) -> Any:
+        """Returns a function of the arguments, which tapes and functions can call."""
+        with self._lock:
+            if which not in self._functions:
+
+                def add(*tensors: tf.Tensor) -> Any:
+                    return self.add(which, tensors)
+
+                traced = tf.function(_tf.not_converted(add), autograph=False)
+                function = traced.get_concrete_function(*self._signature)
+                self._functions[which] = function
+            return self._functions[which]
 
     def plan(self, which: Pattern) -> tuple[GraphPlan, dict[int, Layout]]:
         """Returns the plan for a pattern, and the layouts of its batches."""
@@ -167,7 +213,7 @@ class WholeBatchFunction:
     def _divided(
         self, which: Pattern, layouts: dict[int, Layout], tensors: Sequence[tf.Tensor]
     ) -> list[Any]:
-        """Returns, for each replica, its numbers of rows, and its parts of arguments."""
+        """Returns each replica's numbers of rows, and its parts of arguments."""
         count = self._repl.num_replicas
         rows: list[list[Any]] = [[] for _ in range(count)]
         bounds = {}
@@ -184,11 +230,11 @@ class WholeBatchFunction:
         ]
 
     def _argument(self, k: int) -> tf.Tensor:
-        return self._current[k]
+        return self._arguments.tensors[k]
 
     def _packed(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Returns tensors in the structure that the function returns."""
-        structure, found = self._traced.structured_outputs, iter(tensors)
+        structure, found = self._traced.structure, iter(tensors)
         leaves = tf.nest.flatten(structure, expand_composites=True)
         flat = [leaf if leaf is None else next(found) for leaf in leaves]
         return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
@@ -220,4 +266,6 @@ def _joined(copies: Any, form: Form) -> tf.Tensor:
     values = list(copies)
     if form == REPLICATED:
         return values[0]
-    return tf.concat(values, form.axis) if isinstance(form, Sharded) else tf.add_n(values)
+    return (
+        tf.concat(values, form.axis) if isinstance(form, Sharded) else tf.add_n(values)
+    )

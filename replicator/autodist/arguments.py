@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of a call of a function of AutoDist.
+
+Arrays and tensors are arguments of a trace. All other values are constants of it, as in
+a tf.function. Sparse, ragged and other composite tensors are the tensors that they
+consist of, of which each replica has all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import errors
+from replicator.graph.ir import shapes
+
+_NUMBERS = (int, float, complex)
+Specs = tuple[tf.TypeSpec, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """What calls that share a trace have in common.
+
+    Attributes:
+        structure: The arguments of one such call, with None in place of tensors.
+        indices: The indices of the leaves that are tensors.
+        specs: Of these tensors.
+    """
+
+    structure: Any
+    indices: Sequence[int]
+    specs: Specs
+
+    @property
+    def flat_specs(self) -> list[tf.TensorSpec]:
+        """Specs of the tensors that the tensors consist of."""
+        return list(tf.nest.flatten(self.specs, expand_composites=True))
+
+    @property
+    def have_rows(self) -> list[bool]:
+        """Which of these are split into rows."""
+        return [
+            is_batch(spec)
+            for spec in self.specs
+            for _ in tf.nest.flatten(spec, expand_composites=True)
+        ]
+
+    def packed(self, flat: Sequence[tf.Tensor]) -> Any:
+        """Returns the arguments and keyword arguments of the user's function."""
+        tensors = tf.nest.pack_sequence_as(
+            list(self.specs), list(flat), expand_composites=True
+        )
+        leaves = tf.nest.flatten(self.structure)
+        for k, tensor in zip(self.indices, tensors, strict=True):
+            leaves[k] = tensor
+        return tf.nest.pack_sequence_as(self.structure, leaves)
+
+
+class Arguments:
+    """The arguments of one call.
+
+    Args:
+        name: The function's name, for messages.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Attributes:
+        tensors: Those that are tensors.
+        kind: Equal for calls that may share a trace, if their specs agree.
+        numbers: The Python numbers among the others.
+
+    Raises:
+        ArgumentError: An argument is neither an array nor hashable, or arrays cannot be
+            split alike.
+    """
+
+    def __init__(self, name: str, args: Any, kwargs: Any) -> None:
+        self._name, given = name, (args, kwargs)
+        leaves: list[Any] = self._tried(tf.nest.flatten, given)
+        self._indices = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
+        tensors = [self._tried(_tensor, leaves[k]) for k in self._indices]
+        for k in self._indices:
+            leaves[k] = None
+        self._structure = tf.nest.pack_sequence_as(given, leaves)
+        self.tensors = _of_equal_sizes(tensors)
+        self.numbers = [x for x in leaves if type(x) in _NUMBERS]
+        self.kind = self._kind(leaves)
+
+    def _tried(self, function: Callable[[Any], Any], what: Any) -> Any:
+        try:
+            return function(what)
+        except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"{self._name} cannot be called with "
+                    f"{errors.shown(what)}: {errors.told(error)}.",
+                    fix="pass numbers, strings, and arrays and tensors of these.",
+                )
+            ) from error
+
+    def _kind(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        structure = repr(tf.nest.map_structure(lambda _: 0, self._structure))
+        others = tuple((type(x), x) for x in leaves)
+        kinds = tuple((type(t), t.dtype, t.shape.rank) for t in self.tensors)
+        try:
+            hash(others)
+        except TypeError:
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"{self._name} was given arguments that are neither arrays nor "
+                    "hashable: "
+                    + ", ".join(errors.shown(x) for x in leaves if not _hashes(x))
+                    + ".",
+                    fix="pass arrays, tensors, numbers and strings; refer to other "
+                    "objects inside the function.",
+                )
+            ) from None
+        return structure, tuple(self._indices), others, kinds
+
+    @property
+    def but_numbers(self) -> Hashable:
+        """The same for calls that differ in nothing but Python numbers."""
+        structure, indices, others, kinds = self.kind
+        return (
+            structure,
+            indices,
+            kinds,
+            tuple((one, None if one in _NUMBERS else x) for one, x in others),
+        )
+
+    @property
+    def shapes(self) -> Hashable:
+        """All that is known of the tensors but for their kinds and numbers of rows."""
+        return tuple((shapes.static(t) or ())[1:] for t in self.tensors)
+
+    @property
+    def specs(self) -> Specs:
+        """Specs of the tensors, of any number of rows."""
+        return tuple(map(_spec, self.tensors))
+
+    @property
+    def flat(self) -> list[tf.Tensor]:
+        """The tensors that the tensors consist of."""
+        return list(tf.nest.flatten(self.tensors, expand_composites=True))
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows of the batch; 0 if there is none, None if unknown."""
+        for tensor in self.tensors:
+            if is_batch(tensor):
+                return (shapes.static(tensor) or (None,))[0]
+        return 0
+
+    def rows_then(self) -> tf.Tensor:
+        """Returns the number of rows as a tensor."""
+        return next(tf.shape(t)[0] for t in self.tensors if is_batch(t))
+
+    def signature(self, specs: Specs) -> Signature:
+        """Returns the signature of a trace for such arguments, of these specs."""
+        return Signature(self._structure, self._indices, specs)
+
+
+def is_batch(tensor: Any) -> bool:
+    """Whether a tensor, or what has such a spec, is split into rows."""
+    is_dense = isinstance(tensor, tf.Tensor) or type(tensor) is tf.TensorSpec
+    return is_dense and tensor.shape.rank != 0
+
+
+def _is_array(leaf: Any) -> bool:
+    is_variable = isinstance(leaf, tf.Variable)  # which is a constant of a trace
+    return isinstance(leaf, np.ndarray | np.generic | tf.Tensor) or (
+        tf.is_tensor(leaf) and not is_variable
+    )
+
+
+def _tensor(leaf: Any) -> Any:
+    is_composite = tf.is_tensor(leaf) and not isinstance(leaf, tf.Tensor)
+    return leaf if is_composite else tf.convert_to_tensor(leaf)
+
+
+def _spec(tensor: Any) -> tf.TypeSpec:
+    """Returns a spec with any number of rows, and of values of composite tensors."""
+    spec = tf.type_spec_from_value(tensor)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        shape = shapes.with_rows(spec.shape)
+        return tf.RaggedTensorSpec(
+            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
+        )
+    if isinstance(spec, tf.SparseTensorSpec) or type(spec) is tf.TensorSpec:
+        rank = spec.shape.rank
+        return type(spec)(
+            shapes.with_rows(spec.shape) if rank else spec.shape, spec.dtype
+        )
+    return spec
+
+
+def _hashes(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _of_equal_sizes(tensors: Sequence[Any]) -> list[Any]:
+    """Returns tensors of equally many rows; asserts it where sizes are not static.
+
+    Raises:
+        ArgumentError: The numbers of rows differ or are 0, or a rank is unknown.
+    """
+    batches = [tensor for tensor in tensors if is_batch(tensor)]
+    static_shapes = [shapes.static(tensor) for tensor in batches]
+    sizes = {None if shape is None else shape[0] for shape in static_shapes}
+    if len(sizes) < 2 and not sizes & {0, None}:
+        return list(tensors)
+    if None in static_shapes or 0 in sizes or len(sizes - {None}) > 1:
+        raise errors.ArgumentError(_compose_sizes_differ(static_shapes))
+    first, *others = [tf.shape(tensor)[0] for tensor in batches]
+    checks = [
+        tf.debugging.assert_equal(first, other, _compose_sizes_differ(static_shapes))
+        for other in others
+    ]
+    with tf.control_dependencies(checks):
+        return [tf.identity(x) if is_batch(x) else x for x in tensors]
+
+
+def _compose_sizes_differ(shapes_known: Sequence[Any]) -> str:
+    return errors.compose(
+        "the arguments of a function of AutoDist are split along their first axis, "
+        f"but their shapes are {shapes_known}.",
+        fix="pass the same number of rows in each, at least one; to give every "
+        "replica all of a value, refer to it inside the function.",
+    )

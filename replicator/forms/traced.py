@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces a function for one device: its graph, and the variables that it uses."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.variables import single_device
+
+
+class Made:
+    """The variables that a function makes when it is called, as long as it lives.
+
+    Its k-th creation at one place in its code is the same variable in all traces of it,
+    as in a step_fn.
+    """
+
+    def __init__(self) -> None:
+        self._variables: dict[Any, Any] = {}
+
+    @contextlib.contextmanager
+    def keeping(self, factory: Any) -> Iterator[None]:
+        """Makes variables created in this block the library's, and keeps them.
+
+        Args:
+            factory: Creates them, a variables.creation.VariableFactory.
+        """
+        depth = _tf.stack_depth()
+        counts: collections.Counter[Any] = collections.Counter()
+
+        def creator(next_creator: Any, **kwargs: Any) -> Any:
+            place = _tf.stack_since(depth)
+            counts[place] += 1
+            key = place, counts[place]
+            if key not in self._variables:
+                self._variables[key] = factory.creator(next_creator, **kwargs)
+            return self._variables[key]
+
+        with tf.init_scope():  # where layers and optimizers create theirs
+            outside = _tf.last_variable_creator(creator)
+        with outside, _tf.last_variable_creator(creator):
+            yield
+
+
+class Traced:
+    """A function for one device as a graph.
+
+    Args:
+        function: The function, of flat tensors.
+        repl: The Replicator whose variables it uses.
+        specs: Of its arguments.
+        made: The variables that it has made so far.
+        user: Whose trace it is: it is told when what it relies on changes.
+
+    Attributes:
+        graph: The graph.
+        captured: What its further inputs are: tensors, and the library's variables in
+            place of their handles.
+        structure: What it returns, of tensors of the graph.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        repl: Any,
+        specs: Sequence[tf.TensorSpec],
+        made: Made,
+        user: Any,
+    ) -> None:
+        factory, view = repl._settings.factory, single_device.View()
+
+        def body(*tensors: tf.Tensor) -> Any:
+            with view.tracing(), made.keeping(factory):
+                return _tf.call_converted(function, tensors)
+
+        with factory.traced_by(user):
+            traced = tf.function(_tf.not_converted(body)).get_concrete_function(*specs)
+        self.graph: Any = traced.graph
+        self.structure = traced.structured_outputs
+        behind = [(t, view.variable_of(t)) for t in traced.captured_inputs]
+        self.captured = [t if variable is None else variable for t, variable in behind]
+        self._alive = traced
