@@ -54,16 +54,26 @@ def _by_turns(a: Fact, b: Fact, tensor: tf.Tensor, scope: Any) -> Fact:
     form = joined(a.form, b.form, tensor.dtype == tf.variant)
     if isinstance(form, Sharded) and form.layout.depth > scope.depth:
         return Fact(REPLICATED)
+    branches = ()
+    if a.branches or b.branches:
+        pairs = zip(a.branches or b.branches, b.branches or a.branches, strict=True)
+        branches = tuple(_by_turns(*pair, tensor, scope) for pair in pairs)
     if isinstance(a.form, Unset) or isinstance(b.form, Unset):
-        return Fact(form, b.numbers if isinstance(a.form, Unset) else a.numbers)
-    return Fact(form, sizes.joined(a.numbers, b.numbers))
+        numbers = b.numbers if isinstance(a.form, Unset) else a.numbers
+    else:
+        numbers = sizes.joined(a.numbers, b.numbers)
+    return Fact(form, numbers, branches=branches)
 
 
 def _are_same(a: Fact, b: Fact) -> bool:
+    if not equal(a.form, b.form) or len(a.branches) != len(b.branches):
+        return False
+    if not all(map(_are_same, a.branches, b.branches)):
+        return False
     x, y = a.numbers, b.numbers
     if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
-        return equal(a.form, b.form) and x.tolist() == y.tolist()
-    return equal(a.form, b.form) and type(x) is type(y) and x == y
+        return x.tolist() == y.tolist()
+    return type(x) is type(y) and x == y
 
 
 def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -75,7 +85,8 @@ def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     own = [k for k, (before, after) in enumerate(pairs) if after is not before]
     inner, carried = scope.inner(), list(facts)
     for k in own:
-        carried[k] = Fact(facts[k].form, facts[k].numbers)
+        fact = facts[k]
+        carried[k] = Fact(fact.form, fact.numbers, branches=fact.branches)
     for turn in range(2 * _TURNS):
         body = _Body(inner.plan(graph, carried, outputs), outputs)
         then = list(carried)
@@ -201,14 +212,20 @@ def _in_branch(fact: Fact, k: int) -> Fact:
 def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
     """Returns what is known of a result.
 
-    Results for the gradient, of either branch, share places: none reads another's.
+    Optional values for the gradient of either branch share places: none reads the
+    other's, and their forms may differ. A list whose forms differ is not read at all.
     """
-    if tensor.dtype == tf.variant:
-        return Fact(UNSET, branches=tuple(facts))
-    first = _by_turns(facts[0], facts[0], tensor, scope)
-    return functools.reduce(
-        lambda a, b: _by_turns(a, b, tensor, scope), facts[1:], first
+    if tensor.dtype != tf.variant:
+        first = _by_turns(facts[0], facts[0], tensor, scope)
+        return functools.reduce(
+            lambda a, b: _by_turns(a, b, tensor, scope), facts[1:], first
+        )
+    forms = [fact.form for fact in facts if not isinstance(fact.form, Unset)]
+    is_inner = any(
+        isinstance(form, Sharded) and form.layout.depth > scope.depth for form in forms
     )
+    is_one = not is_inner and all(equal(form, forms[0]) for form in forms)
+    return Fact(forms[0] if forms and is_one else UNSET, branches=tuple(facts))
 
 
 def _branched(

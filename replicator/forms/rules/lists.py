@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import _tf, errors
 from replicator.forms import sizes
 from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset
 from replicator.forms.rule import AS_IS, Build, Need, OpPlan, Rule, plan, rules_of
@@ -49,13 +50,29 @@ def empty(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, [AS_IS, REPLICATED], UNSET, build=_of_any_shape(0))
 
 
+def with_item(items: Fact, item: Fact) -> Fact:
+    """Returns what is known of a list into which something is put.
+
+    Args:
+        items: What is known of the list so far.
+        item: What is known of the element.
+    """
+    branches = tuple(map(with_item, *_per_branch(items, item)))
+    if isinstance(items.form, Unset):
+        return Fact(item.form, item.numbers, branches=branches)
+    numbers = sizes.joined(items.numbers, item.numbers)
+    return Fact(items.form, numbers, branches=branches)
+
+
+def _per_branch(a: Fact, b: Fact) -> tuple[tuple[Fact, ...], tuple[Fact, ...]]:
+    """Returns what is known, of values that conditionals return, per branch."""
+    count = max(len(a.branches), len(b.branches))
+    return a.branches or (Fact(UNSET),) * count, b.branches or (Fact(UNSET),) * count
+
+
 def put(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Puts an element into a list; the first one decides on the form."""
-    items, item = facts[0], facts[-1]
-    if isinstance(items.form, Unset):
-        made = Fact(item.form, item.numbers)
-    else:
-        made = Fact(items.form, sizes.joined(items.numbers, item.numbers))
+    made = with_item(facts[0], facts[-1])
     return OpPlan([made.form, *[REPLICATED] * (len(facts) - 2), made.form], [made])
 
 
@@ -64,12 +81,33 @@ def take(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     items = facts[0]
     others: list[Need] = [REPLICATED] * (len(facts) - 2)
     needs = [items.form, *others, _element_shape(op, facts, -1)]
+    if op.outputs[-1].dtype != tf.variant:
+        _check_form(op, items)
     return OpPlan(needs, [items] * len(op.outputs))
+
+
+def _check_form(op: tf.Operation, fact: Fact) -> None:
+    """Raises an error if what is read has another form in each branch.
+
+    Raises:
+        UnsupportedError: It has.
+    """
+    if not isinstance(fact.form, Unset) or not fact.branches:
+        return
+    raise errors.UnsupportedError(
+        errors.compose(
+            f"{op.name} reads a list of tensors from a conditional, of which the "
+            "replicas have parts in one branch, but not in the other.",
+            [f"at {errors.innermost(_tf.user_frames(op))}"],
+            "return a tensor from the conditional: stack the list inside.",
+        )
+    )
 
 
 def stack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes a tensor of a list, along a new axis 0."""
     form = facts[0].form
+    _check_form(op, facts[0])
     made = form.at(form.axis + 1) if isinstance(form, Sharded) else form
     others: list[Need] = [REPLICATED] * (len(facts) - 2)
     needs = [form, *others, _element_shape(op, facts, -1)]
@@ -79,6 +117,7 @@ def stack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes a tensor of a list, along axis 0: batches become blocks."""
     form = facts[0].form
+    _check_form(op, facts[0])
     if not isinstance(form, Sharded) or form.factor != 1 or form.axis:
         return None
     made = Sharded(0, form.layout, None, 1)
@@ -118,7 +157,10 @@ def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes an optional value of one tensor, or takes it."""
     if len(op.inputs) > 1 or len(op.outputs) > 1:
         return None
-    return OpPlan([facts[0].form], [Fact(facts[0].form, facts[0].numbers)])
+    if op.outputs[0].dtype != tf.variant:
+        _check_form(op, facts[0])
+    made = Fact(facts[0].form, facts[0].numbers, branches=facts[0].branches)
+    return OpPlan([facts[0].form], [made])
 
 
 RULES: dict[str, Rule] = {

@@ -8,8 +8,8 @@ replicated shape is drawn once, on replica 0, for all.
 Stateless ops (tf.random.stateless_uniform, the dropout of Keras) are functions of
 their seed, and give exactly the numbers of one device. Philox, TensorFlow's generator,
 computes the n-th number from n, so each replica begins at its own rows (Salmon et al.
-2011, Parallel random numbers: as easy as 1, 2, 3). Other stateless ops have no rule: the
-replicas draw the whole, and take their parts.
+2011, Parallel random numbers: as easy as 1, 2, 3). Other stateless ops have no rule:
+the replicas draw the whole, and take their parts.
 """
 
 from __future__ import annotations

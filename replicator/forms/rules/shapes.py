@@ -211,7 +211,7 @@ def expand_dims(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
 
 
 def squeeze(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """Removes the axes that it names. Without names, a single row would lose its axis."""
+    """Removes axes that it names; without names, it would remove that of one row."""
     form, rank = facts[0].form, op.inputs[0].shape.rank
     axes = op.get_attr("squeeze_dims")
     if isinstance(form, Sharded) and rank is not None and axes:

@@ -16,6 +16,7 @@ from replicator.forms.evaluation import index
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
 from replicator.forms.rule import (
     LOCAL,
+    Build,
     Need,
     OpPlan,
     Rule,
@@ -242,15 +243,29 @@ def _places(
 
 
 def pad(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """Pads other axes than the sharded one. A sum is padded with zeros alone."""
+    """Pads other axes than the sharded one. A sum is not padded with a number."""
     form, widths = facts[0].form, elements(op.inputs[1], facts[1])
     if not isinstance(form, Sharded):
-        return moves(op, facts) if op.type == "Pad" else None
+        return moves(op, facts) if op.type != "PadV2" else None
     if widths is None or widths[2 * form.axis : 2 * form.axis + 2] != [0, 0]:
         return None
     if WHOLE in widths or any(map(is_size, widths)):
         return None
-    return plan(op, [form, *[REPLICATED] * (len(facts) - 1)], form)
+    needs: list[Need] = [form, *[REPLICATED] * (len(facts) - 1)]
+    build = _with_a_row(form.axis) if op.type == "MirrorPadGrad" else None
+    return plan(op, needs, form, build=build)
+
+
+def _with_a_row(axis: int) -> Build:
+    """Builds an op whose kernel fails without rows, by adding one."""
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        x, *others = inputs
+        more = [[0, int(k == axis)] for k in range(x.shape.rank)]
+        (made,) = replica.stamp(op, [tf.pad(x, more), *others])
+        return [made[(*[slice(None)] * axis, slice(tf.shape(x)[axis]))]]
+
+    return build
 
 
 RULES: dict[str, Rule] = {
@@ -261,5 +276,5 @@ RULES: dict[str, Rule] = {
     **rules_of("Slice", slice_),
     **rules_of("StridedSlice", strided_slice),
     **rules_of("StridedSliceGrad", strided_slice_grad),
-    **rules_of("Pad PadV2 MirrorPad", pad),
+    **rules_of("Pad PadV2 MirrorPad MirrorPadGrad", pad),
 }

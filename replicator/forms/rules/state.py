@@ -28,15 +28,16 @@ from replicator.forms.rule import (
 _UPDATES = """
     AssignVariableOp AssignAddVariableOp AssignSubVariableOp DestroyResourceOp
     ResourceApplyAdaMax ResourceApplyAdadelta ResourceApplyAdagrad
-    ResourceApplyAdagradDA ResourceApplyAdagradV2 ResourceApplyAdam ResourceApplyAdamWithAmsgrad
-    ResourceApplyAddSign ResourceApplyCenteredRMSProp ResourceApplyFtrl
-    ResourceApplyFtrlV2 ResourceApplyGradientDescent ResourceApplyKerasMomentum
-    ResourceApplyMomentum ResourceApplyPowerSign ResourceApplyProximalAdagrad
-    ResourceApplyProximalGradientDescent ResourceApplyRMSProp ResourceCountUpTo
-    ResourceScatterAdd ResourceScatterDiv ResourceScatterMax ResourceScatterMin
-    ResourceScatterMul ResourceScatterNdAdd ResourceScatterNdMax ResourceScatterNdMin
-    ResourceScatterNdSub ResourceScatterNdUpdate ResourceScatterSub
-    ResourceScatterUpdate ResourceSparseApplyAdadelta ResourceSparseApplyAdagrad
+    ResourceApplyAdagradDA ResourceApplyAdagradV2 ResourceApplyAdam
+    ResourceApplyAdamWithAmsgrad ResourceApplyAddSign ResourceApplyCenteredRMSProp
+    ResourceApplyFtrl ResourceApplyFtrlV2 ResourceApplyGradientDescent
+    ResourceApplyKerasMomentum ResourceApplyMomentum ResourceApplyPowerSign
+    ResourceApplyProximalAdagrad ResourceApplyProximalGradientDescent
+    ResourceApplyRMSProp ResourceCountUpTo ResourceScatterAdd ResourceScatterDiv
+    ResourceScatterMax ResourceScatterMin ResourceScatterMul ResourceScatterNdAdd
+    ResourceScatterNdMax ResourceScatterNdMin ResourceScatterNdSub
+    ResourceScatterNdUpdate ResourceScatterSub ResourceScatterUpdate
+    ResourceSparseApplyAdadelta ResourceSparseApplyAdagrad
     ResourceSparseApplyAdagradDA ResourceSparseApplyAdagradV2
     ResourceSparseApplyCenteredRMSProp ResourceSparseApplyFtrl
     ResourceSparseApplyFtrlV2 ResourceSparseApplyKerasMomentum
@@ -77,12 +78,14 @@ def update(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     scalars of an op on a sharded variable, like a learning rate, are for all of it.
     """
     form = facts[0].form
+    names = [arg.name for arg in op.op_def.input_arg]
     needs: list[Need] = []
-    for tensor in op.inputs:
+    for name, tensor in zip(names, op.inputs, strict=True):
         is_value = tensor.shape.rank is None or tensor.shape.rank > 0
         like: Form = form if is_value or is_partial(facts[0]) else REPLICATED
+        if is_partial(facts[0]) and name in ("indices", "begin", "end", "strides"):
+            like = REPLICATED  # places are the same in all summands
         needs.append(AS_IS if tensor.dtype == tf.resource else like)
-    names = [arg.name for arg in op.op_def.input_arg]
     if not isinstance(form, Sharded) or "indices" not in names:
         return plan(op, needs, REPLICATED)
     rows = names.index("indices")

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The law of the rules of ops that select, add up or find rows by their numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator.forms.rules import lookups
+from tests.forms import laws
+from tests.forms.laws import SUM, WHOLE, Inputs, Sample
+
+raw = tf.raw_ops
+TABLE = np.arange(15, dtype=np.float32).reshape(5, 3) / 7
+MASK = np.array([2.0, -1.0, 0.5], np.float32)
+
+
+def total(x: tf.Tensor) -> tf.Tensor:
+    """Returns a sum over the batch, which replicas have summands of."""
+    return raw.Sum(input=x, axis=[0])
+
+
+def rows(x: tf.Tensor) -> tf.Tensor:
+    """Returns the number of rows."""
+    return tf.shape(x)[0]
+
+
+def gather(params: Any, ids: Any, axis: int = 0, dims: int = 0) -> tf.Tensor:
+    return raw.GatherV2(params=params, indices=ids, axis=axis, batch_dims=dims)
+
+
+def found(v: Inputs) -> tf.Tensor:
+    """Returns the numbers of some rows."""
+    return tf.where(v("b"))[:, 0]
+
+
+def unsorted(how: str, data: Any, ids: Any, count: Any) -> tf.Tensor:
+    kernel = getattr(raw, f"UnsortedSegment{how}")
+    return kernel(data=data, segment_ids=ids, num_segments=count)
+
+
+def scatter(ids: Any, updates: Any, shape: Any) -> tf.Tensor:
+    return raw.ScatterNd(indices=ids, updates=updates, shape=shape)
+
+
+def count(values: Any, weights: Any = (), **more: Any) -> tf.Tensor:
+    weights = tf.convert_to_tensor(weights, tf.float32)
+    return raw.DenseBincount(input=values, size=5, weights=weights, **more)
+
+
+SAMPLES = [
+    Sample("GatherV2", lambda v: gather(TABLE, v.i)),
+    Sample("GatherV2", lambda v: gather(TABLE * 1.0, v("i"), 0)),
+    Sample("GatherV2", lambda v: gather(TABLE, v("i") % 3, 1)),
+    Sample("GatherV2", lambda v: gather(v.x, [2, 0], 1)),
+    Sample("GatherV2", lambda v: gather(v("x", 2, 3), [[1, 0]], -1)),
+    Sample("GatherV2", lambda v: gather(v.x, v.i % 3, 1, 1)),
+    Sample("GatherV2", lambda v: gather(total(v("x", 5, 3)), [4, 1, 1]), SUM),
+    Sample("GatherV2", lambda v: gather(v.x, found(v))),
+    Sample("Gather", lambda v: raw.Gather(params=TABLE, indices=v.i)),
+    Sample("GatherNd", lambda v: raw.GatherNd(params=TABLE, indices=v.i[:, :2] % 3)),
+    Sample("GatherNd", lambda v: raw.GatherNd(params=v.x, indices=tf.where(v.b))),
+    Sample("GatherNd", lambda v: raw.GatherNd(params=total(v.x), indices=[[2]]), SUM),
+    Sample("UnsortedSegmentSum", lambda v: unsorted("Sum", v.x, v("i"), 5), SUM),
+    Sample("UnsortedSegmentSum", lambda v: unsorted("Sum", v.x, v.i, 5), SUM),
+    Sample(
+        "UnsortedSegmentSum", lambda v: unsorted("Sum", total(v.x), [0, 1, 1], 2), SUM
+    ),
+    Sample(
+        "UnsortedSegmentSum",
+        lambda v: unsorted("Sum", tf.transpose(v.x), [1, 0, 1], 2),
+    ),
+    Sample("UnsortedSegmentMax", lambda v: unsorted("Max", v.x, v("i"), 5), SUM),
+    Sample("UnsortedSegmentMin", lambda v: unsorted("Min", v.x, v("i"), 5), SUM),
+    Sample("ScatterNd", lambda v: scatter(v("i", 1), v.x, [5, 3]), SUM),
+    Sample("ScatterNd", lambda v: scatter(v("i", 2), v("x"), [5, 5]), SUM),
+    Sample("DenseBincount", lambda v: count(v("i")), SUM),
+    Sample("DenseBincount", lambda v: count(v("i"), v("x")), SUM),
+    Sample("Bincount", lambda v: raw.Bincount(arr=v("i"), size=5, weights=v("x")), SUM),
+    Sample("Where", lambda v: raw.Where(condition=v("b"))),
+    Sample("Where", lambda v: raw.Where(condition=v.b)),
+]
+
+
+def _scattered_back(v: Inputs) -> tf.Tensor:
+    """Returns rows that are chosen, changed and put back."""
+    where = tf.where(v("b"))
+    return tf.scatter_nd(where, tf.gather_nd(v.x, where) * 2.0, [rows(v.x), 3])
+
+
+def _own_elements(v: Inputs) -> tf.Tensor:
+    """Returns the index of one element of each row."""
+    return tf.stack([tf.range(rows(v.x)), v("i") % 3], 1)
+
+
+def _summed_back(v: Inputs) -> tf.Tensor:
+    where = found(v)
+    return tf.math.unsorted_segment_sum(tf.gather(v.x, where), where, rows(v.x))
+
+
+def _sparse(v: Inputs, combiner: str) -> tf.Tensor:
+    """Returns the sum of embeddings of up to three values per row."""
+    values = tf.where(v.b, v.i, 0)
+    sparse = tf.sparse.from_dense(tf.where(v("c", 3) | (values > 0), values + 1, 0))
+    table = TABLE * tf.reduce_sum(v.x)
+    ids = tf.sparse.SparseTensor(sparse.indices, sparse.values % 5, sparse.dense_shape)
+    return tf.nn.embedding_lookup_sparse(table, ids, None, combiner=combiner)
+
+
+def _ragged(v: Inputs) -> tf.Tensor:
+    """Returns what is computed of rows of different lengths."""
+    ragged = tf.RaggedTensor.from_tensor(v.x, tf.minimum(v("i"), 3))
+    sums = tf.reduce_sum(ragged**2, axis=1)
+    return sums[:, None] * ragged.to_tensor(shape=[None, 3])
+
+
+# Ops among others, and ops that are computed as a whole.
+OTHERS = [
+    Sample("Mul", lambda v: tf.boolean_mask(v.x, v("b")) * MASK),
+    Sample("Sum", lambda v: tf.reduce_mean(tf.boolean_mask(v.x, v("b")) ** 2)),
+    Sample("Mul", lambda v: tf.boolean_mask(v.x, v.b) * 2.0),
+    Sample("Gather", lambda v: tf.gather(v.x, found(v)) * tf.gather(v.y, found(v))),
+    Sample("ScatterNd", _scattered_back),
+    Sample("UnsortedSegmentSum", _summed_back),
+    Sample("GatherV2", lambda v: tf.gather(v.x, v("i") % rows(v.x)), WHOLE),
+    Sample("GatherV2", lambda v: tf.gather(v.x, tf.argsort(v("x"))), WHOLE),
+    Sample("GatherV2", lambda v: tf.gather(total(v("x", 5, 3)), v("i")), WHOLE),
+    Sample("GatherV2", lambda v: tf.linalg.normalize(tf.gather(TABLE, v.i))[0]),
+    Sample("GatherNd", lambda v: tf.gather_nd(v.x, [[0, 1], [0, 0]]), WHOLE),
+    Sample("GatherNd", lambda v: tf.gather_nd(v.x, _own_elements(v))),
+    Sample("DenseBincount", lambda v: tf.math.bincount(v.i, axis=-1), WHOLE),
+    Sample("SegmentSum", lambda v: tf.math.segment_sum(v.x, tf.sort(v("i"))), WHOLE),
+    Sample("Unique", lambda v: tf.unique(v("i")), WHOLE),
+    Sample("UnsortedSegmentProd", lambda v: unsorted("Prod", v.x, v("i"), 5), WHOLE),
+    Sample(
+        "TensorScatterAdd", lambda v: tf.tensor_scatter_nd_add(TABLE, v("i", 1), v.x)
+    ),
+    Sample("DynamicPartition", lambda v: tf.dynamic_partition(v.x, v("i"), 5), WHOLE),
+    Sample("Where", lambda v: tf.where(tf.transpose(v.b)), WHOLE),
+    Sample("SparseSegmentMean", lambda v: _sparse(v, "mean"), WHOLE),
+    Sample("SparseSegmentSum", lambda v: _sparse(v, "sum"), WHOLE),
+    Sample("SparseSegmentSqrtN", lambda v: _sparse(v, "sqrtn"), WHOLE),
+    Sample("RaggedGather", _ragged, WHOLE),
+]
+
+
+def test_each_type_has_a_sample() -> None:
+    # Variables are in test_state.py.
+    assert not laws.missing(lookups.RULES, SAMPLES, "ResourceGather")
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_law(replicas: int) -> None:
+    law = laws.Law(SAMPLES, replicas)
+    law.check_plan()
+    for n in (5, 2, 1):
+        law.check(n)
+
+
+def test_among_others() -> None:
+    law = laws.Law(OTHERS, 2)
+    for n in (5, 2, 1):
+        law.check(n)
