@@ -270,13 +270,17 @@ class ReplicaContext:
         return seen
 
     @contextlib.contextmanager
-    def equal_updates(self, optimizer: str = "an optimizer") -> Iterator[None]:
-        """Declares assignments in this block equal on all replicas; it is proven later.
+    def equal_updates(
+        self, optimizer: str = "an optimizer", proven: bool = False
+    ) -> Iterator[None]:
+        """Declares assignments in this block equal on all replicas.
 
         Args:
             optimizer: The class that assigns, for messages.
+            proven: Whether it is known from elsewhere; otherwise it is proven later.
         """
-        agreed = self.build.ledger.agreed(Claim(optimizer, wrapped=True))
+        claim = None if proven else Claim(optimizer, wrapped=True)
+        agreed = self.build.ledger.agreed(claim)
         with self._setting(updating=True), agreed:
             yield
 
