@@ -70,6 +70,8 @@ _WIDER = {
 def elementwise(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ops that compute each element alone."""
     if op.outputs[0].dtype == tf.variant:  # a sum or copy of lists
+        if len(facts) == 1:
+            return OpPlan([facts[0].form], [facts[0]])  # what branches return, too
         forms = [fact.form for fact in facts]
         form = functools.reduce(lambda a, b: joined(a, b, True), forms)
         return plan(op, [form] * len(facts), form)
@@ -243,8 +245,12 @@ def _facts(elements: Form, limits: Form) -> list[Fact]:
 
 def identities(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of IdentityN."""
-    forms = [fact.form for fact in facts]
-    return OpPlan(forms, [Fact(form) for form in forms])
+    # Of a list, there is more to know than its form.
+    makes = [
+        fact if out.dtype == tf.variant else Fact(fact.form)
+        for fact, out in zip(facts, op.outputs, strict=True)
+    ]
+    return OpPlan([fact.form for fact in facts], makes)
 
 
 def like(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:

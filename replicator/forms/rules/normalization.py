@@ -183,10 +183,11 @@ def _makes(op: tf.Operation, form: Form, how: str) -> list[Fact]:
 
 def _is_only_saved(op: tf.Operation) -> bool:
     """Whether only gradients use what an op saves for them, in the same graph."""
-    users = [user for out in op.outputs[3:] for user in out.consumers()]
+    users = {user.type for out in op.outputs[3:] for user in out.consumers()}
     returned = getattr(op.graph, "outputs", [])
     is_returned = any(out is one for out in op.outputs[3:] for one in returned)
-    return not is_returned and all("BatchNormGrad" in user.type for user in users)
+    users -= {"ZerosLike", "Shape"}  # as tf.gradients makes for outputs without one
+    return not is_returned and all("BatchNormGrad" in user for user in users)
 
 
 def _axes(op: tf.Operation) -> list[int]:

@@ -18,18 +18,18 @@ from replicator.forms.sizes import ints
 _TYPES: dict[tuple[int, ...], str] = {
     (1,): """
         AdjustHue AdjustSaturation FFT HSVToRGB IFFT IRFFT IsotonicRegression LogSoftmax
-        MatrixDiag NthElement RFFT RGBToHSV Softmax TopK TopKV2
+        MatrixDiag NthElement RFFT RGBToHSV Softmax TopKV2
     """,
     (2,): """
         Cholesky Eig FFT2D IFFT2D IRFFT2D LogMatrixDeterminant Lu MatrixBandPart
-        MatrixDeterminant MatrixDiagPart MatrixExponential MatrixInverse MatrixLogarithm
+        MatrixDeterminant MatrixDiagPart MatrixInverse MatrixLogarithm
         MatrixSquareRoot Qr RFFT2D SelfAdjointEigV2 Svd
     """,
     (3,): "AdjustContrastv2 FFT3D IFFT3D IRFFT3D RFFT3D",
     (1, 1): "Cross LowerBound UpperBound",
     (2, 1): "MatrixSetDiag",
     (2, 2): """
-        BandedTriangularSolve CholeskyGrad MatrixSolve MatrixSolveLs
+        CholeskyGrad MatrixSolve MatrixSolveLs
         MatrixTriangularSolve TridiagonalSolve
     """,
     (2, 2, 2, 2): "TridiagonalMatMul",

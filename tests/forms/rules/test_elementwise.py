@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of element-wise ops."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator.forms.rules import elementwise
+from tests.forms import laws
+from tests.forms.laws import SUM, WHOLE, Sample, nary, unary
+
+raw = tf.raw_ops
+ROW = np.array([0.3, -0.7, 1.5], np.float32)
+
+REAL = """
+    Abs Asinh Atan BesselI0 BesselI0e BesselI1 BesselI1e Ceil Cos Cosh Dawsn Elu Erf
+    Erfc Exp Expm1 FakeQuantWithMinMaxArgs Floor FresnelCos FresnelSin IsFinite IsInf
+    IsNan LeakyRelu Neg Reciprocal Relu Relu6 Rint Round Selu Sigmoid Sign Sin Sinh
+    Softplus Softsign Square StopGradient Tan Tanh Identity Snapshot PreventGradient
+    ZerosLike OnesLike Inv
+"""
+POSITIVE = """
+    Acos Asin Atanh BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0
+    BesselY1 Digamma Erfinv Expint Lgamma Log Log1p Ndtri Rsqrt Spence Sqrt
+"""
+TWO = """
+    Add AddV2 Atan2 Div DivNoNan EluGrad Equal FakeQuantWithMinMaxArgsGradient
+    FloorDiv FloorMod Greater GreaterEqual InvGrad LeakyReluGrad Less LessEqual
+    Maximum Minimum Mul MulNoNan NextAfter NotEqual RealDiv ReciprocalGrad Relu6Grad
+    ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad
+    SquaredDifference Sub TanhGrad ApproximateEqual Complex
+"""
+TWO_POSITIVE = """
+    Igamma Igammac IgammaGradA Pow RandomGammaGrad Xdivy Xlog1py Xlogy
+"""
+SAMPLES = [
+    *unary(REAL, grads=False),
+    *unary(POSITIVE, "p", grads=False),
+    *nary(TWO, "xy", grads=False),
+    *nary(TWO_POSITIVE, "pq", grads=False),
+    *nary("BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift", "ij"),
+    *nary("LogicalAnd LogicalOr", "bc"),
+    *unary("LogicalNot", "b"),
+    *unary("Angle ComplexAbs Conj Imag Real", "z"),
+    *unary("AsString DataFormatDimMap Invert PopulationCount", "i"),
+    *unary("EncodeBase64 StringLength StringLower StringStrip StringUpper", "s"),
+    *unary("StringToNumber", "s"),
+    Sample("UnicodeScript", lambda v: raw.UnicodeScript(input=v.i)),
+    Sample("Acosh", lambda v: raw.Acosh(x=v.p + 1)),
+    Sample("AddN", lambda v: raw.AddN(inputs=[v.x, v.y, v.p])),
+    Sample(
+        "Betainc",
+        lambda v: raw.Betainc(a=v.p, b=v.q, x=v("p")[:, tf.newaxis] * v.q / v.q),
+    ),
+    Sample("Bucketize", lambda v: raw.Bucketize(input=v.x, boundaries=[-1.0, 0.5])),
+    Sample("Cast", lambda v: raw.Cast(x=v.x, DstT=tf.int32)),
+    Sample("CheckNumerics", lambda v: raw.CheckNumerics(tensor=v.x, message="m")),
+    Sample("CheckNumericsV2", lambda v: raw.CheckNumericsV2(tensor=v.x, message="m")),
+    Sample(
+        "ClipByValue",
+        lambda v: raw.ClipByValue(t=v.x, clip_value_min=-1.0, clip_value_max=1.0),
+    ),
+    Sample("DecodeBase64", lambda v: raw.DecodeBase64(input=tf.io.encode_base64(v.s))),
+    Sample(
+        "FakeQuantWithMinMaxVars",
+        lambda v: raw.FakeQuantWithMinMaxVars(inputs=v.x, min=-2.0, max=2.5),
+    ),
+    Sample(
+        "FakeQuantWithMinMaxVarsPerChannel",
+        lambda v: raw.FakeQuantWithMinMaxVarsPerChannel(
+            inputs=v.x, min=-np.abs(ROW), max=[1.0] * 3
+        ),
+    ),
+    Sample(
+        "FakeQuantWithMinMaxVarsGradient",
+        lambda v: raw.FakeQuantWithMinMaxVarsGradient(
+            gradients=v.x, inputs=v.y, min=-1.0, max=1.5
+        ),
+    ),
+    Sample(
+        "FakeQuantWithMinMaxVarsPerChannelGradient",
+        lambda v: raw.FakeQuantWithMinMaxVarsPerChannelGradient(
+            gradients=v.x, inputs=v.y, min=[-1.0] * 3, max=[1.5] * 3
+        ),
+    ),
+    Sample("Mod", lambda v: raw.Mod(x=v.i, y=v.j + 1)),
+    Sample("TruncateDiv", lambda v: raw.TruncateDiv(x=v.i - 3, y=v.j + 1)),
+    Sample("TruncateMod", lambda v: raw.TruncateMod(x=v.i - 3, y=v.j + 1)),
+    Sample("Polygamma", lambda v: raw.Polygamma(a=tf.ones_like(v.p), x=v.p)),
+    Sample("Zeta", lambda v: raw.Zeta(x=v.p + 1, q=v.q)),
+    Sample("RegexFullMatch", lambda v: raw.RegexFullMatch(input=v.s, pattern="1.")),
+    Sample(
+        "RegexReplace",
+        lambda v: raw.RegexReplace(input=v.s, pattern="1", rewrite="a"),
+    ),
+    Sample(
+        "StaticRegexFullMatch",
+        lambda v: raw.StaticRegexFullMatch(input=v.s, pattern="1."),
+    ),
+    Sample(
+        "StaticRegexReplace",
+        lambda v: raw.StaticRegexReplace(input=v.s, pattern="1", rewrite="a"),
+    ),
+    Sample("StringJoin", lambda v: raw.StringJoin(inputs=[v.s, tf.constant("b")])),
+    Sample(
+        "StringToHashBucket",
+        lambda v: raw.StringToHashBucket(string_tensor=v.s, num_buckets=9),
+    ),
+    Sample(
+        "StringToHashBucketFast",
+        lambda v: raw.StringToHashBucketFast(input=v.s, num_buckets=9),
+    ),
+    Sample(
+        "StringToHashBucketStrong",
+        lambda v: raw.StringToHashBucketStrong(input=v.s, num_buckets=9, key=[1, 2]),
+    ),
+    Sample("Substr", lambda v: raw.Substr(input=v.s, pos=0, len=1)),
+    Sample(
+        "UnicodeTranscode",
+        lambda v: raw.UnicodeTranscode(
+            input=v.s, input_encoding="UTF-8", output_encoding="UTF-16-BE"
+        ),
+    ),
+    Sample("SelectV2", lambda v: raw.SelectV2(condition=v.b, t=v.x, e=ROW)),
+    Sample("Select", lambda v: raw.Select(condition=v.b, x=v.x, y=v.y)),
+    Sample("Select", lambda v: raw.Select(condition=v("b"), x=v.x, y=v.y)),
+    Sample(
+        "Select", lambda v: raw.Select(condition=v.x[:1, :1][0, 0] > 9, x=v.x, y=v.y)
+    ),
+    Sample("EnsureShape", lambda v: raw.EnsureShape(input=v.x, shape=[None, 3])),
+    Sample("Bitcast", lambda v: raw.Bitcast(input=v.x, type=tf.int32)),
+    Sample("Bitcast", lambda v: raw.Bitcast(input=v.x, type=tf.uint8)),
+    Sample("Bitcast", lambda v: raw.Bitcast(input=v("z", 2), type=tf.float32)),
+    Sample(
+        "QuantizeAndDequantizeV2",
+        lambda v: raw.QuantizeAndDequantizeV2(
+            input=v.x, input_min=-2.0, input_max=2.0, range_given=True
+        ),
+        grads=False,
+    ),
+    Sample(
+        "QuantizeAndDequantizeV4",
+        lambda v: raw.QuantizeAndDequantizeV4(
+            input=v.x, input_min=-2.0, input_max=2.0, range_given=True
+        ),
+        grads=False,
+    ),
+    Sample("IdentityN", lambda v: raw.IdentityN(input=[v.x, v.i])),
+    # Broadcasting: rows and columns that one operand does not have.
+    Sample("Add", lambda v: raw.Add(x=v.x, y=ROW)),
+    Sample("Sub", lambda v: raw.Sub(x=ROW, y=v.x)),
+    Sample("Mul", lambda v: raw.Mul(x=v("x", 1), y=v.y)),
+    Sample("Mul", lambda v: raw.Mul(x=v("x", 2, 3), y=ROW)),
+    Sample("Maximum", lambda v: raw.Maximum(x=v("x"), y=tf.reshape(ROW, [3, 1]))),
+    Sample("Sub", lambda v: raw.Sub(x=v("x", 1), y=tf.transpose(v("y", 1)))),
+    Sample("AddV2", lambda v: raw.AddV2(x=v("x"), y=tf.ones([2, 4, 1]))),
+]
+
+
+def total(x: tf.Tensor) -> tf.Tensor:
+    """Returns a sum over the batch, which replicas have summands of."""
+    return raw.Sum(input=x, axis=[0])
+
+
+SUMS = [
+    Sample("Neg", lambda v: raw.Neg(x=total(v.x)), SUM),
+    Sample("Mul", lambda v: raw.Mul(x=total(v.x), y=ROW), SUM),
+    Sample("Mul", lambda v: raw.Mul(x=total(v.x), y=total(v.y)), WHOLE),
+    Sample("RealDiv", lambda v: raw.RealDiv(x=total(v.x), y=ROW), SUM),
+    Sample("RealDiv", lambda v: raw.RealDiv(x=ROW, y=total(v.x)), WHOLE),
+    Sample("Div", lambda v: raw.Div(x=total(v.i), y=[2, 2, 2]), WHOLE),
+    Sample("DivNoNan", lambda v: raw.DivNoNan(x=total(v.x), y=[1.0, 0.0, 2.0]), SUM),
+    Sample("MulNoNan", lambda v: raw.MulNoNan(x=total(v.x), y=ROW), SUM),
+    Sample("AddV2", lambda v: raw.AddV2(x=total(v.x), y=1.5), SUM),
+    Sample("Sub", lambda v: raw.Sub(x=1.5, y=total(v.x)), SUM),
+    Sample("AddV2", lambda v: raw.AddV2(x=total(v.x), y=np.ones([2, 3], "f")), WHOLE),
+    Sample("AddN", lambda v: raw.AddN(inputs=[total(v.x), total(v.y)]), SUM),
+    Sample("Complex", lambda v: raw.Complex(real=total(v.x), imag=ROW), SUM),
+    Sample(
+        "SelectV2",
+        lambda v: raw.SelectV2(condition=ROW > 0, t=total(v.x), e=ROW),
+        SUM,
+    ),
+    Sample("Cast", lambda v: raw.Cast(x=total(v.x), DstT=tf.float64), SUM),
+    Sample("Cast", lambda v: raw.Cast(x=total(v.x), DstT=tf.float16), WHOLE),
+    Sample("Cast", lambda v: raw.Cast(x=total(v.i), DstT=tf.float32), WHOLE),
+    Sample("Square", lambda v: raw.Square(x=total(v.x)), WHOLE),
+    Sample(
+        "CheckNumerics",
+        lambda v: raw.CheckNumerics(tensor=total(v.x), message="m"),
+        WHOLE,
+    ),
+    Sample("ReluGrad", lambda v: raw.ReluGrad(gradients=total(v.x), features=ROW), SUM),
+    Sample(
+        "ReluGrad", lambda v: raw.ReluGrad(gradients=ROW, features=total(v.x)), WHOLE
+    ),
+    Sample("TanhGrad", lambda v: raw.TanhGrad(y=ROW, dy=total(v.x)), SUM),
+    Sample("TanhGrad", lambda v: raw.TanhGrad(y=total(v.x), dy=ROW), WHOLE),
+    Sample("Identity", lambda v: raw.Identity(input=raw.Max(input=v.x, axis=[0])), SUM),
+    Sample("ZerosLike", lambda v: raw.ZerosLike(x=total(v.x)), WHOLE),
+    Sample("IdentityN", lambda v: raw.IdentityN(input=[total(v.x)]), SUM),
+    # An integer that wraps is a sum, too.
+    Sample("Mul", lambda v: raw.Mul(x=total(v.i) + 2**30, y=[7, 9, 11]), SUM),
+]
+NOT_SAMPLED = """
+    Assert NoOp
+"""
+
+
+def test_each_type_has_a_sample() -> None:
+    assert not laws.missing(elementwise.RULES, SAMPLES, NOT_SAMPLED)
+
+
+def check(samples: Sequence[Sample], replicas: int) -> None:
+    law = laws.Law(samples, replicas)
+    law.check_plan()
+    for rows in (5, 2, 1):
+        law.check(rows)
+
+
+def test_law_of_one_op_per_type() -> None:
+    check(SAMPLES, 3)
+
+
+def test_law_of_sums() -> None:
+    check(SUMS, 2)
+
+
+@pytest.mark.slow
+def test_law_of_gradients() -> None:
+    check([dataclasses.replace(one, grads=True) for one in SAMPLES], 2)
+
+
+@pytest.mark.slow
+def test_law_of_sums_of_three() -> None:
+    check(SUMS, 3)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of batch normalization and of means with their variances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.forms import engine
+from replicator.forms.forms import Fact, Layout, Partial, Sharded
+from replicator.forms.propagate import GraphPlan, Scope
+from replicator.forms.rules import normalization
+from tests.forms import laws
+from tests.forms.laws import SUM, WHOLE, Inputs, Sample
+
+raw = tf.raw_ops
+AXES = [0, 1, 2]
+PARAMETERS = {
+    "scale": np.array([1.0, 2.0], np.float32),
+    "offset": np.array([0.5, -1.0], np.float32),
+}
+OLD = {
+    "mean": np.array([0.3, -0.1], np.float32),
+    "variance": np.array([1.5, 0.8], np.float32),
+}
+EMPTY = {"mean": np.zeros([0], np.float32), "variance": np.zeros([0], np.float32)}
+
+
+def image(v: Inputs, name: str = "x") -> tf.Tensor:
+    return v(name, 3, 2, 2)
+
+
+def normalized(name: str, given: Any, **options: Any) -> Sample:
+    """Returns a sample of a fused op, with what it returns for moving averages."""
+    kernel = getattr(raw, name)
+    given = {**PARAMETERS, **given, **options}
+    return Sample(name, lambda v: kernel(x=image(v), **given)[:3])
+
+
+def gradient(name: str, is_training: bool) -> Sample:
+    """Returns a sample of a gradient whose statistics come from elsewhere."""
+    kernel = getattr(raw, name)
+    more = {"reserve_space_3": np.zeros([0], np.float32)} if name.endswith("V3") else {}
+
+    def make(v: Inputs) -> Any:
+        x, dy = image(v), image(v, "y")
+        found = [tf.reduce_mean(x, AXES), tf.math.reduce_variance(x, AXES)]
+        if not is_training:
+            found = list(OLD.values())
+        saved = {f"reserve_space_{k + 1}": one for k, one in enumerate(found)}
+        scale = PARAMETERS["scale"]
+        given = {"y_backprop": dy, "x": x, "scale": scale, **saved, **more}
+        return kernel(**given, is_training=is_training)[:3]
+
+    return Sample(name, make, grads=False)
+
+
+def moments(v: Inputs) -> Any:
+    """Returns values normalized as Keras' and Sonnet's layers do, and the statistics."""
+    mean, variance = tf.nn.moments(image(v), AXES)
+    around = (mean, variance, [0.5, 1.0], [1.0, 2.0])
+    return [tf.nn.batch_normalization(image(v), *around, 1e-3), mean, variance]
+
+
+VERSIONS = ("", "V2", "V3")
+SAMPLES = [
+    *[normalized(f"FusedBatchNorm{v}", EMPTY) for v in VERSIONS],
+    *[normalized(f"FusedBatchNorm{v}", OLD, is_training=False) for v in VERSIONS],
+    normalized("FusedBatchNormV3", OLD, exponential_avg_factor=0.3),
+    *[gradient(f"FusedBatchNormGrad{v}", True) for v in VERSIONS],
+    *[gradient(f"FusedBatchNormGrad{v}", False) for v in VERSIONS],
+    Sample("Mean", moments, WHOLE),
+    Sample("Mean", lambda v: tf.nn.moments(v.x, [1], keepdims=True)),
+    Sample("Mean", lambda v: tf.reduce_mean(v.x), SUM),
+]
+
+
+def test_each_type_has_a_sample() -> None:
+    assert not laws.missing(normalization.RULES, SAMPLES)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_law(replicas: int) -> None:
+    law = laws.Law(SAMPLES, replicas)
+    law.check_plan()
+    for rows in (5, 1):
+        law.check(rows)
+
+
+def on_replicas(step: Any, channels: int = 2) -> engine.WholeBatchFunction:
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    return engine.WholeBatchFunction(step, repl, [tf.TensorSpec([None, channels])])
+
+
+def test_a_small_variance_around_a_large_mean_is_accurate() -> None:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.moments(x, [0])[1]
+
+    x = np.random.default_rng(0).normal([3000.0, -500.0], 0.1, [64, 2]).astype("f")
+    want = x.astype(np.float64).var(0)
+    np.testing.assert_allclose(on_replicas(step)(x), want, rtol=1e-3)
+
+
+def test_moments_of_one_layer_are_one_message_forward_and_one_backward() -> None:
+    """Counted in the plan: what becomes whole of a sum, and ops that add up themselves."""
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        mean, variance = tf.nn.moments(x, [0])
+        y = tf.nn.batch_normalization(x, mean, variance, [0.0, 1.0], [1.0, 2.0], 1e-3)
+        return tf.gradients(y, x, tf.cos(y))
+
+    plan = on_replicas(step).plan((0,))[0]
+    types = [op.type for op, its in plan.plans.items() if _adds_up(plan, op)]
+    # The two gradients are of the mean and of the variance, which one message takes.
+    assert sorted(types) == ["BroadcastTo", "BroadcastTo", "Mean"]
+
+
+def _adds_up(plan: GraphPlan, op: tf.Operation) -> bool:
+    its = plan.plans[op]
+    pairs = zip(op.inputs, its.needs, strict=True)
+    is_mean = getattr(its.build, "func", None) is normalization._mean
+    return is_mean or any(
+        isinstance(plan.fact(t).form, Partial) and need == engine.REPLICATED
+        for t, need in pairs
+    )
+
+
+def planned(step: Any, scope: Scope) -> GraphPlan:
+    """Returns the plan of a function of one batch of images."""
+    traced = tf.function(step).get_concrete_function(tf.TensorSpec([None, 3, 2, 2]))
+    layout = Layout("batch")
+    plan = GraphPlan.of(traced.graph.inputs, [Fact(Sharded(0, layout))])
+    scope.extend(plan, [t.op for t in traced.graph.outputs])
+    return plan
+
+
+def fused_step(x: tf.Tensor) -> list[tf.Tensor]:
+    y, mean, *_ = raw.FusedBatchNormV3(x=x, **PARAMETERS, **OLD)
+    return [*tf.gradients(y, x, tf.cos(y)), mean]
+
+
+def test_local_statistics_need_no_message_where_values_are_normalized() -> None:
+    plan = planned(fused_step, Scope(local_statistics=True))
+    by_type = {op.type: its for op, its in plan.plans.items()}
+    forward, backward = by_type["FusedBatchNormV3"], by_type["FusedBatchNormGradV3"]
+    assert forward.makes[1].form == Partial() and backward.build is None
+    assert isinstance(backward.makes[0].form, Sharded)
+    assert backward.makes[1].form == Partial()
+
+
+def test_local_statistics_are_those_of_each_replica(monkeypatch: Any) -> None:
+    """What moving averages take is the mean over the replicas, by their rows."""
+    monkeypatch.setattr(engine, "Scope", lambda: Scope(local_statistics=True))
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    spec = tf.TensorSpec([None, 3, 2, 2])
+    run = engine.WholeBatchFunction(fused_step, repl, [spec])
+    x = np.random.default_rng(0).normal(size=[5, 3, 2, 2]).astype(np.float32)
+    dx, mean = run(x)
+    plain = tf.function(fused_step)
+    parts = [plain(x[:3]), plain(x[3:])]
+    np.testing.assert_allclose(
+        dx, np.concatenate([one[0] for one in parts]), 1e-4, 1e-5
+    )
+    want = 0.6 * parts[0][1] + 0.4 * parts[1][1]
+    np.testing.assert_allclose(mean, want, 1e-5)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of reductions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.forms import engine
+from replicator.forms.rules import reductions
+from tests.forms import laws
+from tests.forms.laws import SUM, WHOLE, Inputs, Sample
+
+raw = tf.raw_ops
+
+
+def reduced(
+    name: str, key: str, axes: list[int], form: str, keep: bool = False
+) -> Sample:
+    """Returns a sample of an op that reduces axes of a [rows, 2, 3] tensor."""
+
+    def make(v: Inputs) -> tf.Tensor:
+        return getattr(raw, name)(input=v(key, 2, 3), axis=axes, keep_dims=keep)
+
+    return Sample(name, make, form)
+
+
+def mean_of(dtype: tf.DType) -> Sample:
+    """Returns a sample of a mean of negative and positive numbers of a type."""
+    return Sample(
+        "Mean",
+        lambda v: raw.Mean(input=tf.cast(v.x * 20, dtype), axis=[0]),
+        WHOLE if dtype.is_integer else SUM,
+        grads=False,
+    )
+
+
+SAMPLES = [
+    *[reduced(name, "x", [0], SUM) for name in ("Sum", "Mean", "Max", "Min")],
+    *[reduced(name, "x", [0, 2], SUM) for name in ("Sum", "Mean")],
+    *[reduced(name, "x", [-1, 0, 1], SUM, True) for name in ("Sum", "Mean", "Max")],
+    *[reduced(name, "x", [1], "sharded") for name in ("Sum", "Mean", "Max", "Prod")],
+    *[reduced(name, "b", [0, 1], SUM) for name in ("Any", "All")],
+    *[reduced(name, "b", [2], "sharded", True) for name in ("Any", "All")],
+    reduced("Sum", "i", [0], SUM),
+    reduced("Sum", "z", [0], SUM),
+    reduced("Mean", "z", [0, 1], SUM),
+    reduced("EuclideanNorm", "x", [0, 1], WHOLE),
+    reduced("EuclideanNorm", "z", [0], WHOLE),
+    reduced("EuclideanNorm", "x", [1], "sharded"),
+    *map(mean_of, (tf.int8, tf.int16, tf.int32, tf.int64, tf.float64)),
+    Sample("Sum", lambda v: raw.Sum(input=raw.Sum(input=v.x, axis=[0]), axis=[0]), SUM),
+    Sample(
+        "Max",
+        lambda v: raw.Max(input=raw.Max(input=v.x, axis=[0]), axis=[0]),
+        SUM,
+        grads=False,
+    ),
+    Sample(
+        "Max", lambda v: raw.Max(input=raw.Sum(input=v.x, axis=[0]), axis=[0]), WHOLE
+    ),
+    # An axis that is no longer the first.
+    Sample(
+        "Sum",
+        lambda v: raw.Sum(input=tf.transpose(v("x", 2, 3), [1, 0, 2]), axis=[0]),
+    ),
+    Sample(
+        "Mean",
+        lambda v: raw.Mean(input=tf.transpose(v("x", 2, 3), [1, 0, 2]), axis=[0, 1]),
+        SUM,
+    ),
+    # Gradients of broadcasting sum what was repeated.
+    Sample("Sum", lambda v: tf.reduce_sum((v("x", 2, 3) * v("y", 1, 3)) ** 2, 2)),
+    Sample("Sum", lambda v: tf.reduce_sum(v("x", 2, 3) * v("y", 2, 1), [0, 1]), SUM),
+    Sample("Sum", lambda v: tf.reduce_sum(v.x * tf.reduce_mean(v.y, 0), 1)),
+    Sample(
+        "ReduceJoin",
+        lambda v: raw.ReduceJoin(
+            inputs=v("s", 2, 3), reduction_indices=[2], separator=","
+        ),
+    ),
+    Sample("L2Loss", lambda v: raw.L2Loss(t=v.x), SUM),
+    Sample("BiasAdd", lambda v: raw.BiasAdd(value=v.x, bias=[1.0, 2.0, 3.0])),
+    Sample("BiasAddV1", lambda v: raw.BiasAddV1(value=v.x, bias=[1.0, 2.0, 3.0])),
+    Sample(
+        "BiasAdd",
+        lambda v: raw.BiasAdd(value=v("x", 2, 3), bias=[1.0, 2.0], data_format="NCHW"),
+    ),
+    Sample("BiasAddGrad", lambda v: raw.BiasAddGrad(out_backprop=v.x), SUM),
+    Sample(
+        "BiasAddGrad",
+        lambda v: raw.BiasAddGrad(out_backprop=tf.transpose(v.x)),
+    ),
+    Sample(
+        "Bincount",
+        lambda v: raw.Bincount(arr=v.i, size=4, weights=tf.constant([], tf.float32)),
+        SUM,
+    ),
+    Sample(
+        "Bincount", lambda v: raw.Bincount(arr=v.i, size=5, weights=v.x), SUM, False
+    ),
+    Sample(
+        "DenseBincount",
+        lambda v: raw.DenseBincount(
+            input=v.i, size=5, weights=tf.constant([], tf.float32)
+        ),
+    ),
+    Sample(
+        "DenseBincount", lambda v: raw.DenseBincount(input=v.i, size=5, weights=v.x)
+    ),
+    Sample(
+        "DenseBincount",
+        lambda v: raw.DenseBincount(input=v("i"), size=5, weights=v("x")),
+        SUM,
+    ),
+    Sample(
+        "DenseBincount",
+        lambda v: raw.DenseBincount(
+            input=v("i"), size=5, weights=tf.constant([], tf.int32), binary_output=True
+        ),
+        SUM,
+    ),
+    Sample(
+        "HistogramFixedWidth",
+        lambda v: raw.HistogramFixedWidth(values=v.x, value_range=[-2.0, 2.0], nbins=5),
+        SUM,
+    ),
+]
+
+
+def test_each_type_has_a_sample() -> None:
+    assert not laws.missing(reductions.RULES, SAMPLES)
+
+
+def test_law() -> None:
+    law = laws.Law(SAMPLES, 3)
+    law.check_plan()
+    for rows in (5, 2, 1):
+        law.check(rows)
+
+
+@pytest.mark.slow
+def test_law_of_two_replicas() -> None:
+    law = laws.Law(SAMPLES, 2)
+    law.check_plan()
+    for rows in (5, 1):
+        law.check(rows)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
+def test_a_mean_of_half_precision_overflows_no_more_than_on_one_device(
+    dtype: tf.DType,
+) -> None:
+    """Neither the sum nor the number of elements has to fit the type."""
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    spec = tf.TensorSpec([None, 400], dtype)
+    run = engine.WholeBatchFunction(lambda x: tf.reduce_mean(x), repl, [spec])
+    mean = run(tf.fill([201, 400], tf.constant(300, dtype)))
+    assert mean.dtype == dtype
+    np.testing.assert_allclose(float(mean), 300, rtol=1e-2)
