@@ -189,6 +189,7 @@ class WholeBatchFunction:
             for tensor, value in zip(plan.inputs, given, strict=True):
                 replica.give(tensor, value)
             replica.build(list(plan.plans))
+            replica.writes.refresh()
             values = [replica.value(t) for t in self._traced.graph.outputs]
             found = [_returned(value, is_shared) for value in values]
             forms[:] = [form for _, form in found]

@@ -22,6 +22,7 @@ from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Partial, Shard
 from replicator.forms.propagate import GraphPlan, has_effect
 from replicator.forms.rule import AS_IS, LOCAL, UNUSED, Need, OpPlan
 from replicator.primitives import base
+from replicator.variables import whole_values
 
 
 class Value:
@@ -105,6 +106,7 @@ class Replica(Conversions):
         self._values: dict[Any, Value] = {}
         self._done: dict[tf.Operation, list[tf.Operation]] = {}
         self._before: list[tf.Operation] = []  # what calls the function that is built
+        self.writes = whole_values.Writes()
 
     def value(self, tensor: tf.Tensor) -> Value:
         """Returns the copies of a tensor of the graph for one device."""
@@ -305,6 +307,7 @@ class Replica(Conversions):
         Yields:
             A function that returns the values of the graph's tensors.
         """
+        self.writes.refresh()  # here, not in the body
         saved = self._plan, self._values, self._done, self._before
         self._before = self._controls(called_by) if called_by is not None else []
         self._plan, self._done = plan, {t.op: [] for t in plan.inputs}
@@ -312,6 +315,7 @@ class Replica(Conversions):
         self._values = dict(zip(refs, values, strict=True))
         try:
             self.build(list(plan.plans))
+            self.writes.refresh()
             yield self.value
             effects = self.effects()
         finally:

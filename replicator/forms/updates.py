@@ -8,14 +8,12 @@ written is the same on all replicas by its form, or a part of what they add up.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import context
-from replicator.variables import copies
+from replicator.variables import whole_values
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.replicated import ReplicatedVariable
 
@@ -51,8 +49,9 @@ def update(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
     """
     variable, given = inputs[0], inputs[1:]
     if op.type in _READS:
+        replica.writes.refresh([variable])
         return [_READS[op.type](op, variable, *given)]
-    with _writing([x for x in inputs if is_variable(x)]):
+    with replica.writes.writing([x for x in inputs if is_variable(x)]):
         done = _written(op, variable, given)
         if done is None:
             return _applied(replica, op, inputs)
@@ -61,26 +60,13 @@ def update(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
 
 
 _READS: dict[str, Callable[..., Any]] = {
-    "ReadVariableOp": lambda op, v: v._read_variable_op(),
-    "ResourceGather": lambda op, v, ids: v.sparse_read(ids),
-    "ResourceGatherNd": lambda op, v, ids: v.gather_nd(ids),
+    "ReadVariableOp": lambda op, v: whole_values.read(v),
+    "ResourceGather": lambda op, v, ids: whole_values.read_rows(v, ids),
+    "ResourceGatherNd": lambda op, v, ids: whole_values.read_slices(v, ids),
     "VariableShape": lambda op, v: tf.constant(v.shape.as_list(), op.outputs[0].dtype),
     "VarIsInitializedOp": lambda op, v: v.is_initialized(),
     "Identity": lambda op, v: v,
 }
-
-
-@contextlib.contextmanager
-def _writing(variables: Sequence[Any]) -> Iterator[None]:
-    """Makes writes in this block equal on all replicas, by the forms of what is written.
-
-    Copies that replicas have of an owner's variable are brought up to date behind it.
-    """
-    replica = context.require("a write")
-    with replica.equal_updates("a program for whole batches"):
-        with replica.build.ledger.agreed():
-            yield
-    copies.refresh([p for v in variables for p in getattr(v, "parts", [v])], replica)
 
 
 def _written(
@@ -88,7 +74,9 @@ def _written(
 ) -> tf.Operation | None:
     """Writes by a method of the variable; returns None if none writes like the op."""
     if op.type in _ASSIGNMENTS:
-        return getattr(variable, _ASSIGNMENTS[op.type])(given[0], read_value=False)
+        method = _ASSIGNMENTS[op.type]
+        value = whole_values.written(variable, given[0], method)
+        return getattr(variable, method)(value, read_value=False)
     if op.type in _SCATTERS:
         rows = tf.IndexedSlices(given[1], given[0])
         return getattr(variable, _SCATTERS[op.type])(rows).op
