@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs random programs by their numbers.
 
-python -m tests.forms.programs 17           # one: what it computes, and whether it is equal
-python -m tests.forms.programs 17 --small   # leaves out what does not matter for a fault
-python -m tests.forms.programs 0 --count 100
+    python -m tests.forms.programs 17
+    python -m tests.forms.programs 17 --small
+    python -m tests.forms.programs 0 --count 100
+
+The second leaves out computations that do not matter for a fault, and shows the rest.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def smaller(program: Program, door: running.Door, counts: list[int]) -> Program:
 def show(program: Program) -> None:
     """Prints the steps of a program, and its graph if that is small."""
     print(
-        f"seed {program.seed}, {inputs.kind(program.seed)}, steps {program.steps}, trains {program.has_training}"
+        f"seed {program.seed}, {inputs.kind(program.seed)}, steps {program.steps}, "
+        f"trains {program.has_training}"
     )
     print("  ", [program.makers[k].__name__ for k in program.steps])
     variables = program.variables()
@@ -118,6 +121,8 @@ def main() -> None:
         found[kind] += 1
         if time.time() - began > arguments.seconds:
             break
+        if seed % 10 == 0:
+            print(f"{seed}, {time.time() - began:.0f} s", flush=True)
         if kind != "equal":
             print(f"{seed}: {kind}: {details}", flush=True)
             if arguments.small:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tests.forms.programs import values
-from tests.forms.programs.values import Builder, Made, calm, finite, rounded, without
+from tests.forms.programs.values import Builder, Made, calm, finite, rounded
 
 # Kinks are where no structured value lies.
 UNARY: list[Any] = [
@@ -166,7 +166,10 @@ def masked(p: Builder) -> Made:
 def normalized(p: Builder) -> Made:
     """Normalizes along an axis, or over the batch."""
     a, dims, k = p.axis_of()
-    wide = lambda fold: fold(a, k, keepdims=True)
+
+    def wide(fold):
+        return fold(a, k, keepdims=True)
+
     options: list[Any] = [
         lambda: a - wide(tf.reduce_mean),
         lambda: (
@@ -224,7 +227,10 @@ def layer(p: Builder) -> Made:
     if len(dims) == 3 and dims[0] in ("n", "k"):
         options += [lambda: tf.nn.conv1d(a, kernel[None] + 0.0, 1, "SAME")]
     if p.is_mixed:
-        half = lambda v: tf.cast(v, tf.float16)
+
+        def half(v):
+            return tf.cast(v, tf.float16)
+
         options = [lambda: p.number(tf.tensordot(half(a), half(kernel), 1))]
     made = p.of(options)()
     if last == 4 and p.chance(0.7):
@@ -241,7 +247,10 @@ def layer(p: Builder) -> Made:
 def product(p: Builder) -> Made:
     """Multiplies values: Gram matrices, distances, outer products."""
     (a, (*before, m, q)), flip = p.pick(lambda dims: len(dims) > 1), p.chance()
-    square = lambda: tf.reduce_sum(a * a, -1)
+
+    def square():
+        return tf.reduce_sum(a * a, -1)
+
     options: list[Any] = [
         lambda: (tf.tanh(a[..., :, None] - a[..., None, :]), [*before, m, q, q]),
         lambda: (tf.einsum("...ab,...cb->...ca", a, tf.sin(a)), [*before, m, m]),

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-
 from tests.forms.programs.values import Builder, Made, calm
 
 
@@ -25,13 +24,16 @@ def gradient(p: Builder) -> Made | None:
 
 
 def _network(p: Builder, f: Any) -> Any:
-    """Returns a function of rows: a layer, perhaps with a loop, a branch, or the batch's mean."""
+    """Returns a function of rows: a layer, with a loop, a branch, the batch's mean."""
     w, u = (
         tf.convert_to_tensor(p.variables["w"]),
         tf.convert_to_tensor(p.variables["u"]),
     )
     y = tf.reduce_mean(p.given["y"])
-    turn = lambda k, h: (k + 1, tf.tanh(f(h) @ u @ w))
+
+    def turn(k, h):
+        return (k + 1, tf.tanh(f(h) @ u @ w))
+
     options: list[Any] = [
         lambda x: tf.tanh(x @ w),
         lambda x: f(tf.tanh(x @ w) @ u) @ w,
@@ -75,7 +77,7 @@ def penalty(p: Builder) -> Made:
 
 
 def by_weights(p: Builder) -> Made:
-    """An inner step, a product with the Hessian, the norm of the gradient of weights."""
+    """An inner step, a product with the Hessian, the norm of a gradient of weights."""
     x, y = p.given["x"], p.given["y"]
     w = tf.convert_to_tensor(p.variables["w"])
 
@@ -143,7 +145,10 @@ def of_both(p: Builder) -> Made:
     """A value and the gradient of its own network, as in energy models and physics."""
     x, f = p.given["x"], p.of([tf.tanh, tf.sin, tf.nn.softplus])
     network = _network(p, f)
-    energy = lambda x: tf.reduce_sum(network(x) ** 2)
+
+    def energy(x):
+        return tf.reduce_sum(network(x) ** 2)
+
     e = energy(x)
     (force,) = tf.gradients(e, x)
     (second,) = tf.gradients(tf.reduce_sum(force * tf.stop_gradient(f(x))), x)

@@ -53,7 +53,9 @@ def branch(p: Builder) -> Made:
 
 
 def _turns(p: Builder, a: tf.Tensor, f: Any) -> tf.Tensor:
-    turn = lambda k, c: (k + 1, tf.tanh(0.9 * c + tf.reduce_mean(f(a))))
+    def turn(k, c):
+        return (k + 1, tf.tanh(0.9 * c + tf.reduce_mean(f(a))))
+
     return tf.while_loop(lambda k, c: k < 2, turn, (0, a))[1]
 
 
@@ -73,8 +75,12 @@ def loop(p: Builder) -> Made:
             condition, lambda k, *c: (k + 1, *body(k, *c)), (0, *first), **options
         )
 
-    largest = lambda k, c: tf.logical_and(k < 9, rounded(tf.reduce_max(c)) < 3.1372513)
-    grow = lambda k, c: [1.7 * tf.abs(c) + 0.3]
+    def largest(k, c):
+        return tf.logical_and(k < 9, rounded(tf.reduce_max(c)) < 3.1372513)
+
+    def grow(k, c):
+        return [1.7 * tf.abs(c) + 0.3]
+
     options: list[Any] = [
         lambda: _turns(p, a, f),
         lambda: while_(lambda k, c: [tf.tanh(0.9 * c + f(a))], a)[1],
@@ -268,7 +274,10 @@ def called(p: Builder) -> Made:
 def from_outside(p: Builder) -> Made:
     """Calls Python, which sees the values of one device."""
     a, dims = p.pick()
-    normalized = lambda b: b - b.mean() if b.size else b
+
+    def normalized(b):
+        return b - b.mean() if b.size else b
+
     made = tf.numpy_function(normalized, [a], p.dtype)
     made.set_shape(a.shape)
     return a + tf.tanh(made), dims

@@ -65,7 +65,12 @@ def batches(seed: int) -> list[list[np.ndarray]]:
             rng.normal(size=3),
         ]
         specs = signature(seed)
-        result.append([a.astype(s.dtype.as_numpy_dtype) for a, s in zip(arrays, specs)])
+        result.append(
+            [
+                a.astype(s.dtype.as_numpy_dtype)
+                for a, s in zip(arrays, specs, strict=False)
+            ]
+        )
     return result
 
 

@@ -14,7 +14,10 @@ from tests.forms.programs.values import Builder, Made, calm, finite, rounded
 def looked_up(p: Builder) -> Made:
     """Looks up rows of a variable by the batch's integers."""
     i, table = p.given["i"], p.variables["table"]
-    sparse = lambda: tf.sparse.from_dense(tf.stack([i + 1, (i * 3) % 7 + 1], 1) % 8)
+
+    def sparse():
+        return tf.sparse.from_dense(tf.stack([i + 1, (i * 3) % 7 + 1], 1) % 7)
+
     options: list[Any] = [
         lambda: (tf.gather(table, i), ("n", 3)),
         lambda: (tf.nn.embedding_lookup(table, i[:, None]), ("n", 1, 3)),
@@ -151,7 +154,10 @@ def counted(p: Builder) -> Made:
     whole = tf.cast(i, tf.int64)
     big = tf.constant(2**53 + 1, tf.int64)
     some = p.mask()
-    seven = lambda a: p.number(a % 7) / 7
+
+    def seven(a):
+        return p.number(a % 7) / 7
+
     options: list[Any] = [
         lambda: (seven(tf.reduce_sum(whole + big)), ()),
         lambda: (seven(tf.reduce_max(whole) * big), ()),

@@ -195,9 +195,12 @@ def across(p: Builder) -> Made:
     def kernel() -> tf.Tensor:
         z = p.given["z"]
         first = a[:, :3]
-        of = lambda u, v: tf.reduce_mean(
-            tf.exp(-tf.reduce_sum((u[:, None] - v[None]) ** 2, -1))
-        )
+
+        def of(u, v):
+            return tf.reduce_mean(
+                tf.exp(-tf.reduce_sum((u[:, None] - v[None]) ** 2, -1))
+            )
+
         return of(first, first) + of(z, z) - 2 * of(first, z)
 
     def dice() -> tf.Tensor:
@@ -217,11 +220,13 @@ def across(p: Builder) -> Made:
             (tf.reduce_sum(u * u) + 0.1) * (tf.reduce_sum(v * v) + 0.1)
         )
 
-    hardest = lambda: (
-        tf.reduce_mean(tf.reduce_max(rounded(squares) * same, 1))
-        if p.is_exact
-        else far / 10
-    )
+    def hardest():
+        return (
+            tf.reduce_mean(tf.reduce_max(rounded(squares) * same, 1))
+            if p.is_exact
+            else far / 10
+        )
+
     options = [
         contrastive,
         clip,
@@ -245,10 +250,13 @@ def across(p: Builder) -> Made:
 
 
 def of_sequences(p: Builder) -> Made:
-    """CTC, a chain of labels, noise-contrastive estimation: what TensorFlow computes itself."""
+    """CTC, a chain of labels, noise-contrastive estimation."""
     t, lengths = p.given["t"], p.given["lengths"]
     logits = tf.tensordot(t, p.variables["w"], 1)
-    single = lambda a: tf.cast(a, tf.float32)
+
+    def single(a):
+        return tf.cast(a, tf.float32)
+
     labels = tf.stack([p.given["i"] % 3, (p.given["i"] + 1) % 3], 1)
     labels = tf.cast(labels, tf.int32)
     ones = tf.ones_like(lengths)

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.forms.programs import values
 from tests.forms.programs.values import Builder, Dims, Made, calm, rounded, without
 
 
@@ -69,8 +68,13 @@ def moved(p: Builder) -> Made:
     """Moves elements along one axis, or takes some."""
     a, dims, k = p.axis_of()
     name, is_number = dims[k], isinstance(dims[k], int)
-    cut = lambda *part: a[(*[slice(None)] * k, slice(*part))]
-    at_k = lambda one, other: [one if at == k else other for at in range(len(dims))]
+
+    def cut(*part):
+        return a[(*[slice(None)] * k, slice(*part))]
+
+    def at_k(one, other):
+        return [one if at == k else other for at in range(len(dims))]
+
     fewer = int(name) - 1 if is_number else f"({name}-1)"
     more = int(name) + 1 if is_number else f"({name}+1)"
     twice = 2 * int(name) if is_number else f"2{name}"
@@ -119,7 +123,10 @@ def ordered(p: Builder) -> Made:
     """Sorts, or takes what is largest."""
     a, dims, k = p.decisive_axis()
     last = dims[-1]
-    best = lambda: tf.math.top_k(a, tf.minimum(2, tf.shape(a)[-1]))
+
+    def best():
+        return tf.math.top_k(a, tf.minimum(2, tf.shape(a)[-1]))
+
     options: list[Any] = [
         lambda: (tf.sort(a, k), dims),
         lambda: (tf.sort(a, k, "DESCENDING"), dims),

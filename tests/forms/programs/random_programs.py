@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From an integer to a program of whole batches: a function with variables.
 
-A program is 3 to 12 random computations, each on what was made before, then a loss, its
+A program is 2 to 8 random computations, each on what was made before, then a loss, its
 gradients, and an update of the weights. The number tells the dtypes, the batches, too.
 """
 
@@ -46,9 +46,12 @@ class Program:
         rng = np.random.default_rng([seed, 0])
         # Each program has a liking for some kind of computation.
         weights = np.array(WEIGHTS) * rng.uniform(0.3, 2, len(ROOMS))
-        count = int(rng.integers(3, 13))
+        count = int(rng.integers(2, 9))
         rooms = rng.choice(len(ROOMS), count, p=weights / weights.sum())
-        of = lambda options: options[int(rng.integers(len(options)))]
+
+        def of(options):
+            return options[int(rng.integers(len(options)))]
+
         self.makers = [of(ROOMS[k].MAKERS) for k in rooms]
         self.seed, self.has_training = seed, has_training
         self.steps = list(range(count)) if steps is None else list(steps)

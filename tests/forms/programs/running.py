@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.forms.programs import inputs
+from tests.forms.programs import doors, inputs
 from tests.forms.programs.random_programs import Program
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "mixed": 3e-2}
-# A step on replicas: given a program's function, a function that makes its variables, the
-# signature and the number of replicas, returns the variables and a function of a batch.
+# Given a step, a function that makes its variables, a signature and a number of
+# replicas: returns the variables and a function of a batch (doors.py).
 Door = Callable[[Any, Any, Any, int], tuple[dict[str, Any], Any]]
 
 
@@ -26,18 +26,8 @@ class Results:
     steps: list[tuple[Any, dict[str, np.ndarray]]]
 
 
-def _on_one_device(step: Any, make: Any, signature: Any, count: int) -> Any:
-    variables = make()
-    function = tf.function(
-        lambda *batch: step(variables, *batch),
-        input_signature=signature,
-        autograph=False,
-    )
-    return variables, function
-
-
 def run(
-    program: Program, door: Door = _on_one_device, count: int = 1, noise: float = 0
+    program: Program, door: Door = doors.one_device, count: int = 1, noise: float = 0
 ) -> Results:
     """Runs two steps of a program.
 

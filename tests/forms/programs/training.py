@@ -100,7 +100,7 @@ def unless_infinite(
 
 
 def raw(variables: dict[str, tf.Variable], pairs: list[tuple[str, Any]]) -> None:
-    """By ops that update variables in place, as optimizers of TensorFlow 1 have them."""
+    """By ops that update variables in place, as those of TensorFlow 1 do."""
     ops = tf.raw_ops
     for name, slope in pairs:
         v, slot = variables[name], variables[f"{name}/slot"]

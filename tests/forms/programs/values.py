@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a random program draws its next computation from.
 
-A value is a tensor with a name or a number per dimension. What is drawn in a step depends
-on the seed and the step only, and which value is picked changes little when others are
-left out: so a program that fails is made small by leaving out its steps.
+A value is a tensor with a name or a number per dimension. What is drawn in a step
+depends on the seed and the step only, and which value is picked changes little when
+others are left out: so a program that fails is made small by leaving out its steps.
 
 One device and replicas round differently. What is not continuous in its input - a
 comparison, a sort, an argmax - takes it from `decisive`, rounded to a grid on which the

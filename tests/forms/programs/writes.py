@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-
 from tests.forms.programs.values import Builder, Made, calm, finite, rounded
 
 
