@@ -59,8 +59,9 @@ def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     Sonnet: Mean(SquaredDifference(x, StopGradient(Mean(x)))).
     """
     form, along, pair = facts[0].form, axes(op, facts), _moments(op)
-    is_reduced = isinstance(form, Sharded) and along is not None and form.axis in along
-    if pair is None or not is_reduced:
+    if pair is None or not isinstance(form, Sharded) or along is None:
+        return reduction(op, facts, scope)
+    if form.axis not in along:
         return reduction(op, facts, scope)
     if op is pair[1]:
         build = functools.partial(_variance, mean=pair[0].outputs[0])
@@ -71,7 +72,7 @@ def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 
 def _moments(op: tf.Operation) -> tuple[tf.Operation, tf.Operation] | None:
     """Returns the ops of a mean and of the variance around it, given either one."""
-    if not op.outputs[0].dtype.is_floating:
+    if op.outputs[0].dtype not in (tf.float32, tf.float64):
         return None
     squares = op.inputs[0].op
     if (

@@ -47,23 +47,19 @@ def batch_matmul(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | No
 def einsum(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of Einsum, but for diagonals."""
     equation = op.get_attr("equation").decode().replace(" ", "")
-    found = _spelled(equation, [t.shape.rank for t in op.inputs])
-    if found is None:
+    ranks = [t.shape.rank for t in op.inputs]
+    if None in ranks:
         return None
-    terms, output = found
+    terms, output = _spelled(equation, ranks)
     if any(len(set(term)) < len(term) for term in (*terms, output)):
         return None
     return contraction(op, facts, terms, output)
 
 
-def _spelled(
-    equation: str, ranks: Sequence[int | None]
-) -> tuple[list[str], str] | None:
+def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """Returns the terms of an equation with a name for each axis of an ellipsis."""
     left, _, output = equation.partition("->")
     terms = left.split(",")
-    if None in ranks:
-        return None
     free = [name for name in _NAMES + _NAMES.upper() if name not in left]
     spread = [
         rank - len(term.replace("...", "")) if "..." in term else 0

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, is_partial, plan, rules_of
+from replicator.forms.rule import LOCAL, Need, OpPlan, is_partial, plan, rules_of
 from replicator.forms.sizes import Summed, SumTo, has_local, ints, is_size
 
 _HOW = {
@@ -126,11 +126,11 @@ def _sum_and_keep(replica: Any, op: tf.Operation, inputs: list[Any]) -> list[tf.
 def norm(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of EuclideanNorm: the squares are added up, and then the root taken."""
     form, found, dtype = facts[0].form, axes(op, facts), op.outputs[0].dtype
-    is_whole = not isinstance(form, Sharded) or found is None or form.axis not in found
-    if is_whole or dtype.is_integer:
-        return reduction(op, facts, scope)
-    build = functools.partial(_norm, along=found)
-    return plan(op, [form, REPLICATED], REPLICATED, build=build)
+    if isinstance(form, Sharded) and found is not None and form.axis in found:
+        build = functools.partial(_norm, along=found)
+        made = plan(op, [form, REPLICATED], REPLICATED, build=build)
+        return None if dtype.is_integer else made
+    return reduction(op, facts, scope)
 
 
 def _norm(
@@ -188,26 +188,24 @@ def _channel(op: tf.Operation) -> int | None:
 
 def counts(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ops that count numbers, or add up weights per number."""
-    form, is_binary = (
-        facts[0].form,
-        op.type == "DenseBincount" and op.get_attr("binary_output"),
-    )
+    form, rank = facts[0].form, op.inputs[0].shape.rank
     if not isinstance(form, Sharded):
         return None
-    needs = [form, *[REPLICATED] * (len(op.inputs) - 1)]
-    if op.type != "HistogramFixedWidth":
-        shape = op.inputs[2].shape
-        if (
-            shape.rank is None
-            or None in shape.as_list()
-            and shape.rank != op.inputs[0].shape.rank
-        ):
+    needs: list[Need] = [form, *[REPLICATED] * (len(op.inputs) - 1)]
+    if op.type == "HistogramFixedWidth":
+        return plan(op, needs, Partial())
+    weights = op.inputs[2].shape
+    if weights.num_elements() != 0:  # none: each number counts 1
+        if weights.rank != rank:
             return None
-        needs[2] = REPLICATED if shape.num_elements() == 0 else form
-    if op.type == "DenseBincount" and op.inputs[0].shape.rank != 1:
-        is_row = op.inputs[0].shape.rank == 2 and form.axis == 0
-        return plan(op, needs, form) if is_row else None
-    return plan(op, needs, Partial("max" if is_binary else "sum"))
+        needs[2] = form
+    if op.type == "Bincount":
+        return plan(op, needs, Partial())
+    if rank == 1:
+        is_binary = op.get_attr("binary_output")
+        return plan(op, needs, Partial("max" if is_binary else "sum"))
+    is_row = rank == 2 and form.axis == 0
+    return plan(op, needs, form) if is_row else None
 
 
 RULES = {

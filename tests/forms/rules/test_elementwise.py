@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import replicator
+from replicator.forms import engine
 from replicator.forms.rules import elementwise
 from tests.forms import laws
 from tests.forms.laws import SUM, WHOLE, Sample, nary, unary
@@ -239,3 +241,26 @@ def test_law_of_gradients() -> None:
 @pytest.mark.slow
 def test_law_of_sums_of_three() -> None:
     check(SUMS, 3)
+
+
+def test_the_length_of_a_sharded_axis_is_ensured_as_a_whole() -> None:
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    spec = tf.TensorSpec([None, 3])
+    run = engine.WholeBatchFunction(
+        lambda x: tf.ensure_shape(x, [4, 3]) * 2, repl, [spec]
+    )
+    np.testing.assert_array_equal(run(np.ones([4, 3], np.float32)), np.full([4, 3], 2))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the length of axis 0"):
+        run(np.ones([5, 3], np.float32))
+
+
+def test_the_range_that_is_rounded_to_is_that_of_all() -> None:
+    """QuantizeAndDequantize finds it in the values: it takes the whole batch."""
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return raw.QuantizeAndDequantizeV2(input=x, input_min=0.0, input_max=0.0)
+
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    run = engine.WholeBatchFunction(step, repl, [tf.TensorSpec([None])])
+    x = np.array([0.1, 0.2, 0.33, 7.0], np.float32)
+    np.testing.assert_allclose(run(x), step(x))

@@ -60,7 +60,7 @@ def gradient(name: str, is_training: bool) -> Sample:
 
 
 def moments(v: Inputs) -> Any:
-    """Returns values normalized as Keras' and Sonnet's layers do, and the statistics."""
+    """Returns what Keras' and Sonnet's layers compute, and the statistics."""
     mean, variance = tf.nn.moments(image(v), AXES)
     around = (mean, variance, [0.5, 1.0], [1.0, 2.0])
     return [tf.nn.batch_normalization(image(v), *around, 1e-3), mean, variance]
@@ -106,7 +106,7 @@ def test_a_small_variance_around_a_large_mean_is_accurate() -> None:
 
 
 def test_moments_of_one_layer_are_one_message_forward_and_one_backward() -> None:
-    """Counted in the plan: what becomes whole of a sum, and ops that add up themselves."""
+    """Counted in the plan: conversions of sums, and ops that add up themselves."""
 
     def step(x: tf.Tensor) -> tf.Tensor:
         mean, variance = tf.nn.moments(x, [0])

@@ -59,6 +59,11 @@ def _spectrum(v: Inputs) -> tf.Tensor:
     return v("z", 2, 2, 4)
 
 
+def one_hot(axis: int) -> Sample:
+    given = {"depth": 4, "on_value": 1.0, "off_value": 0.0, "axis": axis}
+    return Sample("OneHot", lambda v: raw.OneHot(indices=v.i, **given))
+
+
 BAND = {"k": [-1, 0], "padding_value": 0.0}
 SAMPLES = [
     *of_vectors("Softmax LogSoftmax MatrixDiag"),
@@ -195,15 +200,7 @@ SAMPLES = [
             input=v("x", 4, 2), seq_lengths=[1, 3], seq_dim=1, batch_dim=2
         ),
     ),
-    *[
-        Sample(
-            "OneHot",
-            lambda v, axis=axis: raw.OneHot(
-                indices=v.i, depth=4, on_value=1.0, off_value=0.0, axis=axis
-            ),
-        )
-        for axis in (-1, 0, 1)
-    ],
+    *map(one_hot, (-1, 0, 1)),
 ]
 
 
