@@ -18,7 +18,15 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.forms import homes, sizes, updates
 from replicator.forms.conversions import Conversions, in_graph
-from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Partial, Sharded, equal
+from replicator.forms.forms import (
+    REPLICATED,
+    UNSET,
+    Fact,
+    Form,
+    Partial,
+    Sharded,
+    equal,
+)
 from replicator.forms.propagate import GraphPlan, has_effect
 from replicator.forms.rule import AS_IS, LOCAL, UNUSED, Need, OpPlan
 from replicator.primitives import base
@@ -79,7 +87,9 @@ class Value:
     def waits_for(self, need: Need) -> bool:
         """Whether a communication, which others can join, comes before what needs it."""
         form = self.fact.form
-        is_apart = isinstance(form, Partial) or isinstance(form, Sharded) and form.outer == 1
+        is_apart = (
+            isinstance(form, Partial) or isinstance(form, Sharded) and form.outer == 1
+        )
         if need != REPLICATED or not is_apart or callable(self._made):
             return False
         is_here = self._graph is tf.compat.v1.get_default_graph()
@@ -117,7 +127,9 @@ class Replica(Conversions):
         self._values[tensor.ref()] = Value(self, self._plan.fact(tensor), copy)
         self._done[tensor.op] = []
 
-    def seen_as(self, tensors: Sequence[tf.Tensor], facts: Sequence[Fact]) -> list[Value]:
+    def seen_as(
+        self, tensors: Sequence[tf.Tensor], facts: Sequence[Fact]
+    ) -> list[Value]:
         """Returns values with the facts that a rule was told of."""
         return [
             value if value.fact is fact else self._seen(value, fact)
@@ -195,7 +207,9 @@ class Replica(Conversions):
     ) -> Sequence[Any]:
         needs = zip(inputs, plan.needs, strict=True)
         taken = [value.taken(need) for value, need in needs]
-        return plan.build(self, op, taken, *local) if plan.build else self.stamp(op, taken)
+        return (
+            plan.build(self, op, taken, *local) if plan.build else self.stamp(op, taken)
+        )
 
     def _in_two_versions(
         self, op: tf.Operation, plan: OpPlan, inputs: Sequence[Value]
@@ -241,9 +255,13 @@ class Replica(Conversions):
         """
         if any(updates.is_variable(x) for x in inputs):
             return self.update(op, inputs)
+        if self._context.num_replicas > 1:
+            updates.refuse_outside(op, inputs)
         return list(self.add(op, inputs, **changes).outputs)
 
-    def add(self, op: tf.Operation, inputs: Sequence[Any], **changes: Any) -> tf.Operation:
+    def add(
+        self, op: tf.Operation, inputs: Sequence[Any], **changes: Any
+    ) -> tf.Operation:
         """Adds an op that takes none of the library's variables, and returns it."""
         attributes = self._sums.attributes(op)
         new = _tf.add_copy(op, inputs, attributes, changes, self._controls(op))
@@ -265,7 +283,9 @@ class Replica(Conversions):
         made = self.stamp(op, inputs) if is_here else []
         if not op.outputs:
             return []
-        sent = made if is_here else [tf.TensorSpec(t.shape, t.dtype) for t in op.outputs]
+        sent = (
+            made if is_here else [tf.TensorSpec(t.shape, t.dtype) for t in op.outputs]
+        )
         return list(self._repl.broadcast(sent))
 
     def drawn(self, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
@@ -326,7 +346,9 @@ class Replica(Conversions):
     def effects(self) -> list[tf.Operation]:
         """Returns the ops of the frame that must run, whatever is used of it."""
         graph = tf.compat.v1.get_default_graph()
-        built = [new for op in self._plan.plans if has_effect(op) for new in self._done[op]]
+        built = [
+            new for op in self._plan.plans if has_effect(op) for new in self._done[op]
+        ]
         return [new for new in built if new.graph is graph]
 
     def finished(self, op: tf.Operation, new: tf.Operation) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator.variables import whole_values
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.replicated import ReplicatedVariable
@@ -31,12 +32,41 @@ _SCATTERS_ND = {
     f"ResourceScatterNd{name}": f"scatter_nd_{name.lower()}"
     for name in ("Add", "Sub", "Min", "Max", "Update")
 }
+_WRITING = ("Assign", "Resource", "Rng", "StatefulUniform", "StatefulRandom")
 _MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
 
 
 def is_variable(x: Any) -> bool:
     """Whether an input of an op is one of the library's variables."""
     return isinstance(x, _KINDS)
+
+
+def refuse_outside(op: tf.Operation, inputs: Sequence[Any]) -> None:
+    """Raises if an op writes a variable that is not the library's.
+
+    Such a variable, of which there is one for all replicas, can only be read.
+
+    Args:
+        op: The op.
+        inputs: Its inputs.
+
+    Raises:
+        ContextError: It does.
+    """
+    if not inputs or not op.type.startswith(_WRITING) or op.type in _READS:
+        return
+    handle = inputs[0]
+    if isinstance(handle, tf.Tensor) and handle.dtype == tf.resource:
+        if not tf.is_symbolic_tensor(handle):
+            raise errors.ContextError(
+                errors.compose(
+                    f"a variable that was created outside of the context is written, "
+                    f"by {op.name}: it has no component per replica.",
+                    [f"at {errors.user_line()}"],
+                    "create it under `with repl.context():`. Or let it only be read: "
+                    "leave it out of what is trained.",
+                )
+            )
 
 
 def update(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
@@ -100,10 +130,14 @@ def _applied(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.T
         own = [x if is_variable(x) else _of_part(x, variable, k) for x in inputs]
         if len(parts) > 1 and "indices" in names:
             where = names.index("indices")
-            update = next(n for n, one in enumerate(names) if one in ("grad", "updates"))
+            update = next(
+                n for n, one in enumerate(names) if one in ("grad", "updates")
+            )
             rows = inputs[where], inputs[update]
             own[where], own[update] = _rows_of_part(*rows, variable, k)
-        handles = [getattr(x, "parts", [x])[k].handle if is_variable(x) else x for x in own]
+        handles = [
+            getattr(x, "parts", [x])[k].handle if is_variable(x) else x for x in own
+        ]
         made = list(replica.add(op, handles).outputs)
     return made
 
