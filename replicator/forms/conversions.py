@@ -20,7 +20,15 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.forms.forms import REPLICATED, Form, Layout, Partial, Sharded, Unset, equal
+from replicator.forms.forms import (
+    REPLICATED,
+    Form,
+    Layout,
+    Partial,
+    Sharded,
+    Unset,
+    equal,
+)
 from replicator.forms.sizes import Size
 from replicator.primitives import base
 
@@ -87,6 +95,10 @@ class Conversions:
             total: That of all replicas; None: likewise.
         """
         self._rows[layout] = _Rows(own_rows, offset, total)
+
+    def knows(self, layout: Layout) -> bool:
+        """Whether it has been said how many rows of a layout there are."""
+        return layout in self._rows or layout.total is not None
 
     def deal(self, layout: Layout, total: Number) -> None:
         """Divides rows among the replicas, as evenly as possible.
@@ -190,7 +202,11 @@ class Conversions:
                 )
             )
         if have == REPLICATED:
-            return self._part(x, want) if isinstance(want, Sharded) else self._kept(x, want)
+            return (
+                self._part(x, want)
+                if isinstance(want, Sharded)
+                else self._kept(x, want)
+            )
         if want != REPLICATED:
             whole = self.convert(x, have, REPLICATED)
             return self.convert(whole, REPLICATED, want)
@@ -230,7 +246,7 @@ class Conversions:
         """Returns a summand, of which all but one are zeros."""
         if want.how != "sum":
             return x
-        # tf.zeros_like makes a constant of one, which is alive in branches that are not.
+        # tf.zeros_like makes a constant, which is alive in branches that are not.
         if not self._context.build.all_traced:  # replica 1 is copied for all others
             is_first = base.differing(lambda r: r == 0)
             return tf.where(is_first, x, tf.raw_ops.ZerosLike(x=x))
@@ -261,7 +277,9 @@ def _broadcast(x: tf.Tensor, axis: int, size: Number) -> tf.Tensor:
     return tf.broadcast_to(x, shape)
 
 
-def resized(x: tf.Tensor, axis: int, sizes: Sequence[Number], axes: int = 1) -> tf.Tensor:
+def resized(
+    x: tf.Tensor, axis: int, sizes: Sequence[Number], axes: int = 1
+) -> tf.Tensor:
     """Reshapes so many axes of a tensor to sizes."""
     shape = tf.shape(x)
     middle = tf.stack([tf.convert_to_tensor(size, tf.int32) for size in sizes])

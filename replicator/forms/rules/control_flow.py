@@ -22,6 +22,7 @@ from replicator.forms.forms import (
     REPLICATED,
     UNSET,
     Fact,
+    Layout,
     Sharded,
     Unset,
     equal,
@@ -188,7 +189,9 @@ def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     branches, taken = [], []
     for k, which in enumerate(_branches(op)):
         graph, outputs = scope.function(op, *which)
-        taken.append([_in_branch(fact, k) for fact in facts[1:]])
+        renamed: dict[Layout, Layout] = {}
+        own = [_in_branch(fact, k) for fact in facts[1:]]
+        taken.append([_relocated(fact, inner, renamed) for fact in own])
         branches.append(_Body(inner.plan(graph, taken[k], outputs), outputs))
     found = zip(*(branch.facts() for branch in branches), strict=True)
     outs = zip(found, branches[0].outputs, strict=True)
@@ -207,6 +210,39 @@ def _branches(op: tf.Operation) -> list[tuple[str, int]]:
 
 def _in_branch(fact: Fact, k: int) -> Fact:
     return fact.branches[k] if fact.branches else fact
+
+
+def _relocated(fact: Fact, scope: Any, renamed: dict[Layout, Layout]) -> Fact:
+    """Returns what a branch is told of what a branch of another conditional has kept.
+
+    What has rows that the other branch has chosen has a layout of its own here: the
+    number of rows is counted again (lists.optional).
+
+    Args:
+        fact: What is known of it in the other branch.
+        scope: Of the branch that is told.
+        renamed: The layouts of the other branch, and what they are here.
+    """
+
+    def here(layout: Layout) -> Layout:
+        if layout.depth < scope.depth:
+            return layout
+        return renamed.setdefault(layout, Layout(layout.name, scope.depth))
+
+    form, numbers = fact.form, fact.numbers
+    if isinstance(form, Sharded):
+        form = dataclasses.replace(form, layout=here(form.layout))
+    if isinstance(numbers, np.ndarray):
+        moved = [
+            dataclasses.replace(one, layout=here(one.layout))
+            if sizes.is_size(one)
+            else one
+            for one in numbers.flat
+        ]
+        numbers = sizes.array(moved, numbers.shape)
+    if not renamed:
+        return fact
+    return dataclasses.replace(fact, form=form, numbers=numbers)
 
 
 def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:

@@ -7,6 +7,7 @@ keep optional values. A list has no form until an element is put into it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,8 +122,13 @@ def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
     if not isinstance(form, Sharded) or form.factor != 1 or form.axis:
         return None
     made = Sharded(0, form.layout, None, 1)
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        own, lengths = replica.stamp(op, inputs)
+        return [own, *replica.sums([lengths])]
+
     needs = [form, _element_shape(op, facts, 1), REPLICATED]
-    return OpPlan(needs, [Fact(made), Fact()])
+    return OpPlan(needs, [Fact(made), Fact()], build=build)
 
 
 def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -157,10 +163,27 @@ def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes an optional value of one tensor, or takes it."""
     if len(op.inputs) > 1 or len(op.outputs) > 1:
         return None
-    if op.outputs[0].dtype != tf.variant:
-        _check_form(op, facts[0])
-    made = Fact(facts[0].form, facts[0].numbers, branches=facts[0].branches)
-    return OpPlan([facts[0].form], [made])
+    form = facts[0].form
+    made = Fact(form, facts[0].numbers, branches=facts[0].branches)
+    if op.outputs[0].dtype == tf.variant:
+        return OpPlan([form], [made])
+    _check_form(op, facts[0])
+    return OpPlan(
+        [form], [made], build=_measured if isinstance(form, Sharded) else None
+    )
+
+
+def _measured(
+    replica: Any, op: tf.Operation, inputs: Sequence[Any], *local: Any
+) -> list[tf.Tensor]:
+    """Takes a value, which may have rows that only another branch counted.
+
+    A branch of the gradient takes what a branch has kept, and sees nothing else of it.
+    """
+    made = replica.stamp(op, inputs)
+    if not replica.knows(form.layout) and form.factor:
+        replica.define(form.layout, tf.shape(made[0])[form.axis] // form.factor)
+    return made
 
 
 RULES: dict[str, Rule] = {

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Sharded
+from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.rule import (
     AS_IS,
     Need,
@@ -43,9 +43,12 @@ _UPDATES = """
     ResourceSparseApplyFtrlV2 ResourceSparseApplyKerasMomentum
     ResourceSparseApplyMomentum ResourceSparseApplyProximalAdagrad
     ResourceSparseApplyProximalGradientDescent ResourceSparseApplyRMSProp
-    ResourceStridedSliceAssign RngReadAndSkip RngSkip StatefulRandomBinomial
-    StatefulStandardNormal StatefulStandardNormalV2 StatefulTruncatedNormal
-    StatefulUniform StatefulUniformFullInt StatefulUniformInt
+    ResourceStridedSliceAssign
+    """
+_GENERATORS = """
+    RngReadAndSkip RngSkip StatefulRandomBinomial StatefulStandardNormal
+    StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform
+    StatefulUniformFullInt StatefulUniformInt
     """
 
 
@@ -124,6 +127,22 @@ def _on_own_rows(
     return replica.stamp(op, inputs)
 
 
+def of_generator(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Advances the state of each replica's generator; replica 0's is that of all.
+
+    The library gives each replica a generator of another seed, so that steps that are
+    written for a replica draw other numbers on each.
+    """
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        made = replica.stamp(op, inputs)
+        own = [replica.convert(x, REPLICATED, Partial()) for x in made]
+        return replica.sums(own) if own else []
+
+    needs = [AS_IS, *[REPLICATED] * (len(facts) - 1)]
+    return plan(op, needs, REPLICATED, build=build)
+
+
 def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Pulls one element for all, as on one device; each replica takes its rows.
 
@@ -185,6 +204,7 @@ RULES: dict[str, Rule] = {
     **rules_of("VarIsInitializedOp VariableShape", about),
     **rules_of("ResourceGatherNd", read_elements),
     **rules_of(_UPDATES, update),
+    **rules_of(_GENERATORS, of_generator),
     **rules_of(
         "IteratorGetNext IteratorGetNextSync QueueDequeueManyV2 QueueDequeueUpToV2",
         pulled,
