@@ -76,7 +76,13 @@ from replicator._tf.control_flow import (
     switch_case,
     while_loop,
 )
-from replicator._tf.copying import add_copy, attributes_of, function_graph, has_state
+from replicator._tf.copying import (
+    add_copy,
+    attributes_of,
+    function_graph,
+    has_state,
+    is_function,
+)
 from replicator._tf.distribute import (
     CombinedContext,
     WatchedContext,
@@ -262,6 +268,7 @@ __all__ = [
     "in_save_context",
     "in_vectorized_body",
     "is_abandoned",
+    "is_function",
     "is_initialized",
     "is_installed",
     "is_loop_gradient",

@@ -21,6 +21,14 @@ def has_state(op: tf.Operation) -> bool:
     return bool(op._is_stateful)
 
 
+def is_function(op: tf.Operation) -> bool:
+    """Whether an op's type is a function, as tf.compat.v1's Defun makes them.
+
+    TensorFlow's own ctc_loss has such ops; no public call tells.
+    """
+    return _function(op, op.type) is not None
+
+
 def attributes_of(op: tf.Operation) -> dict[str, Any]:
     """Returns an op's attributes, as messages: `get_attr` returns them decoded."""
     attributes = op.node_def.attr
@@ -66,12 +74,14 @@ def _define_functions(
     op: tf.Operation, attributes: Mapping[str, Any], graph: Any
 ) -> None:
     """Registers the functions that an op calls where its copy is added."""
+    names = [op.type]  # also a function's name
     for value in attributes.values():
-        names = [value.func.name] if value.HasField("func") else []
-        for name in [*names, *(function.name for function in value.list.func)]:
-            function = _function(op, name)
-            if function is not None:
-                graph._add_function_recursive(function)
+        names += [value.func.name] if value.HasField("func") else []
+        names += [function.name for function in value.list.func]
+    for name in names:
+        function = _function(op, name)
+        if function is not None:
+            graph._add_function_recursive(function)
 
 
 def _attribute(value: Any) -> tf.compat.v1.AttrValue:
@@ -92,13 +102,23 @@ def function_graph(
     """Returns the graph of a function that `op` calls, and the tensors it returns.
 
     A function that exists only in C++ is imported into a graph; see `called_graphs`.
+
+    Args:
+        op: The op.
+        attribute: The op's attribute that names the function; of an op whose type is a
+            function, any.
+        position: Its position, if that is a list of functions.
     """
-    value = op.node_def.attr[attribute]
-    name = value.list.func[position].name if value.list.func else value.func.name
+    value = op.node_def.attr[attribute] if not is_function(op) else None
+    if value is None:
+        name = op.type
+    else:
+        name = value.list.func[position].name if value.list.func else value.func.name
     found = function_called(op, name)
     if found is not None:
         return found
     definition = _function(op, name).cached_definition
     shapes = [t.shape for t in op.inputs[-len(definition.signature.input_arg) :]]
-    graph = _from_definition.function_def_to_graph(definition, shapes)
+    with op.graph.as_default():  # which knows the functions that this one calls
+        graph = _from_definition.function_def_to_graph(definition, input_shapes=shapes)
     return graph, list(graph.outputs)

@@ -24,7 +24,7 @@ _SCALING = ("Mul", "RealDiv", "Neg", "Identity", "Cast")
 
 
 def gradients(plan: GraphPlan) -> Iterator[Any]:
-    """Yields references of sums that are added to what is replicated: weights, averages.
+    """Yields references of sums that are added to weights, averages: what is replicated.
 
     Later they would be sums of as many bytes, but no longer of gradients alone, which
     may be compressed. Scaling is left to come after the sum.
@@ -37,13 +37,17 @@ def gradients(plan: GraphPlan) -> Iterator[Any]:
         if op.type not in _ADDING:
             continue
         shape = op.outputs[0].shape
-        if not any(plan.fact(t).form == REPLICATED and t.shape == shape for t in op.inputs):
+        if not any(
+            plan.fact(t).form == REPLICATED and t.shape == shape for t in op.inputs
+        ):
             continue
         for tensor in op.inputs:
             if not is_sum(tensor) or not tensor.shape.rank:
                 continue
             while tensor.op.type in _SCALING:
-                same = [t for t in tensor.op.inputs if is_sum(t) and t.shape == tensor.shape]
+                same = [
+                    t for t in tensor.op.inputs if is_sum(t) and t.shape == tensor.shape
+                ]
                 if len(same) != 1:
                     break
                 tensor = same[0]
@@ -64,7 +68,10 @@ def of_sums(
         trained: Those that strategies decide on.
     """
     whose = {
-        id(slot): v for v in trained if hasattr(v, "storage") for slot in v.storage.slots()
+        id(slot): v
+        for v in trained
+        if hasattr(v, "storage")
+        for slot in v.storage.slots()
     }
     found: dict[Any, dict[int, Any]] = {}
     for op in reversed(list(plan.plans)):

@@ -193,7 +193,8 @@ def decide(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     numbers = evaluation.evaluate(op, facts)
     if numbers is not None:
         return _of_numbers(op, numbers)
-    rule = RULES.get(op.type)
+    is_call = op.type not in RULES and _tf.is_function(op)
+    rule = RULES.get("PartitionedCall" if is_call else op.type)
     plan = rule(op, facts, scope) if rule else None
     if plan is None:
         plan = replicated(op, build=_once if _tf.has_state(op) else None)
@@ -238,7 +239,11 @@ def _kept_rows(op: tf.Operation, facts: list[Fact], plan: OpPlan) -> Fact | None
     if op.type == "Pack":
         rank = op.outputs[0].shape.rank
         is_last = rank is not None and op.get_attr("axis") in (-1, rank - 1)
-        return Fact(made, rows=rows, columns=len(facts)) if is_last and not columns else None
+        return (
+            Fact(made, rows=rows, columns=len(facts))
+            if is_last and not columns
+            else None
+        )
     if columns and op.type in ("Squeeze", "ExpandDims", "Reshape"):
         return None
     return Fact(made, rows=rows, columns=columns)

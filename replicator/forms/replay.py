@@ -85,7 +85,7 @@ class Value:
         return self.copy(need)
 
     def waits_for(self, need: Need) -> bool:
-        """Whether a communication, which others can join, comes before what needs it."""
+        """Whether a communication that others can join comes before what needs it."""
         form = self.fact.form
         is_apart = (
             isinstance(form, Partial) or isinstance(form, Sharded) and form.outer == 1
@@ -115,6 +115,7 @@ class Replica(Conversions):
         self._sums, self._plan = sums, plan
         self._values: dict[Any, Value] = {}
         self._done: dict[tf.Operation, list[tf.Operation]] = {}
+        self._graph = tf.compat.v1.get_default_graph()
         self._before: list[tf.Operation] = []  # what calls the function that is built
         self.writes = whole_values.Writes()
 
@@ -123,7 +124,7 @@ class Replica(Conversions):
         return self._values[tensor.ref()]
 
     def give(self, tensor: tf.Tensor, copy: Any) -> None:
-        """Says what an input of the graph is: a tensor or one of the library's variables."""
+        """Says what an input of the graph is: a tensor or one of our variables."""
         self._values[tensor.ref()] = Value(self, self._plan.fact(tensor), copy)
         self._done[tensor.op] = []
 
@@ -280,13 +281,37 @@ class Replica(Conversions):
         if is_resource or any(updates.is_variable(x) for x in inputs):
             return self.stamp(op, inputs)
         is_here = self._context.replica_id == 0 or not self._context.build.all_traced
-        made = self.stamp(op, inputs) if is_here else []
+        if not is_here:
+            made = []
+        elif self._context.build.all_traced or not has_effect(op):
+            made = self.stamp(op, inputs)
+        else:
+            made = self._run_on_first(op, inputs)
         if not op.outputs:
             return []
         sent = (
             made if is_here else [tf.TensorSpec(t.shape, t.dtype) for t in op.outputs]
         )
         return list(self._repl.broadcast(sent))
+
+    def _run_on_first(self, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        """Adds an op that copies of this replica have, too, but do not run."""
+
+        def run() -> list[tf.Tensor]:
+            return self.stamp(op, inputs) or [tf.constant(True)]
+
+        def skip() -> list[tf.Tensor]:
+            made = [tf.zeros(_smallest(t.shape), t.dtype) for t in op.outputs]
+            return made or [tf.constant(False)]
+
+        with in_graph(self._graph):
+            is_first = base.differing(lambda r: r == 0)
+        with tf.control_dependencies(self._controls(op)):
+            results = _tf.cond(is_first, run, skip)
+        self.finished(op, results[0].op)
+        for result, output in zip(results, op.outputs, strict=False):
+            result.set_shape(output.shape)
+        return results[: len(op.outputs)]
 
     def drawn(self, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         """Adds a random op, whose numbers are others than those of other replicas."""
@@ -375,3 +400,8 @@ class Replica(Conversions):
             )
             for fact in facts
         ]
+
+
+def _smallest(shape: tf.TensorShape) -> list[int]:
+    """Returns the smallest shape that is compatible with a shape."""
+    return [size or 0 for size in shape] if shape.rank else []

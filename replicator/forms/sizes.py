@@ -103,7 +103,9 @@ class Size:
         factor = self.factor
         if is_size(other):
             both = other.layout is self.layout and factor and other.factor
-            return factor // other.factor if both and not factor % other.factor else WHOLE
+            return (
+                factor // other.factor if both and not factor % other.factor else WHOLE
+            )
         if not isinstance(other, int) or other <= 0 or factor is None or factor % other:
             return WHOLE
         return self._scaled(factor // other)

@@ -3,18 +3,36 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
-from replicator.forms import rules
 from replicator.forms.rule import Rule
+from replicator.forms.rules import (
+    control_flow,
+    elementwise,
+    lists,
+    lookups,
+    normalization,
+    products,
+    random,
+    reductions,
+    rows,
+    shapes,
+    slices,
+    state,
+)
 
-
-def _merged() -> dict[str, Rule]:
-    table: dict[str, Rule] = {}
-    for module in pkgutil.iter_modules(rules.__path__, f"{rules.__name__}."):
-        table.update(getattr(importlib.import_module(module.name), "RULES", {}))
-    return table
-
-
-RULES = _merged()
+MODULES = (
+    control_flow,
+    elementwise,
+    lists,
+    lookups,
+    normalization,
+    products,
+    random,
+    reductions,
+    rows,
+    shapes,
+    slices,
+    state,
+)
+RULES: dict[str, Rule] = {}
+for module in MODULES:
+    RULES.update(module.RULES)

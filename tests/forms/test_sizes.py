@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of integers from shapes holds for the whole and for each replica's part.
+"""What is known of integers from shapes holds for the whole and for each part of it.
 
 The law: an element that is a number is this number in both versions; one that is known
 at run time is the same in both; a size is a multiple of the number of rows in both.
@@ -138,7 +138,9 @@ def test_gradients_of_broadcasting_know_to_which_sizes_they_sum(shape):
         y = tf.compat.v1.placeholder(tf.float32, shape)
         axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(x), s1=tf.shape(y))
     is_batch = bool(shape) and shape[0] is None
-    forms = [Sharded(0, LAYOUT), Sharded(0, LAYOUT)] if is_batch else [Sharded(0, LAYOUT)]
+    forms = (
+        [Sharded(0, LAYOUT), Sharded(0, LAYOUT)] if is_batch else [Sharded(0, LAYOUT)]
+    )
     facts = [*map(Fact, forms), *[Fact()] * (2 - len(forms))]
     plan = GraphPlan.of([x, y], facts)
     Scope().extend(plan, [axes[0].op])
@@ -154,7 +156,10 @@ def test_gradients_of_a_part_and_of_a_whole_are_not_known():
         y = tf.compat.v1.placeholder(tf.float32, [None, 4])
         axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(x), s1=tf.shape(y))
         shapes = [t.op for t in axes[0].op.inputs]
-    facts = [Fact(numbers=sizes.array([Size(LAYOUT, 1), 4])), Fact(numbers=sizes.array([UNKNOWN, 4]))]
+    facts = [
+        Fact(numbers=sizes.array([Size(LAYOUT, 1), 4])),
+        Fact(numbers=sizes.array([UNKNOWN, 4])),
+    ]
     assert [op.type for op in shapes] == ["Shape", "Shape"]
     assert evaluation.evaluate(axes[0].op, facts) == [None, None]
 

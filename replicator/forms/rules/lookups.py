@@ -162,18 +162,6 @@ def scatter_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None
     return plan(op, [form, form, REPLICATED], Partial())
 
 
-def bincount(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """Counts numbers, or adds up their weights."""
-    form = facts[0].form
-    if not isinstance(form, Sharded) or op.inputs[0].shape.rank != 1:
-        return None
-    if op.type == "DenseBincount" and op.get_attr("binary_output"):
-        return None
-    has_weights = op.inputs[2].shape[:1] != [0]
-    needs = [form, REPLICATED, form if has_weights else REPLICATED]
-    return plan(op, needs, Partial())
-
-
 def where(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Finds rows: each replica its own, so that there is a new number of rows."""
     form, rank = facts[0].form, op.inputs[0].shape.rank
@@ -201,6 +189,5 @@ RULES: dict[str, Rule] = {
     **rules_of("GatherNd", gather_nd),
     **rules_of("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin", segments),
     **rules_of("ScatterNd", scatter_nd),
-    **rules_of("DenseBincount Bincount", bincount),
     **rules_of("Where", where),
 }

@@ -46,11 +46,6 @@ def scatter(ids: Any, updates: Any, shape: Any) -> tf.Tensor:
     return raw.ScatterNd(indices=ids, updates=updates, shape=shape)
 
 
-def count(values: Any, weights: Any = (), **more: Any) -> tf.Tensor:
-    weights = tf.convert_to_tensor(weights, tf.float32)
-    return raw.DenseBincount(input=values, size=5, weights=weights, **more)
-
-
 SAMPLES = [
     Sample("GatherV2", lambda v: gather(TABLE, v.i)),
     Sample("GatherV2", lambda v: gather(TABLE * 1.0, v("i"), 0)),
@@ -77,9 +72,6 @@ SAMPLES = [
     Sample("UnsortedSegmentMin", lambda v: unsorted("Min", v.x, v("i"), 5), SUM),
     Sample("ScatterNd", lambda v: scatter(v("i", 1), v.x, [5, 3]), SUM),
     Sample("ScatterNd", lambda v: scatter(v("i", 2), v("x"), [5, 5]), SUM),
-    Sample("DenseBincount", lambda v: count(v("i")), SUM),
-    Sample("DenseBincount", lambda v: count(v("i"), v("x")), SUM),
-    Sample("Bincount", lambda v: raw.Bincount(arr=v("i"), size=5, weights=v("x")), SUM),
     Sample("Where", lambda v: raw.Where(condition=v("b"))),
     Sample("Where", lambda v: raw.Where(condition=v.b)),
 ]
@@ -131,7 +123,6 @@ OTHERS = [
     Sample("GatherV2", lambda v: tf.linalg.normalize(tf.gather(TABLE, v.i))[0]),
     Sample("GatherNd", lambda v: tf.gather_nd(v.x, [[0, 1], [0, 0]]), WHOLE),
     Sample("GatherNd", lambda v: tf.gather_nd(v.x, _own_elements(v))),
-    Sample("DenseBincount", lambda v: tf.math.bincount(v.i, axis=-1), WHOLE),
     Sample("SegmentSum", lambda v: tf.math.segment_sum(v.x, tf.sort(v("i"))), WHOLE),
     Sample("Unique", lambda v: tf.unique(v("i")), WHOLE),
     Sample("UnsortedSegmentProd", lambda v: unsorted("Prod", v.x, v("i"), 5), WHOLE),
