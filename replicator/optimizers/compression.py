@@ -53,16 +53,16 @@ class Compression:
         compressors = [
             compressor if reducing.can_compress(compressor, gradient) else None
             for compressor, gradient in zip(
-                map(self._of, variables), gradients, strict=True
+                map(self.compressor_of, variables), gradients, strict=True
             )
         ]
         return compressors if any(c is not None for c in compressors) else None
 
     def is_asked_for(self, variables: Sequence[Any]) -> bool:
         """Whether any of these variables has its gradient compressed."""
-        return any(self._of(variable) is not None for variable in variables)
+        return any(self.compressor_of(variable) is not None for variable in variables)
 
-    def _of(self, variable: Any) -> Compressor | None:
+    def compressor_of(self, variable: Any) -> Compressor | None:
         """Returns the compressor of a variable's gradient, if any."""
         inner = plain(variable)
         compressor: Any = None

@@ -19,6 +19,7 @@ from replicator import _tf, context, errors
 from replicator.optimizers import alone, checks, gradients, parts
 from replicator.primitives import all_reduce, by_hand, weighing
 from replicator.variables import single_device
+from replicator.variables.replicated import plain
 from replicator.world import World
 
 
@@ -80,7 +81,9 @@ class Wrapped:
         checks.check_counts(type(self).__name__, grads, variables)
         view = single_device.view()
         if view is not None:
-            view.note_compression(variables, self._replicator_combiner.compression)
+            compression = self._replicator_combiner.compression
+            view.note_compression(map(plain, variables), compression)
+            self._track_compression(variables)
             division = parts.Division.none(variables)
         else:
             division = parts.Division.of(self, variables)

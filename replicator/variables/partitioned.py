@@ -172,7 +172,19 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
                 f"variable shape {self.shape}, and the assigned value shape "
                 f"{value.shape} are incompatible."
             )
-        return tf.split(value, self.sizes, self.axis)
+        return self._pieces(value) or tf.split(value, self.sizes, self.axis)
+
+    def _pieces(self, value: tf.Tensor) -> list[tf.Tensor] | None:
+        """Returns the slices that a value was just joined from, if they fit the parts.
+
+        So a device needs those of its own parts only.
+        """
+        if tf.executing_eagerly() or value.op.type != "ConcatV2":
+            return None
+        *pieces, axis = value.op.inputs
+        sizes = tuple(piece.shape[self.axis] for piece in pieces)
+        is_same = sizes == self.sizes and tf.get_static_value(axis) == self.axis
+        return pieces if is_same else None
 
     # --- Reading ----------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -101,7 +101,7 @@ class View:
         _, variable = self._by_handle.get(id(tensor), (None, None))
         return variable
 
-    def note_compression(self, variables: Sequence[Any], compression: Any) -> None:
+    def note_compression(self, variables: Iterable[Any], compression: Any) -> None:
         """Notes how an optimizer compresses the gradients of variables."""
         self.compressions.update({id(v): compression for v in variables})
 
