@@ -168,13 +168,13 @@ def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if op.outputs[0].dtype == tf.variant:
         return OpPlan([form], [made])
     _check_form(op, facts[0])
-    return OpPlan(
-        [form], [made], build=_measured if isinstance(form, Sharded) else None
-    )
+    if not isinstance(form, Sharded):
+        return OpPlan([form], [made])
+    return OpPlan([form], [made], build=functools.partial(_measured, form=form))
 
 
 def _measured(
-    replica: Any, op: tf.Operation, inputs: Sequence[Any], *local: Any
+    replica: Any, op: tf.Operation, inputs: Sequence[Any], *local: Any, form: Sharded
 ) -> list[tf.Tensor]:
     """Takes a value, which may have rows that only another branch counted.
 
