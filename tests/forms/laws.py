@@ -233,6 +233,25 @@ def _are_close(want: Sequence[Any], have: Sequence[Any]) -> bool:
     )
 
 
+def check(
+    samples: Sequence[Sample], replicas: int, rows: Sequence[int], grads: bool = True
+) -> None:
+    """States the law of samples, for batches of these numbers of rows.
+
+    Args:
+        samples: The samples.
+        replicas: The number of replicas.
+        rows: The numbers of rows; fewer than replicas: some have none.
+        grads: Whether gradients are checked of those samples that say so.
+    """
+    law = Law(
+        [dataclasses.replace(s, grads=s.grads and grads) for s in samples], replicas
+    )
+    law.check_plan()
+    for number in rows:
+        law.check(number)
+
+
 def missing(
     rules: Iterable[str], samples: Iterable[Sample], without: str = ""
 ) -> set[str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -85,17 +85,10 @@ PRODUCTS = [
 ]
 
 
-def check(samples: Sequence[Sample], replicas: int, rows: Sequence[int]) -> None:
-    law = laws.Law(samples, replicas)
-    law.check_plan()
-    for number in rows:
-        law.check(number)
-
-
 def test_law() -> None:
-    check(PRODUCTS, 3, (5, 2, 1))
+    laws.check(PRODUCTS, 3, (5, 2, 1))
 
 
 @pytest.mark.slow
 def test_law_of_two_replicas() -> None:
-    check(PRODUCTS, 2, (5, 1))
+    laws.check(PRODUCTS, 2, (5, 1))

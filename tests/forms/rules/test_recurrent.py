@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of recurrent layers as one op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator.forms.forms import Fact, Layout, Partial, Sharded
+from replicator.forms.propagate import GraphPlan, Scope
+from replicator.forms.rule import AS_IS, UNUSED
+from replicator.forms.rules import recurrent
+from tests.forms import laws
+from tests.forms.laws import Inputs, Sample
+
+raw = tf.raw_ops
+VECTOR, BIAS = np.full([2], 0.3, np.float32), np.full([8], 0.1, np.float32)
+WEIGHTS = np.full([5, 8], 0.2, np.float32)
+
+
+def block(v: Inputs) -> dict[str, Any]:
+    """Returns the inputs of a layer of 2 units, of 4 steps of 3 numbers."""
+    return {
+        **{"seq_len_max": np.int64(4), "x": tf.transpose(v("x", 4, 3), [1, 0, 2])},
+        **{"cs_prev": v("x", 2), "h_prev": v("y", 2), "w": WEIGHTS, "b": BIAS},
+        **dict.fromkeys(("wci", "wcf", "wco"), VECTOR),
+    }
+
+
+def gradient(name: str) -> Sample:
+    """Returns a sample of the gradient op of a layer."""
+
+    def make(v: Inputs) -> Any:
+        made = getattr(raw, name.replace("Grad", ""))(**block(v), use_peephole=True)
+        grads = {"cs_grad": tf.sin(made.cs), "h_grad": tf.cos(made.h)}
+        given = {**block(v), **made._asdict(), **grads}
+        return getattr(raw, name)(**given, use_peephole=True)
+
+    return Sample(name, make, grads=False)
+
+
+def layer(name: str) -> Sample:
+    kernel = getattr(raw, name)
+    return Sample(name, lambda v: kernel(**block(v), use_peephole=True), grads=False)
+
+
+SAMPLES = [
+    *map(layer, ("BlockLSTM", "BlockLSTMV2")),
+    *map(gradient, ("BlockLSTMGrad", "BlockLSTMGradV2")),
+]
+# Their kernels are for GPUs.
+NOT_SAMPLED = """
+    CudnnRNN CudnnRNNV2 CudnnRNNV3
+    CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3
+"""
+
+
+def test_each_type_has_a_sample() -> None:
+    assert not laws.missing(recurrent.RULES, SAMPLES, NOT_SAMPLED)
+
+
+def test_law() -> None:
+    laws.check(SAMPLES, 2, (5, 2))
+
+
+def planned(time_major: bool, mode: str) -> dict[str, Any]:
+    """Returns the plans of a layer of cuDNN as Keras builds it, and of its gradient."""
+    axis = int(time_major)
+    shapes = [[7, 3], [1, 4], []]
+    for shape in shapes[:2]:
+        shape.insert(axis, None)
+
+    def step(x: tf.Tensor, h: tf.Tensor, lengths: tf.Tensor) -> Any:
+        options = {"time_major": time_major, "rnn_mode": mode}
+        c = h if mode == "lstm" else 0.0
+        given = {"input": x, "input_h": h, "input_c": c, "sequence_lengths": lengths}
+        params = tf.ones([144])
+        made = raw.CudnnRNNV3(**given, params=params, **options)
+        return made[:3], tf.gradients(made[0], [x, h, params])
+
+    specs = [tf.TensorSpec(shapes[0]), tf.TensorSpec(shapes[1])]
+    specs.append(tf.TensorSpec([None], tf.int32))
+    graph = tf.function(step).get_concrete_function(*specs).graph
+    layout = Layout("batch")
+    forms = [Sharded(axis, layout), Sharded(axis, layout), Sharded(0, layout)]
+    plan = GraphPlan.of(graph.inputs, list(map(Fact, forms)))
+    Scope().extend(plan, [t.op for t in graph.outputs])
+    return {op.type: its for op, its in plan.plans.items()}
+
+
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+@pytest.mark.parametrize("time_major", [False, True])
+def test_layers_of_cudnn_are_sharded(time_major: bool, mode: str) -> None:
+    plans, axis = planned(time_major, mode), int(time_major)
+    forward, backward = plans["CudnnRNNV3"], plans["CudnnRNNBackpropV3"]
+    made = [fact.form for fact in forward.makes[:2]]
+    assert [form.axis for form in made] == [axis, axis]
+    assert isinstance(forward.makes[2].form, Sharded) == (mode == "lstm")
+    assert backward.needs[-2:] == [AS_IS, AS_IS] and backward.build is None
+    assert backward.makes[0].form == made[0]
+    assert backward.makes[3].form == Partial()
+
+
+def test_what_comes_from_elsewhere_is_computed_again() -> None:
+    def step(x: tf.Tensor, saved: tf.Tensor, host: tf.Tensor) -> Any:
+        h = x[:, :1]
+        given = {"input": x, "input_h": h, "input_c": h, "params": tf.ones([144])}
+        outputs = {"output": x, "output_h": h, "output_c": h}
+        outputs |= {f"{name}_backprop": one for name, one in outputs.items()}
+        lengths = tf.fill(tf.shape(x)[:1], 7)
+        own = {"reserve_space": saved, "host_reserved": host}
+        made = raw.CudnnRNNBackpropV3(
+            **given, **outputs, **own, sequence_lengths=lengths, time_major=False
+        )
+        return list(made)
+
+    specs = [
+        tf.TensorSpec([None, 7, 4]),
+        tf.TensorSpec(None),
+        tf.TensorSpec(None, tf.int8),
+    ]
+    graph = tf.function(step).get_concrete_function(*specs).graph
+    plan = GraphPlan.of(
+        graph.inputs, [Fact(Sharded(0, Layout("batch"))), Fact(), Fact()]
+    )
+    Scope().extend(plan, [t.op for t in graph.outputs])
+    (its,) = [p for op, p in plan.plans.items() if op.type == "CudnnRNNBackpropV3"]
+    assert its.needs[-2:] == [UNUSED, UNUSED] and its.build is not None
