@@ -16,7 +16,6 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.compressors.memory import Memory
 from replicator.costs import cost
 from replicator.forms import homes, updates
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
@@ -24,6 +23,7 @@ from replicator.forms.propagate import GraphPlan, Scope
 from replicator.forms.replay import Replica, Value
 from replicator.forms.traced import Made, Traced
 from replicator.graph.order import ordering
+from replicator.optimizers.totals import Totals
 
 Pattern = tuple[int | None, ...]
 
@@ -87,9 +87,11 @@ class WholeBatchFunction:
         self._lock, self._arguments = threading.RLock(), _Arguments()
         self._built: dict[Pattern, Callable[[], Any]] = {}
         self._functions: dict[Pattern, Any] = {}
-        self.memory = Memory()
         self._traced = Traced(function, repl, self._signature, made or Made(), self)
         self._captured = self._traced.captured
+        name = "a program for whole batches"
+        self._totals = Totals(name, self._traced.compressions)
+        self.memory = self._totals.memory
 
     @property
     def lock(self) -> Any:
@@ -209,7 +211,8 @@ class WholeBatchFunction:
         pairs = zip(handles, captured, strict=True)
         variables = {ref: v for ref, v in pairs if updates.is_variable(v)}
         trained = list(self._repl._settings.factory.trained().values())
-        return homes.Sums(homes.of_sums(plan, variables, trained), self.memory)
+        found = homes.of_sums(plan, variables, trained)
+        return homes.Sums(found, self._totals)
 
     def _divided(
         self, which: Pattern, layouts: dict[int, Layout], tensors: Sequence[tf.Tensor]

@@ -13,18 +13,16 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.compressors import reducing, specs
-from replicator.compressors.memory import Memory, Place
 from replicator.forms.forms import REPLICATED, Partial
 from replicator.forms.propagate import GraphPlan
-from replicator.graph.ir.placeholder import NO_POLICY
+from replicator.optimizers.totals import Totals
 
 _ADDING = ("Add", "AddV2", "Sub", "AddN")
 _SCALING = ("Mul", "RealDiv", "Neg", "Identity", "Cast")
 
 
 def gradients(plan: GraphPlan) -> Iterator[Any]:
-    """Yields references of sums that are added to weights, averages: what is replicated.
+    """Yields references of sums that are added to weights or averages.
 
     Later they would be sums of as many bytes, but no longer of gradients alone, which
     may be compressed. Scaling is left to come after the sum.
@@ -67,12 +65,7 @@ def of_sums(
         variables: The library's variables, by references of their handles.
         trained: Those that strategies decide on.
     """
-    whose = {
-        id(slot): v
-        for v in trained
-        if hasattr(v, "storage")
-        for slot in v.storage.slots()
-    }
+    whose = {id(slot): v for v in trained for slot in _slots(v)}
     found: dict[Any, dict[int, Any]] = {}
     for op in reversed(list(plan.plans)):
         behind = [variables.get(t.ref()) for t in op.inputs if t.dtype == tf.resource]
@@ -95,13 +88,12 @@ def of_sums(
     }
 
 
-def _compressor(homes: Sequence[Any]) -> Any:
-    """Returns the compressor that a strategy has for a variable's gradient, or None."""
-    for v in homes:
-        asked = getattr(getattr(v, "storage", None), "synchronizer", None)
-        if asked is not None and asked.compressor not in (None, ""):
-            return specs.compressor(f"the synchronizer of {v.name}", asked.compressor)
-    return None
+def _slots(variable: Any) -> Iterator[Any]:
+    """Yields what optimizers keep for a variable."""
+    if hasattr(variable, "storage"):
+        yield from variable.storage.slots()
+    else:  # in parts
+        yield from (slot for ref in variable.slots if (slot := ref()) is not None)
 
 
 class Sums:
@@ -109,31 +101,29 @@ class Sums:
 
     Args:
         variables: The variables that sums are for, by references of the sums.
-        memory: What compressors remember.
+        totals: Adds up, in all builds of the program.
     """
 
-    def __init__(self, variables: dict[Any, list[Any]], memory: Memory) -> None:
-        self._variables, self._memory = variables, memory
+    def __init__(self, variables: dict[Any, list[Any]], totals: Totals) -> None:
+        self._variables, self._totals = variables, totals
         self._attributes: dict[tf.Operation, Any] = {}
 
     def added(
-        self, replica: Any, tensors: Sequence[tf.Tensor], own: Sequence[tf.Tensor]
+        self, tensors: Sequence[tf.Tensor], own: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Returns what tensors of all replicas add up to.
 
         They are added in one call, which the library divides into buckets.
 
         Args:
-            replica: The replica that is built, a context.ReplicaContext.
             tensors: Of the graph for one device.
             own: The summands of this replica.
         """
-        homes = [self._variables.get(tensor.ref(), []) for tensor in tensors]
-        policies = [home[0].policy if home else NO_POLICY for home in homes]
-        group = self._memory.group(str([(t.shape, t.dtype) for t in own]))
-        place = Place(group, "a function", replica.creating_for_all)
-        call = reducing.Call("sum", tuple(range(replica.num_replicas)), None, place)
-        return reducing.reduce(call, own, list(map(_compressor, homes)), policies)
+        return self._totals.add_up(own, list(map(self._home, tensors)))
+
+    def _home(self, tensor: tf.Tensor) -> Any:
+        homes = self._variables.get(tensor.ref())
+        return homes[0] if homes else None
 
     def attributes(self, op: tf.Operation) -> Any:
         """Returns the attributes of an op, which are read once for all replicas."""

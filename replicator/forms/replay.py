@@ -183,7 +183,7 @@ class Replica(Conversions):
             with _tf.on_behalf_of(first.op):
                 if key == "sum":
                     tensors = [awaited[value] for value in values]
-                    results = self._sums.added(self._context, tensors, own)
+                    results = self._sums.added(tensors, own)
                 elif isinstance(key, str):
                     results = self.sums(own, key)
                 else:

@@ -63,6 +63,7 @@ class Traced:
         captured: What its further inputs are: tensors, and the library's variables in
             place of their handles.
         structure: What it returns, of tensors of the graph.
+        compressions: How wrapped optimizers compress gradients; see View.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Traced:
 
         def body(*tensors: tf.Tensor) -> Any:
             with view.tracing(), made.keeping(factory):
-                return _tf.call_converted(function, tensors)
+                returned = _tf.call_converted(function, tensors)
+                return tf.nest.map_structure(_read, returned)
 
         with factory.traced_by(user):
             traced = tf.function(_tf.not_converted(body)).get_concrete_function(*specs)
@@ -85,4 +87,10 @@ class Traced:
         self.structure = traced.structured_outputs
         behind = [(t, view.variable_of(t)) for t in traced.captured_inputs]
         self.captured = [t if variable is None else variable for t, variable in behind]
+        self.compressions = view.compressions
         self._alive = traced
+
+
+def _read(leaf: Any) -> Any:
+    """Reads a variable that a function returns, as long as it is seen as plain."""
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, tf.Variable) else leaf
