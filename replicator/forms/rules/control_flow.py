@@ -55,7 +55,7 @@ def _by_turns(a: Fact, b: Fact, tensor: tf.Tensor, scope: Any) -> Fact:
     form = joined(a.form, b.form, tensor.dtype == tf.variant)
     if isinstance(form, Sharded) and form.layout.depth > scope.depth:
         return Fact(REPLICATED)
-    branches = ()
+    branches: tuple[Fact, ...] = ()
     if a.branches or b.branches:
         pairs = zip(a.branches or b.branches, b.branches or a.branches, strict=True)
         branches = tuple(_by_turns(*pair, tensor, scope) for pair in pairs)

@@ -48,9 +48,9 @@ def _per_own_row(ids: Fact, size: Fact, tensor: tf.Tensor, columns: int = 0) -> 
         columns: In how many columns the numbers must be (forms.Fact).
     """
     sizes = elements(tensor, size)
-    if ids.rows is None or ids.columns != columns or operand(sizes, 0) is not LOCAL:
+    if ids.rows is None or ids.columns != columns or not sizes:
         return False
-    return bool(sizes) and (sizes or ())[0] == Size(ids.rows, 1)
+    return operand(sizes, 0) is LOCAL and bool(sizes[0] == Size(ids.rows, 1))
 
 
 def _columns(ids: tf.Tensor) -> int:
@@ -125,7 +125,9 @@ def gather_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if not isinstance(ids.form, Sharded) or rank is None or ids.form.axis == rank - 1:
         return None
     is_own = _are_own_rows(values.form, ids, _columns(op.inputs[1]))
-    needs = [values.form, LOCAL] if is_own else [REPLICATED, ids.form]
+    needs: list[Need] = [REPLICATED, ids.form]
+    if is_own:
+        needs = [values.form, LOCAL]
     return plan(op, needs, ids.form)
 
 

@@ -279,7 +279,7 @@ def range_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     limit = facts[1].numbers
     size = limit.item() if isinstance(limit, np.ndarray) else None
     is_all = ints(facts[0]) == [0] and ints(facts[2]) == [1]
-    if not is_all or not is_size(size) or size.factor != 1:
+    if not is_all or not isinstance(size, Size) or size.factor != 1:
         return None
     if op.outputs[0].dtype not in INTEGERS:
         return None

@@ -112,10 +112,10 @@ def slice_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         return None
     first, length = begin[form.axis], size[form.axis]
     made = _part(form, first, None if length == -1 else first + length)
-    limits = [fitting(one, form) for one in (begin, size)]
-    if made is None or None in limits:
+    needs = _limits((begin, size), form, form.axis)
+    if made is None or needs is None:
         return None
-    return plan(op, [form, *limits], made)
+    return plan(op, [form, *needs], made)
 
 
 def _part(form: Sharded, begin: Any, end: Any) -> Sharded | None:
@@ -203,12 +203,15 @@ def _limits(
         parts: Their elements.
         form: Of what is sliced.
         k: Which element is of the sharded axis; None: none is.
+
+    Returns:
+        What is needed of each. Numbers of rows along other axes are those of all.
     """
     needs: list[Need] = []
     for one in parts:
-        if k is None:
-            need = None if any(map(is_size, one or ())) else REPLICATED
-        else:
+        where = [at for at, size in enumerate(one or ()) if is_size(size)]
+        need: Need | None = REPLICATED
+        if k is not None and k in where:
             need = fitting(one, form.at(k))
         if need is None:
             return None

@@ -139,7 +139,7 @@ def of_generator(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
         own = [replica.convert(x, REPLICATED, Partial()) for x in made]
         return replica.sums(own) if own else []
 
-    needs = [AS_IS, *[REPLICATED] * (len(facts) - 1)]
+    needs: list[Need] = [AS_IS, *[REPLICATED] * (len(facts) - 1)]
     return plan(op, needs, REPLICATED, build=build)
 
 
