@@ -29,7 +29,7 @@ def _faults(seed: int, counts: tuple[int, ...]) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("seed", range(COUNT, COUNT + 30))
+@pytest.mark.parametrize("seed", range(COUNT, COUNT + 16))
 def test_a_random_program(seed):
     assert not _faults(seed, (2 + seed % 2,))
 

@@ -76,7 +76,7 @@ def _expected(table: str, name: str) -> list[Any]:
     return _run(table, name, doors.one_device, 1)
 
 
-@pytest.mark.battery(20)
+@pytest.mark.battery(24)
 @pytest.mark.parametrize(
     "table, name, num_replicas",
     [
