@@ -162,3 +162,53 @@ def test_optimizers_update_like_on_one_device(name, kind, wraps):
         return step, [v, table]
 
     _check(make, kind)
+
+
+def test_the_view_ends_with_the_trace_and_with_init_scope():
+    repl = _replicator("mirrored")
+    with repl.context():
+        v, w = tf.Variable(1.0), tf.Variable(1.0)
+
+    @tf.function
+    def double():
+        v.assign(2 * v)
+
+    def step():
+        double()
+        with tf.init_scope():
+            w.assign(5.0)
+        return v
+
+    view = single_device.View()
+    _traced(step, view)
+    assert single_device.view() is None
+    assert [float(component) for component in w.components] == [5.0, 5.0]
+    double()
+    assert [float(component) for component in v.components] == [2.0, 2.0]
+    assert view.variable_of(v.components[0].handle) is v
+    assert view.variable_of(tf.Variable(1.0).handle) is None
+
+
+def test_results_that_are_variables_are_read_in_the_view():
+    def make(_):
+        v, metric = tf.Variable([1.0, 2.0]), tf.Variable(1.0)
+        kept = keras.Variable([3.0])
+        return lambda: {"v": v, "new": metric.assign_add(1.0), "kept": kept}, [v]
+
+    _check(make, "parts")
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "weight"])
+def test_what_has_a_meaning_in_steps_only_is_refused(what):
+    repl = _replicator("mirrored")
+    with repl.context():
+        v = tf.Variable(1.0)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0))
+
+    def step():
+        if what == "all_reduce":
+            return repl.all_reduce(v)
+        optimizer.apply([tf.constant(1.0)], [v], weight=2.0)
+
+    with pytest.raises(replicator.ContextError, match="(?s)outside a step.*Fix:"):
+        _traced(step, single_device.View())
