@@ -212,12 +212,9 @@ class ReplicatedVariable(
 
     @property
     def device(self) -> str:
-        """The component's device; "" on the owner if copies must not differ from it.
-
-        Also in a program for one device, which does not say on which devices it runs.
-        """
-        is_unknown = context.will_be_copied(self.owner) or single_device.view()
-        return "" if is_unknown else str(super().device)
+        """The component's device; "" where what is built must not differ by it."""
+        is_hidden = context.will_be_copied(self.owner) or self._is_plain()
+        return "" if is_hidden else str(super().device)
 
     @property
     def op(self) -> tf.Operation:
