@@ -255,7 +255,7 @@ def pad(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if WHOLE in widths or any(map(is_size, widths)):
         return None
     needs: list[Need] = [form, *[REPLICATED] * (len(facts) - 1)]
-    build = _with_a_row(form.axis) if op.type == "MirrorPadGrad" else None
+    build = _with_a_row(form.axis) if op.type.startswith("Mirror") else None
     return plan(op, needs, form, build=build)
 
 

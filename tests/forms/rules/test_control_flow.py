@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import replicator
+from replicator import errors
+from replicator.forms import engine
+from replicator.forms.forms import Sharded
+from replicator.forms.propagate import GraphPlan, Scope
+from replicator.forms.rule import OpPlan
+from replicator.forms.rules import control_flow
+from tests import helpers
 from tests.forms import laws
 from tests.forms.laws import Inputs, Sample
 
@@ -134,6 +142,13 @@ def with_own_gradient(v: Inputs) -> tf.Tensor:
     return tf.function(clipped)(v.x)
 
 
+def of_tensorflow_1(v: Inputs) -> tf.Tensor:
+    """A conditional of Switch and Merge, as imported graphs have them."""
+    pred = tf.reduce_sum(v.x) > 0
+    no, yes = tf.raw_ops.Switch(data=v.x, pred=pred)
+    return tf.raw_ops.Merge(inputs=[tf.sin(no), cell(yes)])[0]
+
+
 LOOPS = [looped, communicating, carrying_sums, swapped, mapped, over_time, scanned]
 BRANCHES = [
     *(branched, of_other_forms, of_cases, branches_in_a_loop, lists_of_branches),
@@ -174,3 +189,73 @@ def test_second_derivatives(programs: list[Any]) -> None:
     law = laws.Law(samples, 2)
     for count in (3, 1):
         law.check(count)
+
+
+def _plans(plan: GraphPlan) -> Iterator[tuple[tf.Operation, OpPlan]]:
+    for op, one in plan.plans.items():
+        yield op, one
+        for body in one.bodies:
+            yield from _plans(body)
+
+
+def test_conditionals_of_tensorflow_1() -> None:
+    law = laws.Law([Sample("Merge", of_tensorflow_1, grads=False)], 2)
+    law.check_plan()
+    for count in (5, 4, 1):
+        law.check(count)
+
+
+def test_loops_of_tensorflow_1_are_refused_with_the_way_out() -> None:
+    with helpers.v1_control_flow(), tf.Graph().as_default():
+        end = tf.compat.v1.while_loop(lambda x: x < 9, lambda x: x + 1, [0])
+        with pytest.raises(
+            errors.UnsupportedError,
+            match=r"(?s)loop of TensorFlow 1.*Fix: .*enable_control_flow_v2\(\)",
+        ):
+            Scope().extend(GraphPlan(), [end.op])
+
+
+def _written_in_bodies(v: tf.Variable) -> Any:
+    def step(x: tf.Tensor) -> Any:
+        def turn(i: tf.Tensor, y: tf.Tensor) -> Any:
+            v.assign_add(tf.reduce_mean(y, 0))
+            return i + 1, tf.sin(y) * v
+
+        y = tf.while_loop(lambda i, y: i < 2, turn, (0, x))[1]
+        is_large = tf.reduce_sum(y) > 0
+        tf.cond(is_large, lambda: v.assign(v * 2.0), lambda: v.assign(v - 1.0))
+        which = tf.cast(is_large, tf.int32)
+        branches = [lambda: v.assign_sub([1.0, 2.0, 3.0]), lambda: v.assign_add(v)]
+        tf.switch_case(which, branches)
+        tf.function(lambda: v.assign_add(v * v))()
+        return y + v
+
+    return step
+
+
+def test_effects_of_bodies() -> None:
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    plain = tf.Variable(W[0])
+    with repl.context():
+        variable = tf.Variable(W[0])
+    spec = tf.TensorSpec([None, 3])
+    run = engine.WholeBatchFunction(_written_in_bodies(variable), repl, [spec])
+    alone = tf.function(_written_in_bodies(plain))
+    for count in (5, 2):
+        x = laws.Batch(count).make("x", (3,))
+        np.testing.assert_allclose(run(x), alone(x), 1e-5)
+        np.testing.assert_allclose(variable, plain, 1e-5)
+    found = {op.type for op, _ in _plans(run.plan((0,))[0])}
+    assert {"While", "If", "Case", "StatefulPartitionedCall"} <= found
+
+
+def test_values_keep_their_forms() -> None:
+    law = laws.Law([Sample(one.__name__, one) for one in (*LOOPS, *BRANCHES)], 2)
+    plan = law._on_replicas.plan((0,) * len(law._keys))[0]
+    found = dict.fromkeys(control_flow.RULES, 0)
+    for op, its in _plans(plan):
+        is_sharded = any(isinstance(fact.form, Sharded) for fact in its.makes)
+        if op.type in found and is_sharded:
+            found[op.type] += 1
+    pure = "StatelessWhile StatelessIf StatelessCase PartitionedCall"
+    assert all(found[one] for one in pure.split()), found
