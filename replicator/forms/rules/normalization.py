@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -63,10 +63,10 @@ def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         return reduction(op, facts, scope)
     if form.axis not in along:
         return reduction(op, facts, scope)
-    if op is pair[1]:
-        build = functools.partial(_variance, mean=pair[0].outputs[0])
-        return plan(op, [UNUSED, UNUSED], REPLICATED, build=build)
     build = functools.partial(_mean, along=along, form=form)
+    if op is pair[1]:
+        of_mean = pair[0].outputs[0]
+        build = functools.partial(_variance, mean=of_mean, along=along, form=form)
     return plan(op, [form, UNUSED], REPLICATED, build=build)
 
 
@@ -117,9 +117,20 @@ def _mean(
 
 
 def _variance(
-    replica: Any, op: tf.Operation, inputs: _Tensors, mean: tf.Tensor
+    replica: Any,
+    op: tf.Operation,
+    inputs: _Tensors,
+    mean: tf.Tensor,
+    along: list[int],
+    form: Sharded,
 ) -> _Tensors:
-    return [replica.value(mean).copy().op.outputs[1]]
+    outputs = replica.value(mean).copy().op.outputs
+    if len(outputs) == 2:
+        return outputs[1:]
+    # An equal op of the graph stands for that of the mean, and knew of no variance.
+    count = elements_per_result(replica, inputs[0], form, along)
+    own = tf.reduce_sum(inputs[0], along, True) / tf.cast(count, inputs[0].dtype)
+    return [replica.convert(own, Partial(), REPLICATED)]
 
 
 def moments(
@@ -137,21 +148,43 @@ def moments(
         The mean and the variance, with all axes, and how many elements of all replicas
         they are of, in x's type.
     """
-    own = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), list(along)))
-    own_mean = tf.reduce_sum(x, along, True) / tf.cast(tf.maximum(own, 1), x.dtype)
-    squares = tf.reduce_sum(tf.math.squared_difference(x, own_mean), along, True)
-    wide_mean, rows = tf.cast(own_mean, tf.float64), tf.cast(own, tf.float64)
-    summands = [rows * wide_mean, tf.cast(squares, tf.float64) + rows * wide_mean**2]
-    first, second = tf.unstack(_added(replica, tf.stack(summands)))
-    count = tf.cast(elements_per_result(replica, x, form, list(along)), tf.float64)
-    whole = first / count
+    rows = tf.cast(_count(x, along), x.dtype)
+    own = tf.reduce_sum(x, along, True) / tf.maximum(rows, 1)
+    squares = tf.reduce_sum(tf.math.squared_difference(x, own), along, True)
+    count = elements_per_result(replica, x, form, list(along))
+    return _combined(replica, own, squares, rows, count)
+
+
+def _count(x: tf.Tensor, along: Sequence[int]) -> tf.Tensor:
+    return tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), list(along)))
+
+
+def _combined(
+    replica: Any,
+    own: tf.Tensor,
+    squares: tf.Tensor,
+    rows: tf.Tensor,
+    count: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns mean, variance and number of all replicas' elements.
+
+    Args:
+        replica: The replica that is being built.
+        own: The mean of its elements.
+        squares: The sum of the squares of their distances from that.
+        rows: How many they are.
+        count: How many there are on all replicas.
+    """
+    dtype, wide = own.dtype, tf.float64
+    own, squares, rows, count = (tf.cast(x, wide) for x in (own, squares, rows, count))
+    total = replica.convert(
+        tf.stack([rows * own, squares + rows * own**2]), Partial(), REPLICATED
+    )
+    first, second = tf.unstack(total)
+    mean = first / count
     # NaN where there are no elements, as on one device.
-    variance = tf.maximum(second / count - whole**2, tf.zeros_like(whole))
-    return tf.cast(whole, x.dtype), tf.cast(variance, x.dtype), tf.cast(count, x.dtype)
-
-
-def _added(replica: Any, x: tf.Tensor) -> tf.Tensor:
-    return replica.convert(x, Partial(), REPLICATED)
+    variance = tf.maximum(second / count - mean**2, tf.zeros_like(mean))
+    return tf.cast(mean, dtype), tf.cast(variance, dtype), tf.cast(count, dtype)
 
 
 # Fused ops.
@@ -203,11 +236,18 @@ def _axes(op: tf.Operation) -> list[int]:
 def _fused_infer(op: tf.Operation, *inputs: tf.Tensor) -> tf.Tensor:
     """Returns (x - mean) * scale / sqrt(variance + epsilon) + offset, by one kernel."""
     names = ("x", "scale", "offset", "mean", "variance")
-    kernel = getattr(tf.raw_ops, op.type.replace("Grad", ""))
-    options = {name: op.get_attr(name) for name in ("epsilon", "data_format")}
-    options["data_format"] = options["data_format"].decode()
     given = dict(zip(names, inputs, strict=True))
-    return kernel(**given, **options, is_training=False)[0]
+    return _kernel(op)(**given, **_options(op), is_training=False)[0]
+
+
+def _kernel(op: tf.Operation) -> Callable[..., Any]:
+    """Returns what adds a forward op, given that or its gradient."""
+    return getattr(tf.raw_ops, op.type.replace("Grad", ""))
+
+
+def _options(op: tf.Operation) -> dict[str, Any]:
+    data_format = op.get_attr("data_format").decode()
+    return {"epsilon": op.get_attr("epsilon"), "data_format": data_format}
 
 
 def _infer(replica: Any, op: tf.Operation, inputs: _Tensors) -> _Tensors:
@@ -239,10 +279,21 @@ def _normalize(
 def _moments_of(
     replica: Any, op: tf.Operation, x: tf.Tensor, form: Sharded
 ) -> _Tensors:
-    """Returns the mean and variance per channel, and the number of elements of one."""
-    dtype = op.inputs[2].dtype  # float32, also if x is not
-    found, variance, count = moments(replica, tf.cast(x, dtype), _axes(op), form)
-    return [tf.reshape(found, [-1]), tf.reshape(variance, [-1]), count]
+    """Returns the mean and variance per channel, and the number of elements of one.
+
+    Those of the part are computed by the op's own kernel, which is faster than several
+    ops, even though it normalizes, too.
+    """
+    scale, along = op.inputs[2].dtype, _axes(op)
+    ones, empty = tf.ones(op.inputs[2].shape, scale), tf.zeros([0], scale)
+    given = {"scale": ones, "offset": ones, "mean": empty, "variance": empty}
+    _, own, unbiased, *_ = _kernel(op)(x=x, **given, **_options(op), is_training=True)
+    rows = tf.cast(_count(x, along), scale)
+    # Kernels return NaN for the moments of none, and may for the variance of one.
+    own = tf.where(rows > 0, own, tf.zeros_like(own))
+    squares = tf.where(rows > 1, unbiased * (rows - 1), tf.zeros_like(unbiased))
+    count = elements_per_result(replica, x, form, along)
+    return list(_combined(replica, own, squares, rows, count))
 
 
 def _normalize_own(
@@ -290,12 +341,9 @@ def fused_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | 
 
 def _again(replica: Any, op: tf.Operation, inputs: _Tensors) -> _Tensors:
     """Runs the forward op once more, for what it saves."""
-    kernel = getattr(tf.raw_ops, op.type.replace("Grad", ""))
     scale, empty = inputs[2], tf.zeros([0], inputs[2].dtype)
-    options = {name: op.get_attr(name) for name in ("epsilon", "data_format")}
-    options["data_format"] = options["data_format"].decode()
-    given = {"scale": scale, "offset": tf.zeros_like(scale), "mean": empty}
-    made = kernel(x=inputs[1], **given, variance=empty, **options, is_training=True)
+    given = {"scale": scale, "offset": scale, "mean": empty, "variance": empty}
+    made = _kernel(op)(x=inputs[1], **given, **_options(op), is_training=True)
     return replica.stamp(op, [*inputs[:3], *made[3:]])
 
 
@@ -315,7 +363,9 @@ def _backward(
         count = tf.cast(others, scale.dtype)
     empty = [tf.zeros([0], scale.dtype)] * (len(op.inputs) - 5)
     own = replica.stamp(op, [dy, x, scale, found, variance, *empty], is_training=False)
-    by_scale, by_offset = tf.unstack(_added(replica, tf.stack(own[1:3])))
+    by_scale, by_offset = tf.unstack(
+        replica.convert(tf.stack(own[1:3]), Partial(), REPLICATED)
+    )
     epsilon = op.get_attr("epsilon")
     root = tf.math.rsqrt(variance + epsilon)
     slope, level = (
