@@ -35,7 +35,7 @@ def outcome(program: Program, door: running.Door, counts: list[int]) -> tuple[st
     try:
         right = running.run(program)
     except Exception as error:
-        return "not built by TensorFlow", f"{type(error).__name__}: {str(error)[:300]}"
+        return "not built by TensorFlow", running.cause(error)
     for count in counts:
         try:
             problem = running.problem(program, right, door, count)
@@ -55,11 +55,11 @@ def smaller(program: Program, door: running.Door, counts: list[int]) -> Program:
         found, text = outcome(other, door, counts)
         return found == kind and word in text
 
-    without = Program(program.seed, program.steps, has_training=False)
+    without = Program(program.seed, program.steps, False, program.length)
     program = without if fails(without) else program
     for step in list(program.steps):
         steps = [k for k in program.steps if k != step]
-        other = Program(program.seed, steps, program.has_training)
+        other = Program(program.seed, steps, program.has_training, program.length)
         if fails(other):
             program = other
     return program
@@ -98,6 +98,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--replicas", default="2,3")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--length", type=int, help="so many computations each")
+    parser.add_argument("--forward", action="store_true", help="train nothing")
     parser.add_argument("--steps", help="only these, e.g. 0,3")
     parser.add_argument("--door", default="tests.forms.programs.doors.engine")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after these")
@@ -116,7 +118,7 @@ def main() -> None:
         steps = (
             [int(k) for k in arguments.steps.split(",")] if arguments.steps else None
         )
-        program = Program(seed, steps)
+        program = Program(seed, steps, not arguments.forward, arguments.length)
         kind, details = outcome(program, door, counts)
         found[kind] += 1
         if time.time() - began > arguments.seconds:

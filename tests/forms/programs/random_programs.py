@@ -38,15 +38,20 @@ class Program:
         steps: The numbers of its computations; leave out some for a smaller program.
         makers: What each makes.
         has_training: Whether the weights are trained.
+        made: What made the values that the last trace returned.
     """
 
     def __init__(
-        self, seed: int, steps: Sequence[int] | None = None, has_training: bool = True
+        self,
+        seed: int,
+        steps: Sequence[int] | None = None,
+        has_training: bool = True,
+        length: int | None = None,
     ) -> None:
         rng = np.random.default_rng([seed, 0])
         # Each program has a liking for some kind of computation.
         weights = np.array(WEIGHTS) * rng.uniform(0.3, 2, len(ROOMS))
-        count = int(rng.integers(2, 9))
+        count = length or int(rng.integers(2, 9))
         rooms = rng.choice(len(ROOMS), count, p=weights / weights.sum())
 
         def of(options):
@@ -54,6 +59,7 @@ class Program:
 
         self.makers = [of(ROOMS[k].MAKERS) for k in rooms]
         self.seed, self.has_training = seed, has_training
+        self.length, self.made = length, list[str]()
         self.steps = list(range(count)) if steps is None else list(steps)
 
     def variables(self) -> dict[str, tf.Variable]:
@@ -83,6 +89,7 @@ class Program:
                 [self._mean(k, v.tensor) for k, v in enumerate(made[-4:])] or [0.0]
             )
         result: dict[str, Any] = {"loss": loss}
+        self.made = [v.maker for v in made]
         if self.has_training:
             result["norms"] = training.train(self.seed, tape, loss, variables)
         result["values"] = [v.tensor for v in made]
