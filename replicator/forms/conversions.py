@@ -56,13 +56,16 @@ def in_graph(graph: tf.Graph) -> Iterator[None]:
 class _Rows:
     """How many rows of a layout a replica has, are before these, and are there."""
 
-    own: Number
+    own: Number | None = None
     offset: Number | None = None
     total: Number | None = None
+    is_dealt: bool = False
 
     def in_their_graph(self) -> contextlib.AbstractContextManager[None]:
-        own = self.own
-        return in_graph(own.graph) if tf.is_tensor(own) else contextlib.nullcontext()
+        known = self.total if self.own is None else self.own
+        return (
+            in_graph(known.graph) if tf.is_tensor(known) else contextlib.nullcontext()
+        )
 
 
 class Conversions:
@@ -107,10 +110,7 @@ class Conversions:
             layout: The layout of the rows.
             total: Their number.
         """
-        r, count = self._id(), self._context.num_replicas
-        own = (total + count - 1 - r) // count
-        offset = r * (total // count) + tf.minimum(r, total % count)
-        self.define(layout, own, offset, total)
+        self._rows[layout] = _Rows(total=total, is_dealt=True)
 
     def _id(self) -> Number:
         """Returns this replica's number: of copies, as a constant that may differ."""
@@ -125,7 +125,12 @@ class Conversions:
 
     def own_rows(self, layout: Layout) -> Number:
         """Returns the number of rows of this replica: an int or an int32 scalar."""
-        return self._known(layout).own
+        rows = self._known(layout)
+        if rows.own is None:
+            with rows.in_their_graph():
+                count = self._context.num_replicas
+                rows.own = (rows.total + count - 1 - self._id()) // count
+        return rows.own
 
     def rows(self, layout: Layout) -> Number:
         """Returns the number of rows on all replicas: an int or an int32 scalar."""
@@ -140,6 +145,11 @@ class Conversions:
         rows = self._known(layout)
         if rows.offset is None:
             with rows.in_their_graph():
+                if rows.is_dealt:
+                    r, count = self._id(), self._context.num_replicas
+                    more = tf.minimum(r, rows.total % count)
+                    rows.offset = r * (rows.total // count) + more
+                    return rows.offset
                 every = self._repl.all_gather(rows.own)
                 rows.offset = tf.reduce_sum(every[: base.differing(lambda r: r)])
         return rows.offset
@@ -162,19 +172,19 @@ class Conversions:
             elements: The elements of the shape; see sizes.py.
             local: Its local version.
         """
-        whole = local
+        whole: list[Any] = []
         for k, size in enumerate(elements.flat):
-            if not isinstance(size, Size):
-                continue
-            if size.factor is None:
-                (length,) = self.sums([tf.reshape(local, [-1])[k]])
+            if isinstance(size, Size) and size.factor is not None:
+                rows = self.rows(size.layout)
+                one = rows if size.factor == 1 else rows * size.factor
+            elif isinstance(size, Size):
+                (one,) = self.sums([tf.reshape(local, [-1])[k]])
             else:
-                length = self.rows(size.layout) * size.factor
-            length = tf.cast(length, whole.dtype)
-            if elements.ndim:
-                length = tf.tensor_scatter_nd_update(whole, [[k]], [length])
-            whole = length
-        return whole
+                one = size if isinstance(size, int) else tf.reshape(local, [-1])[k]
+            whole.append(tf.cast(one, local.dtype))
+        return (
+            tf.stack(whole) if elements.ndim == 1 else tf.reshape(whole, elements.shape)
+        )
 
     # Conversions.
 
@@ -256,7 +266,7 @@ class Conversions:
         """Returns this replica's rows of something that it has as a whole."""
         axis, layout, outer, inner = form.axis, form.layout, form.outer, form.inner
         total, first = self.rows(layout), self.offset(layout)
-        if x.shape[axis] in (None, 1) and form.factor is not None:
+        if form.factor is not None:  # fails if there is another number of rows
             x = _broadcast(x, axis, total * form.factor)
         length = tf.shape(x)[axis]
         if inner is None:

@@ -149,10 +149,13 @@ class WholeBatchFunction:
         layouts = {k: Layout(f"batch {k}" if k else "batch") for k in numbers}
         forms = [REPLICATED if k is None else Sharded(0, layouts[k]) for k in which]
         facts = [Fact(form) for form in [*forms, *map(_form_of, self._captured)]]
+        # In an order that is the same in all processes.
+        controls = sorted(graph.control_outputs, key=lambda op: op.name)
+        targets = [*controls, *(t.op for t in graph.outputs)]
         scope = Scope()
         for _ in range(2):  # the second time, all sums that something needs are known
             plan = GraphPlan.of(graph.inputs, facts)
-            scope.extend(plan, [*graph.control_outputs, *(t.op for t in graph.outputs)])
+            scope.extend(plan, targets)
             scope.whole.update(homes.gradients(plan))
         return plan, layouts
 
@@ -185,8 +188,8 @@ class WholeBatchFunction:
 
         def step(rows: Any, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             replica = Replica(self._repl, plan, sums)
-            for layout, numbers in zip(layouts.values(), rows, strict=True):
-                replica.define(layout, *numbers)
+            for layout, total in zip(layouts.values(), rows, strict=True):
+                replica.deal(layout, total)
             given = [*parts, *self._captured]
             for tensor, value in zip(plan.inputs, given, strict=True):
                 replica.give(tensor, value)
@@ -217,21 +220,17 @@ class WholeBatchFunction:
     def _divided(
         self, which: Pattern, layouts: dict[int, Layout], tensors: Sequence[tf.Tensor]
     ) -> list[Any]:
-        """Returns each replica's numbers of rows, and its parts of arguments."""
+        """Returns the numbers of all rows, and each replica's parts of arguments."""
         count = self._repl.num_replicas
-        rows: list[list[Any]] = [[] for _ in range(count)]
-        bounds = {}
-        for k in layouts:
-            total = tf.shape(tensors[which.index(k)])[0]
-            ends = [-(-total * r // count) for r in range(count + 1)]
-            bounds[k] = list(zip(ends, ends[1:], strict=False))
-            for own, (begin, end) in zip(rows, bounds[k], strict=True):
-                own.append((end - begin, begin, total))
-        pairs = list(zip(tensors, which, strict=True))
-        return [
-            (rows[r], [x if k is None else x[slice(*bounds[k][r])] for x, k in pairs])
-            for r in range(count)
+        totals = {k: tf.shape(tensors[which.index(k)])[0] for k in layouts}
+        ends = tf.range(count - 1, -1, -1)  # the first ones get one row more
+        sizes = {k: (total + ends) // count for k, total in totals.items()}
+        parts = [
+            [x] * count if k is None else tf.split(x, sizes[k], num=count)
+            for x, k in zip(tensors, which, strict=True)
         ]
+        rows = list(totals.values())
+        return [(rows, [part[r] for part in parts]) for r in range(count)]
 
     def _argument(self, k: int) -> tf.Tensor:
         return self._arguments.tensors[k]
