@@ -307,9 +307,9 @@ class Replicator(running.Running, methods.InStep):
     def keras_model(self, model: Any) -> Any:
         """Makes a Keras 3 model's fit, evaluate and predict run on the replicas.
 
-        The model is changed in place, and keeps its class, config and files. Each batch
-        is the global batch, split over the replicas, and the results are those of one
-        device.
+        The model is changed in place, and keeps its class, config and files. Its own
+        train_step, test_step and predict_step run as written for one device: each batch
+        is the global batch, whose examples are divided among the replicas.
 
         Example:
             >>> with repl.context():
@@ -330,7 +330,8 @@ class Replicator(running.Running, methods.InStep):
 
         Raises:
             ContextError: The model or its optimizer was created outside the context.
-            ArgumentError: `model` is not a Keras 3 model.
+            ArgumentError: `model` is not a Keras 3 model, or makes the functions that
+                fit calls itself.
         """
         return keras_model.replicate(self, model)
 

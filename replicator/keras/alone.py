@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs whole batches on one device, exactly as Keras would.
+"""Runs whole batches on one device, op by op, exactly as Keras would.
 
-Used for batches of fewer examples than replicas; and, eagerly, for all batches of a
-model compiled with `run_eagerly=True`, so that its tensors have values to inspect.
-Variables created here are replicated, and assignments reach all replicas.
+Used for models compiled with `run_eagerly=True`, so that their tensors have values to
+inspect. Variables created here are replicated, and assignments reach all replicas.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from replicator.keras import state
 
 
 def run(repl: Any, model: Any, name: str, data: Any) -> Any:
-    """Runs a batch on one device, or builds it if a function is being traced.
+    """Runs a batch on one device.
 
     Args:
         repl: The Replicator.
@@ -34,19 +33,18 @@ def run(repl: Any, model: Any, name: str, data: Any) -> Any:
     Raises:
         ContextError: The method communicates.
     """
-    eager = tf.executing_eagerly()
     try:
         with (
             repl.context(),
             tf.device(repl._settings.world.devices[0]),
-            _accumulating(model),
+            accumulating(model),
         ):
             return getattr(model, name)(data)
     except errors.ContextError as error:
         call = errors.called_outside(error)
         if call is None:
             raise
-        raise _refused(repl, model, name, call, eager) from error
+        raise refused(model, name, call) from error
 
 
 def warn_of_run_eagerly(repl: Any, model: Any) -> None:
@@ -65,7 +63,7 @@ def warn_of_run_eagerly(repl: Any, model: Any) -> None:
 
 
 @contextlib.contextmanager
-def _accumulating(model: Any) -> Iterator[None]:
+def accumulating(model: Any) -> Iterator[None]:
     """Makes wrapped optimizers accumulate gradients outside of steps in this block."""
     combiners = [o._replicator_combiner for o in state.wrapped_in(model)]
     settings = [combiner.alone for combiner in combiners]
@@ -78,31 +76,21 @@ def _accumulating(model: Any) -> Iterator[None]:
             combiner.alone = previous
 
 
-def _refused(
-    repl: Any, model: Any, name: str, outside: tuple[str, str], eager: bool
-) -> errors.ContextError:
-    """Returns the error for a batch that communicates while it runs on one device."""
+def refused(model: Any, name: str, outside: tuple[str, str]) -> errors.ContextError:
+    """Returns the error for a step of a model that communicates.
+
+    Args:
+        model: The Keras model.
+        name: The method, such as "train_step".
+        outside: What was called, and at which line.
+    """
     call, line = outside
-    if eager:
-        why = "run_eagerly=True runs whole batches on one device"
-        fix = (
-            "compile the model with run_eagerly=False, and look at values with "
-            f"tf.print; or skip {call} if `self.run_eagerly`."
-        )
-    else:
-        why = (
-            f"a batch of fewer examples than there are replicas, {repl.num_replicas}, "
-            "runs on one device"
-        )
-        fix = (
-            "avoid such batches: dataset.batch(size, drop_remainder=True), or a size "
-            "that leaves no such remainder."
-        )
     return errors.ContextError(
         errors.compose(
-            f"{call} was called in {name} of the model {model.name}, but {why}: there "
-            "is no other replica to communicate with.",
+            f"{call} was called in {name} of the model {model.name}, which is written "
+            "for one device and whole batches: there is no other replica to "
+            "communicate with.",
             [f"at {line}"],
-            fix,
+            f"leave {call} out: means, sums and metrics are those of the whole batch.",
         )
     )

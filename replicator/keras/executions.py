@@ -166,7 +166,7 @@ def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | Non
             batch = iterator.get_next_as_optional()
             fits = tf.cond(
                 batch.has_value(),
-                lambda: _fits(function, traced.kind, batch.get_value()),
+                lambda: _fits(function, traced.split, batch.get_value()),
                 lambda: tf.constant(False),
             )
         return batch, fits
@@ -215,8 +215,8 @@ def _is_fixed(spec: Any) -> bool:
     return plain and spec.shape.is_fully_defined()
 
 
-def _fits(function: BatchFunction, kind: str, batch: Any) -> tf.Tensor:
+def _fits(function: BatchFunction, split: bool, batch: Any) -> tf.Tensor:
     """Returns whether a batch is of a kind; if its tensors disagree, it is of none."""
     sizes = [tf.shape(leaf)[0] for leaf in tf.nest.flatten(batch) if leaf.shape.rank]
     same = [tf.equal(size, sizes[0]) for size in sizes]
-    return tf.reduce_all([function.is_of(kind, sizes[0]), *same])
+    return tf.reduce_all([function.is_of(split, sizes[0]), *same])

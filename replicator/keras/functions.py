@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that Keras calls per batch, one trace per kind of batch size.
+"""The functions that Keras calls per batch, one trace per structure of batches.
 
-A batch's size is known when it arrives, and decides how it runs. If it splits evenly,
-means over the replicas need no weights. If some replicas would get no example at all,
-it runs on one device, as in plain Keras, and its assignments to replicated variables
-reach all replicas. A function for each of these kinds is traced when it is needed.
+A batch is split over the replicas, unless some would get no example at all: then each
+replica computes the whole batch. Both functions are built, when they are needed, from
+one trace of the model's step.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,15 +17,13 @@ import tensorflow as tf
 from replicator.cluster import faults
 from replicator.graph.ir import shapes
 from replicator.inputs import shards
-from replicator.keras.steps import Tensors
+from replicator.keras.programs import Program, Tensors
 from replicator.step import draft, repair
 from replicator.variables import locks
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
-EVEN, UNEVEN, ALONE = "even", "uneven", "alone"
-
-Build = Callable[[str, Tensors, Any], Any]  # (kind, batch structure, its tensors)
+Make = Callable[[Tensors, Sequence[Any]], Program]  # of a structure and its specs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,12 +31,12 @@ class Traced:
     """The function traced for batches of one kind and structure.
 
     Attributes:
-        kind: EVEN, UNEVEN or ALONE.
+        split: Whether each replica has some of the examples; else each has all.
         function: The function of a batch's tensors.
         call: Runs the function; makes the replicas equal after an error in it.
     """
 
-    kind: str
+    split: bool
     function: Any
     call: Callable[..., Any]
 
@@ -48,10 +45,9 @@ class BatchFunction:
     """Runs global batches of any structure and size.
 
     Args:
-        build: Runs a batch of a kind, or builds it into the function being traced.
+        make: Traces the model's step.
         settings: The Replicator's settings.
-        eager: Whether batches run untraced on one device, for Keras' `run_eagerly`.
-        needs_all: Whether to split even a batch of fewer examples than replicas.
+        eagerly: Runs a batch untraced on one device, for Keras' `run_eagerly`.
 
     Attributes:
         loops: Loops built from traced functions, which are dropped with them.
@@ -59,14 +55,13 @@ class BatchFunction:
 
     def __init__(
         self,
-        build: Build,
+        make: Make,
         settings: draft.Settings,
-        eager: bool,
-        needs_all: bool = False,
+        eagerly: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._build, self._settings = build, settings
+        self._make, self._settings, self._eagerly = make, settings, eagerly
         self._num_replicas = settings.world.num_replicas
-        self._eager, self._needs_all = eager, needs_all
+        self._programs: dict[Any, Program] = {}
         self._traced: dict[Any, Traced] = {}
         self.loops: dict[Any, Any] = {}
         self._freed: dict[Any, tuple[Any, ...]] = {}
@@ -75,7 +70,7 @@ class BatchFunction:
     @property
     def eager(self) -> bool:
         """Whether batches run untraced on one device."""
-        return self._eager
+        return self._eagerly is not None
 
     @property
     def lock(self) -> locks.StepLock:
@@ -95,7 +90,7 @@ class BatchFunction:
             data: The global batch, of eager tensors or arrays.
             spec: The spec of all batches of the dataset, if known.
         """
-        if self._eager or not is_dense(spec):
+        if self.eager or not is_dense(spec):
             return self.run(data, spec)[0]
         # A fast path, with less Python than a small step takes: batches of one dataset
         # differ only in size.
@@ -120,17 +115,17 @@ class BatchFunction:
         """
         batch = Tensors(data)
         tensors = batch.tensors
-        if self._eager:
-            return self._build(ALONE, batch, tensors), None
-        size = shards.batch_size(tensors)
-        kind = self._kind(int(size))
-        specs = self._free(kind, batch.key, _specs(tensors, spec))
-        key = (kind, batch.key, *specs)
-        traced = self._traced.get(key)
+        if self._eagerly is not None:
+            return self._eagerly(batch.packed(tensors)), None
+        split = int(shards.batch_size(tensors)) >= self._num_replicas
+        specs = self._free(batch.key, _specs(tensors, spec))
+        key = (batch.key, *specs)
+        if key not in self._programs:
+            self._programs[key] = self._make(batch.forget(), specs)
+        traced = self._traced.get((split, key))
         if traced is None:
-            with self._settings.factory.traced_by(self):
-                traced = self._trace(kind, batch.forget(), specs)
-            self._traced[key] = traced
+            traced = self._trace(self._programs[key], split, specs)
+            self._traced[split, key] = traced
         return traced.call(*tensors), traced
 
     def equal_after_errors(self, function: Any) -> Callable[..., Any]:
@@ -143,27 +138,22 @@ class BatchFunction:
         variables = repair.mirrored(function.captured_inputs, owners)
         return repair.equal_after_errors(function, variables, self._settings.peers)
 
-    def is_of(self, kind: str, size: tf.Tensor) -> tf.Tensor:
+    def is_of(self, split: bool, size: tf.Tensor) -> tf.Tensor:
         """Returns, as a tensor, whether a batch of a symbolic size is of a kind.
 
         Args:
-            kind: EVEN, UNEVEN or ALONE.
+            split: Whether it is to be split over the replicas.
             size: The number of examples.
         """
-        alone = tf.logical_and(size < self._num_replicas, not self._needs_all)
-        if kind == ALONE:
-            return alone
-        even = tf.equal(size % self._num_replicas, 0)
-        matches = even if kind == EVEN else tf.logical_not(even)
-        return tf.logical_and(matches, tf.logical_not(alone))
+        return tf.equal(size >= self._num_replicas, split)
 
-    def _free(self, kind: str, structure: str, specs: Any) -> tuple[Any, ...]:
+    def _free(self, structure: str, specs: Any) -> tuple[Any, ...]:
         """Returns specs that cover batches of all sizes so far.
 
         Sequences of many lengths are thus traced twice, and not for each length.
         """
         ranks = tuple((type(s), getattr(s, "dtype", None), s.shape.rank) for s in specs)
-        key = (kind, structure, ranks)
+        key = (structure, ranks)
         widest = self._freed.get(key, specs)
         common = tuple(
             spec.most_specific_common_supertype([other]) or other
@@ -172,20 +162,16 @@ class BatchFunction:
         self._freed[key] = common
         return common
 
-    def _trace(self, kind: str, batch: Tensors, specs: Any) -> Traced:
-        """Traces the function of a batch's tensors."""
+    def _trace(self, program: Program, split: bool, specs: Any) -> Traced:
+        """Traces the function of a batch's tensors that the replicas run."""
 
         @_do_not_convert
         def function(*tensors: Any) -> Any:
-            return self._build(kind, batch, tensors)
+            return program.add(tensors, split)
 
-        traced = tf.function(function).get_concrete_function(*specs)
-        return Traced(kind, traced, self.equal_after_errors(traced))
-
-    def _kind(self, size: int) -> str:
-        if size < self._num_replicas and not self._needs_all:
-            return ALONE
-        return UNEVEN if size % self._num_replicas else EVEN
+        with self._settings.factory.traced_by(self):
+            traced = tf.function(function).get_concrete_function(*specs)
+        return Traced(split, traced, self.equal_after_errors(traced))
 
 
 def over_list(function: BatchFunction) -> Callable[[Any], Any]:
@@ -216,21 +202,21 @@ def is_dense(spec: Any) -> bool:
 
 def _specs(tensors: list[Any], spec: Any) -> tuple[Any, ...]:
     """Returns the function's specs for batches like this one, of any size."""
-    tensor_specs = None
+    own = [tf.type_spec_from_value(tensor) for tensor in tensors]
     if spec is not None:
         leaves = tf.nest.flatten(spec)
         no_tensor = type(tf.type_spec_from_value(None))  # without a name before 2.19
-        tensor_specs = [
+        given = [
             leaf for leaf in leaves if not isinstance(leaf, tf.OptionalSpec | no_tensor)
         ]
-        if len(tensor_specs) == len(tensors):
-            return tuple(tensor_specs)
-    return tuple(map(_free_spec, tensors))
+        if len(given) == len(tensors):
+            pairs = zip(given, own, strict=True)
+            own = [one if one.shape.rank is not None else known for one, known in pairs]
+    return tuple(map(_free_spec, own))
 
 
-def _free_spec(tensor: Any) -> Any:
+def _free_spec(spec: Any) -> Any:
     """Returns a tensor's spec with an unknown number of rows."""
-    spec = tf.type_spec_from_value(tensor)
     if isinstance(spec, tf.RaggedTensorSpec):
         shape = shapes.with_rows(spec.shape)
         return tf.RaggedTensorSpec(

@@ -9,23 +9,24 @@ write files (files.py); its class, its config and what it saves stay as they are
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import _tf, errors
 from replicator.cluster.peers import Peers
 from replicator.keras import (
     alone,
     backups,
-    compiled,
     executions,
     files,
     functions,
+    programs,
     state,
-    steps,
 )
 from replicator.primitives import base
 
@@ -148,27 +149,34 @@ def _maker(repl: Any, kept: Any, name: str) -> Callable[..., Any]:
 
 def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
     """Returns the function that a model calls per batch, or per several batches."""
-    # Accumulated gradients with and without weights do not mix.
-    sums = name == "train" and state.accumulates(model)
+    eagerly = None
+    if model.jit_compile:
+        _warn_of_jit_compile(model)
     if model.run_eagerly:
         alone.warn_of_run_eagerly(repl, model)
-
-    def build(kind: str, batch: steps.Tensors, tensors: Any) -> Any:
-        if kind == functions.ALONE:
-            return alone.run(repl, model, f"{name}_step", batch.packed(tensors))
-        compiled.build(repl, model, batch.packed(tensors))
-        if name == "predict":
-            return steps.predict(repl, model, batch, tensors)
-        even = kind == functions.EVEN and not sums
-        return steps.train_or_test(repl, model, f"{name}_step", batch, tensors, even)
-
-    function = functions.BatchFunction(
-        build,
-        repl._settings,
-        eager=bool(model.run_eagerly),
-        # One process alone cannot read metrics that others hold a part of.
-        needs_all=sums or repl._settings.peers is not None,
-    )
+        eagerly = functools.partial(alone.run, repl, model, f"{name}_step")
+    make = functools.partial(programs.Program, repl, model, f"{name}_step")
+    function = functions.BatchFunction(make, repl._settings, eagerly)
     if name == "predict":
         return functions.over_list(function)
     return executions.over_iterator(function, model.steps_per_execution)
+
+
+def _warn_of_jit_compile(model: Any) -> None:
+    """Warns once that a model runs uncompiled.
+
+    Not where there are GPUs: Keras' choice "auto" cannot be told from True there.
+    """
+    if _only_cpus():
+        logging.log_first_n(
+            logging.WARNING,
+            "The model %s is compiled with jit_compile=True, but runs without XLA: "
+            "its step is divided among the replicas op by op, with the same results.",
+            1,
+            model.name,
+        )
+
+
+def _only_cpus() -> bool:
+    kinds = {device.device_type for device in tf.config.list_physical_devices()}
+    return kinds <= {"CPU"}

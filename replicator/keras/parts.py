@@ -10,10 +10,10 @@ _CONTAINERS = (list, tuple, set, dict)
 
 
 def inside(model: Any) -> Iterator[Any]:
-    """Yields a model and the layers, models and metrics inside of it, each once.
+    """Yields a model and the layers and metrics inside of it, each once.
 
-    Keras lists metrics by a property that models override, and omits those of nested
-    models.
+    Keras lists metrics by a property that models override. Those of models inside of it
+    are not yielded: these may be models of another program.
 
     Args:
         model: A Keras model.
@@ -25,7 +25,7 @@ def inside(model: Any) -> Iterator[Any]:
     remaining = [model]
     while remaining:
         part = remaining.pop()
-        if id(part) in seen:
+        if id(part) in seen or (isinstance(part, keras.Model) and part is not model):
             continue
         seen.add(id(part))
         if isinstance(part, kinds):
@@ -41,7 +41,7 @@ def _leads_on(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def metrics(model: Any) -> list[Any]:
-    """Returns all metrics of a model, whether it lists them or not."""
+    """Returns the metrics of a model, whether it lists them or not."""
     import keras
 
     def is_public(metric: Any) -> bool:

@@ -19,19 +19,22 @@ _MAKE = "create it under `with repl.context():`, and call compile there."
 def prepare(repl: Any, model: Any) -> None:
     """Wraps a model's optimizers, and checks where its variables were created.
 
+    What is only read, such as the weights of a teacher, may come from anywhere.
+
     Args:
         repl: The Replicator.
         model: The Keras model, compiled or not.
 
     Raises:
-        ContextError: The model or an optimizer holds a variable created outside of the
-            Replicator's context.
-        ArgumentError: An optimizer was wrapped to sum gradients.
+        ContextError: All that the model trains, or a variable of an optimizer or
+            metric, was created outside of the Replicator's context.
+        ArgumentError: An optimizer was wrapped to sum gradients, or a layer keeps state
+            of rows.
     """
     if repl.num_replicas > 1:
-        metric_variables = {id(v) for metric in model.metrics for v in metric.variables}
-        variables = [v for v in model.variables if id(v) not in metric_variables]
-        _check(repl, f"the model {model.name}", variables, _CREATE)
+        variables = model.trainable_variables
+        inside = list(filter(_is_replicated, variables))
+        _check(repl, f"the model {model.name}", inside or variables, _CREATE)
         _refuse_compiled_outside(repl, model)
         for metric in parts.metrics(model):
             owner = f"the metric {metric.name} of the model {model.name}"
@@ -63,9 +66,11 @@ def prepare(repl: Any, model: Any) -> None:
 
 def _refuse_stateful(model: Any) -> None:
     """Raises if a layer keeps state per row from batch to batch."""
+    import keras
+
     for layer in parts.inside(model):
         if getattr(layer, "stateful", False) is True and hasattr(layer, "reset_state"):
-            if isinstance(layer, _metric_class()):
+            if isinstance(layer, keras.metrics.Metric):
                 continue
             raise errors.ArgumentError(
                 errors.compose(
@@ -76,20 +81,6 @@ def _refuse_stateful(model: Any) -> None:
                     "create it with stateful=False, or run the model on one device.",
                 )
             )
-
-
-def _metric_class() -> Any:
-    import keras
-
-    return keras.metrics.Metric
-
-
-def accumulates(model: Any) -> bool:
-    """Whether an optimizer of a model accumulates gradients by wrap_optimizer."""
-    return any(
-        optimizer._replicator_combiner.accumulation_steps > 1
-        for optimizer in wrapped_in(model)
-    )
 
 
 def wrapped_in(model: Any) -> list[Wrapped]:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.keras import losses
 from tests.keras import worlds
 from tests.keras.worlds import World, check, labels, numbers
 
@@ -166,21 +165,3 @@ def test_a_model_may_compute_its_loss() -> None:
         return model
 
     check(lambda world: _fit(world, make), [2, 3])
-
-
-@pytest.mark.parametrize(
-    "loss, weighed",
-    [
-        (None, True),
-        ("mse", True),
-        ("crossentropy", True),
-        ("dice", False),
-        (keras.losses.mean_absolute_error, True),
-        (keras.losses.Huber(), True),
-        (keras.losses.Huber(reduction="sum"), False),
-        (keras.losses.Circle(), False),
-        (_contrastive, False),
-    ],
-)
-def test_what_is_weighed(loss: Any, weighed: bool) -> None:
-    assert losses.is_per_example(loss) == weighed

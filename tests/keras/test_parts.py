@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from absl import logging
 
 import replicator
 from replicator.keras import parts
@@ -158,29 +157,6 @@ def test_losses_along_the_axis_of_the_batch() -> None:
     check(program, [3])
 
 
-def test_a_loss_that_a_train_step_computes_by_itself_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Own(keras.Sequential):
-        def train_step(self, data: Any) -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
-            v = self.trainable_variables
-            self.optimizer.apply_gradients(zip(tape.gradient(loss, v), v, strict=True))
-            return {"loss": loss}
-
-    messages: list[Any] = []
-    monkeypatch.setattr(logging, "log_first_n", lambda *about: messages.append(about))
-    for kind in (keras.Sequential, Own):
-        repl = helpers.make(2)
-        with repl.context():
-            model = kind([keras.Input([8]), layers.Dense(3)])
-            model.compile("sgd", "mse")
-        repl.keras_model(model).fit(X, Y, **FIT)
-        assert bool(messages) == (kind is Own)
-    assert "compute_loss" in messages[0][1] and messages[0][3] == "Own"
-
-
 def test_stateful_layers_are_refused() -> None:
     repl = helpers.make(2)
     with repl.context():
@@ -210,12 +186,13 @@ def test_sequences_of_many_lengths_are_traced_twice() -> None:
         x = numbers(0, 4, length, 3)
         expected = x.sum(axis=1)
         assert abs(model.predict_on_batch(x) - expected).max() < 1e-5
-    assert len(traced) == 2 * repl.num_replicas
+    assert len(traced) == 2  # for one device
 
 
 def test_what_is_inside_is_found_once() -> None:
-    model = Outer()
-    model.more = {"again": [model.inner]}
+    model = Inner()
+    model.more = {"again": [model.dense], "inner": Outer()}
     actual = list(parts.inside(model))
-    assert model.inner.size in actual and model.inner.dense in actual
+    assert model.size in actual and model.dense in actual
     assert len({id(one) for one in actual}) == len(actual)
+    assert model.more["inner"] not in actual and parts.metrics(model) == [model.size]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.keras import worlds
 from tests.keras.worlds import World, check, classifier, labels, mlp, numbers
 
 layers = keras.layers
@@ -276,15 +275,6 @@ def _use(dtype: str) -> None:
     """Sets the dtype of Keras; its policy remembers the one of its first use."""
     keras.config.set_floatx(dtype)
     keras.config.set_dtype_policy(dtype)
-
-
-def test_scalars_cannot_be_predicted() -> None:
-    class Mean(keras.Model):
-        def call(self, x: Any) -> Any:
-            return tf.reduce_mean(x)
-
-    with pytest.raises(Exception, match="(?s)predict_step returned a scalar.*Fix"):
-        worlds.outcome(lambda world: world.made(Mean).predict(X, verbose=0), 2)
 
 
 def test_uneven_batches_of_float64_are_exact() -> None:
