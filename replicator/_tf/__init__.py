@@ -79,6 +79,7 @@ from replicator._tf.control_flow import (
 from replicator._tf.copying import (
     add_copy,
     attributes_of,
+    attributes_text,
     function_graph,
     has_state,
     is_function,
@@ -226,6 +227,7 @@ __all__ = [
     "asked_by_writer",
     "asking_function_of_v1",
     "attributes_of",
+    "attributes_text",
     "begins_pass",
     "begins_tape",
     "begun_by_tape",

@@ -35,6 +35,16 @@ def attributes_of(op: tf.Operation) -> dict[str, Any]:
     return {k: attributes[k] for k in attributes if k not in _OF_THE_ORIGINAL}
 
 
+def attributes_text(op: tf.Operation) -> bytes:
+    """Returns an op's attributes as bytes, which are equal for equal ones."""
+    node = op.node_def
+    del node.input[:]
+    node.name = node.device = ""
+    for name in _OF_THE_ORIGINAL:
+        node.attr.pop(name, None)
+    return bytes(node.SerializeToString(deterministic=True))
+
+
 def add_copy(
     op: tf.Operation,
     inputs: Sequence[tf.Tensor],

@@ -49,7 +49,7 @@ def gradients(plan: GraphPlan) -> Iterator[Any]:
                 if len(same) != 1:
                     break
                 tensor = same[0]
-            yield tensor.ref()
+            yield plan.twins.first(tensor)
 
 
 def of_sums(
@@ -75,12 +75,12 @@ def of_sums(
             shape = tensor.shape
             if tensor.dtype == tf.resource or not shape.rank:
                 continue
-            reached = found.setdefault(tensor.ref(), {})
+            reached = found.setdefault(plan.twins.first(tensor), {})
             own = [whose.get(id(v), v) for v in written if v.shape == shape]
             reached.update({id(v): v for v in own})
             for out in op.outputs:
                 if out.shape == shape:
-                    reached.update(found.get(out.ref(), {}))
+                    reached.update(found.get(plan.twins.first(out), {}))
     return {
         ref: list(homes.values())
         for ref, homes in found.items()

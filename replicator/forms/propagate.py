@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.forms import evaluation, sizes
+from replicator.forms import evaluation, sizes, twins
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
 from replicator.forms.rule import AS_IS, UNUSED, OpPlan, Version, replicated
 from replicator.forms.tables import RULES
@@ -37,11 +37,13 @@ class GraphPlan:
         inputs: The tensors that are given.
         facts: What is known of each tensor, by its reference.
         plans: What becomes of each op.
+        twins: Which ops compute the same.
     """
 
     inputs: Sequence[tf.Tensor] = ()
     facts: dict[Any, Fact] = dataclasses.field(default_factory=dict)
     plans: dict[tf.Operation, OpPlan] = dataclasses.field(default_factory=dict)
+    twins: twins.Twins = dataclasses.field(default_factory=twins.Twins)
 
     @classmethod
     def of(cls, inputs: Sequence[tf.Tensor], facts: Sequence[Fact]) -> GraphPlan:
@@ -117,20 +119,25 @@ class Scope:
         given = {t.op for t in plan.inputs}
         added = in_order(targets, lambda op: op in given or op in plan.plans)
         for op in added:
-            facts = [self._seen(t, plan.fact(t)) for t in op.inputs]
-            its = decide(op, facts, self)
+            twin = plan.twins.enter(op)
+            if twin is not None and twins.can_stand_for(plan.plans[twin]):
+                its = twins.again(twin, plan.plans[twin])
+            else:
+                facts = [self._seen(plan, t) for t in op.inputs]
+                its = decide(op, facts, self)
             plan.plans[op] = its
             refs = (t.ref() for t in op.outputs)
             plan.facts.update(zip(refs, its.makes, strict=True))
             self.whole |= {
-                t.ref()
+                plan.twins.first(t)
                 for t, need in zip(op.inputs, its.needs, strict=True)
                 if need == REPLICATED and isinstance(plan.fact(t).form, Partial)
             }
         return added
 
-    def _seen(self, tensor: tf.Tensor, fact: Fact) -> Fact:
-        is_known = isinstance(fact.form, Partial) and tensor.ref() in self.whole
+    def _seen(self, plan: GraphPlan, tensor: tf.Tensor) -> Fact:
+        fact, first = plan.fact(tensor), plan.twins.first(tensor)
+        is_known = isinstance(fact.form, Partial) and first in self.whole
         return Fact() if is_known else fact
 
     def function(
@@ -177,7 +184,9 @@ def in_order(
             )
         elif op not in result and not is_known(op):
             stack.append((op, True))
-            before = [*(t.op for t in op.inputs), *op.control_inputs]
+            # In an order that is the same in all processes.
+            controls = sorted(op.control_inputs, key=lambda one: one.name)
+            before = [*(t.op for t in op.inputs), *controls]
             stack += [(one, False) for one in before if one not in result]
     return list(result)
 

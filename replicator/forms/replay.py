@@ -165,7 +165,7 @@ class Replica(Conversions):
         if plan.build_local is not None:
             return {}
         return {
-            value: tensor
+            value: self._plan.twins.first(tensor).deref()
             for tensor, need in zip(op.inputs, plan.needs, strict=True)
             if (value := self.value(tensor)).waits_for(need)
         }
@@ -281,12 +281,9 @@ class Replica(Conversions):
         if is_resource or any(updates.is_variable(x) for x in inputs):
             return self.stamp(op, inputs)
         is_here = self._context.replica_id == 0 or not self._context.build.all_traced
-        if not is_here:
-            made = []
-        elif self._context.build.all_traced or not has_effect(op):
-            made = self.stamp(op, inputs)
-        else:
-            made = self._run_on_first(op, inputs)
+        if not self._context.build.all_traced and has_effect(op):
+            return self._sent_by_first(op, inputs)
+        made = self.stamp(op, inputs) if is_here else []
         if not op.outputs:
             return []
         sent = (
@@ -294,24 +291,32 @@ class Replica(Conversions):
         )
         return list(self._repl.broadcast(sent))
 
-    def _run_on_first(self, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+    def _sent_by_first(
+        self, op: tf.Operation, inputs: Sequence[Any]
+    ) -> list[tf.Tensor]:
         """Adds an op that copies of this replica have, too, but do not run."""
 
         def run() -> list[tf.Tensor]:
-            return self.stamp(op, inputs) or [tf.constant(True)]
+            made = self.stamp(op, inputs)
+            pairs = [(tf.reshape(x, [-1]), tf.shape(x)) for x in made]
+            return [x for pair in pairs for x in pair] or [tf.constant(True)]
 
         def skip() -> list[tf.Tensor]:
-            made = [tf.zeros(_smallest(t.shape), t.dtype) for t in op.outputs]
-            return made or [tf.constant(False)]
+            dtypes = [dtype for t in op.outputs for dtype in (t.dtype, tf.int32)]
+            return [tf.zeros([0], dtype) for dtype in dtypes] or [tf.constant(False)]
 
         with in_graph(self._graph):
             is_first = base.differing(lambda r: r == 0)
         with tf.control_dependencies(self._controls(op)):
             results = _tf.cond(is_first, run, skip)
         self.finished(op, results[0].op)
-        for result, output in zip(results, op.outputs, strict=False):
-            result.set_shape(output.shape)
-        return results[: len(op.outputs)]
+        if not op.outputs:
+            return []
+        sent = self._repl.all_gather(results, 0)  # the others send nothing
+        made = [tf.reshape(x, of) for x, of in zip(sent[::2], sent[1::2], strict=True)]
+        for x, output in zip(made, op.outputs, strict=True):
+            x.set_shape(output.shape)
+        return made
 
     def drawn(self, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         """Adds a random op, whose numbers are others than those of other replicas."""
@@ -400,8 +405,3 @@ class Replica(Conversions):
             )
             for fact in facts
         ]
-
-
-def _smallest(shape: tf.TensorShape) -> list[int]:
-    """Returns the smallest shape that is compatible with a shape."""
-    return [size or 0 for size in shape] if shape.rank else []

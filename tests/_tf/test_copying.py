@@ -91,3 +91,16 @@ def test_ops_have_state_if_they_are_registered_so():
         assert _tf.has_state(drawn.op)
         assert not _tf.has_state(tf.constant(2).op)
         assert not _tf.is_function(tf.constant(2).op)
+
+
+def test_attributes_as_text_are_equal_for_equal_attributes():
+    with tf.Graph().as_default():
+        x = tf.constant([1.0, 2.0], name="x")
+        twins = [tf.reduce_sum(x, 0).op, tf.reduce_sum(x, 0, name="other").op]
+        kept = tf.reduce_sum(x, 0, keepdims=True).op
+        with tf.device("CPU:0"):
+            constants = [tf.constant(2).op, tf.constant(2).op, tf.constant(3).op]
+    texts = [_tf.attributes_text(op) for op in (*twins, kept)]
+    assert texts[0] == texts[1] != texts[2]
+    texts = [_tf.attributes_text(op) for op in constants]
+    assert texts[0] == texts[1] != texts[2]

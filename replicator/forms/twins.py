@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds ops that compute the same from the same inputs: they are built once.
+
+TensorFlow finds them, too, but after the build: gradients repeat constants, shapes and
+sums of rows, which each replica would build, convert and send again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import _tf
+from replicator.forms.rule import UNUSED, OpPlan
+from replicator.forms.sizes import Summed
+
+_LARGE = 1000  # elements of constants that are not compared
+# Their rules look at what uses them, which is not the same of twins.
+_APART = ("Mean", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+
+
+class Twins:
+    """The ops of a graph so far, by what they compute."""
+
+    def __init__(self) -> None:
+        self._first: dict[Any, tf.Operation] = {}
+        self._twins: dict[tf.Operation, tf.Operation] = {}
+
+    def enter(self, op: tf.Operation) -> tf.Operation | None:
+        """Adds an op; returns the first one that computes the same, or None."""
+        key = self._key(op)
+        first = op if key is None else self._first.setdefault(key, op)
+        if first is op:
+            return None
+        self._twins[op] = first
+        return first
+
+    def first(self, tensor: tf.Tensor) -> Any:
+        """Returns the reference of the first tensor that is the same."""
+        twin = self._twins.get(tensor.op)
+        return tensor.ref() if twin is None else twin.outputs[tensor.value_index].ref()
+
+    def _key(self, op: tf.Operation) -> Any:
+        if not op.outputs or op.control_inputs or _tf.has_state(op):
+            return None
+        if op.type in _APART:
+            return None
+        if op.type == "Const" and (op.outputs[0].shape.num_elements() or 0) > _LARGE:
+            return None
+        if any(t.dtype in (tf.resource, tf.variant) for t in op.outputs):
+            return None
+        inputs = tuple(self.first(t) for t in op.inputs)
+        return op.type, inputs, _tf.attributes_text(op)
+
+
+def can_stand_for(plan: OpPlan) -> bool:
+    """Whether the plan of an op fits all that compute the same.
+
+    What was summed to a shape keeps its axes if only Reshapes use it, which is not
+    known of others.
+    """
+    is_summed = any(isinstance(fact.numbers, Summed) for fact in plan.makes)
+    return not plan.bodies and not is_summed
+
+
+def again(twin: tf.Operation, plan: OpPlan) -> OpPlan:
+    """Returns the plan of an op that has a twin, whose outputs it takes over.
+
+    It waits for what the twin waits for.
+
+    Args:
+        twin: The twin.
+        plan: The plan of that.
+    """
+    waits = plan.build_local is None
+    return dataclasses.replace(
+        plan,
+        needs=plan.needs if waits else [UNUSED] * len(plan.needs),
+        build=lambda replica, op, inputs: [replica.value(t) for t in twin.outputs],
+        build_local=None,
+    )
