@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.forms import sizes
-from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset
+from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Sharded, Unset
 from replicator.forms.rule import AS_IS, Build, Need, OpPlan, Rule, plan, rules_of
 from replicator.forms.sizes import elements, operand
 
@@ -144,6 +144,25 @@ def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
     return plan(op, needs, made, build=None if is_known else _of_any_shape(at))
 
 
+def scatter_into(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Puts the rows of a tensor's axis 0 into a list."""
+    items, tensor = facts[0], facts[1].form
+    if isinstance(tensor, Sharded):
+        of_rows: Form = tensor.at(tensor.axis - 1) if tensor.axis else REPLICATED
+    else:
+        of_rows = tensor
+    made = with_item(items, Fact(of_rows))
+    form = made.form
+    need = form.at(form.axis + 1) if isinstance(form, Sharded) else form
+    return OpPlan([form, need, REPLICATED], [made])
+
+
+def concatenate_lists(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Puts one list behind the other."""
+    made = with_item(facts[0], facts[1])
+    return OpPlan([made.form, made.form], [made])
+
+
 def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Says something that is the same of all replicas' lists."""
     return plan(op, [AS_IS], REPLICATED)
@@ -192,7 +211,10 @@ RULES: dict[str, Rule] = {
     **rules_of("TensorListGetItem TensorListPopBack", take),
     **rules_of("TensorListStack TensorListGather", stack),
     **rules_of("TensorListConcatV2", concatenate),
-    **rules_of("TensorListFromTensor TensorListScatterV2", from_tensor),
+    **rules_of("TensorListFromTensor TensorListScatter", from_tensor),
+    **rules_of("TensorListScatterV2", from_tensor),
+    **rules_of("TensorListScatterIntoExistingList", scatter_into),
+    **rules_of("TensorListConcatLists", concatenate_lists),
     **rules_of("TensorListLength TensorListElementShape OptionalHasValue", about),
     **rules_of("TensorListResize", resize),
     **rules_of("OptionalNone", nothing),

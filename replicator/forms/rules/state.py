@@ -50,6 +50,12 @@ _GENERATORS = """
     StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform
     StatefulUniformFullInt StatefulUniformInt
     """
+_DATASETS = """
+    FilterDataset FlatMapDataset GeneratorDataset GroupByReducerDataset
+    GroupByWindowDataset InterleaveDataset MapAndBatchDataset MapDataset
+    ParallelFilterDataset ParallelInterleaveDatasetV4 ParallelMapDatasetV2
+    ReduceDataset ScanDataset TakeWhileDataset
+    """
 
 
 def read(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -166,6 +172,40 @@ def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return OpPlan([AS_IS] * len(facts), [Fact(form) for form in forms], build=build)
 
 
+def optional_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Refuses to loop over an iterator: an optional element is not communicated.
+
+    Raises:
+        UnsupportedError: Always.
+    """
+    raise errors.UnsupportedError(
+        errors.compose(
+            f"{op.name} pulls an element that may be missing, as a loop over an "
+            "iterator does: replicas cannot share it.",
+            [f"at {errors.innermost(_tf.user_frames(op))}"],
+            "loop outside of the function, or call next(iterator) in it.",
+        )
+    )
+
+
+def dataset(op: tf.Operation, facts: list[Fact], scope: Any) -> None:
+    """Refuses a function of a dataset that uses variables.
+
+    Raises:
+        UnsupportedError: It does.
+    """
+    if not any(t.dtype == tf.resource for t in op.inputs):
+        return
+    raise errors.UnsupportedError(
+        errors.compose(
+            f"{op.name} ({op.type}) calls a function that uses a variable or a table: "
+            "datasets run apart from the replicas.",
+            [f"at {errors.innermost(_tf.user_frames(op))}"],
+            "loop over the dataset outside of the function.",
+        )
+    )
+
+
 def _are_batches(outputs: Sequence[tf.Tensor]) -> list[bool]:
     """Returns which components of an element are divided among the replicas.
 
@@ -209,4 +249,6 @@ RULES: dict[str, Rule] = {
         "IteratorGetNext IteratorGetNextSync QueueDequeueManyV2 QueueDequeueUpToV2",
         pulled,
     ),
+    **rules_of("IteratorGetNextAsOptional", optional_elements),
+    **rules_of(_DATASETS, dataset),
 }

@@ -183,7 +183,11 @@ def test_law(programs: list[Any]) -> None:
         law.check(count)
 
 
-@pytest.mark.parametrize("programs", [LOOPS, BRANCHES], ids=["loops", "branches"])
+QUICK = [looped, branched]
+ALL = [pytest.param(one, marks=pytest.mark.slow) for one in (LOOPS, BRANCHES)]
+
+
+@pytest.mark.parametrize("programs", [QUICK, *ALL], ids=["some", "loops", "branches"])
 def test_second_derivatives(programs: list[Any]) -> None:
     samples = [Sample(one.__name__, twice(one), grads=False) for one in programs]
     law = laws.Law(samples, 2)

@@ -14,6 +14,7 @@ from tests.forms import laws
 from tests.forms.laws import SUM, WHOLE, Inputs, Sample
 
 raw = tf.raw_ops
+REPLICAS = [2, pytest.param(3, marks=pytest.mark.slow)]
 TABLE = np.arange(15, dtype=np.float32).reshape(5, 3) / 7
 MASK = np.array([2.0, -1.0, 0.5], np.float32)
 
@@ -143,7 +144,7 @@ def test_each_type_has_a_sample() -> None:
     assert not laws.missing(lookups.RULES, SAMPLES, "ResourceGather")
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", REPLICAS)
 def test_law(replicas: int) -> None:
     law = laws.Law(SAMPLES, replicas)
     law.check_plan()

@@ -21,6 +21,7 @@ from tests.forms import laws
 from tests.forms.laws import WHOLE, Inputs, Sample
 
 SEED = [3, 7]
+REPLICAS = [2, pytest.param(3, marks=pytest.mark.slow)]
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 INTEGERS = (tf.int32, tf.int64)
 ANY = (*INTEGERS, tf.uint32, tf.uint64)
@@ -72,7 +73,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", REPLICAS)
 def test_law_of_stateless_numbers(replicas: int) -> None:
     law = laws.Law([*STATELESS, *OTHERS], replicas)
     for rows in (7, 2, 1):

@@ -14,6 +14,7 @@ from tests.forms import laws
 from tests.forms.laws import SUM, WHOLE, Inputs, Sample
 
 raw = tf.raw_ops
+REPLICAS = [2, pytest.param(3, marks=pytest.mark.slow)]
 ROW = np.array([0.5, -1.5, 2.0], np.float32)
 
 
@@ -94,7 +95,7 @@ def test_each_type_has_a_sample() -> None:
     assert not laws.missing(shapes.RULES, SAMPLES)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", REPLICAS)
 def test_law(replicas: int) -> None:
     law = laws.Law(SAMPLES, replicas)
     law.check_plan()

@@ -11,10 +11,12 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator import errors
 from replicator.forms import engine
 from replicator.forms.rules import lookups, state
 
 raw = tf.raw_ops
+REPLICAS = [2, pytest.param(3, marks=pytest.mark.slow)]
 Handles = list[Any]
 IDS = tf.TensorSpec([None], tf.int32)
 ROWS = tf.TensorSpec([None, 2], tf.float32)
@@ -156,12 +158,13 @@ ALIKE = """
     StatefulUniformFullInt StatefulUniformInt IteratorGetNext IteratorGetNextSync
     QueueDequeueManyV2 QueueDequeueUpToV2
 """
+REFUSED = "IteratorGetNextAsOptional " + state._DATASETS
 
 
 def test_each_type_has_a_sample() -> None:
     rules = {*state.RULES, "ResourceGather"}
     assert "ResourceGather" in lookups.RULES
-    assert not rules - set(PROGRAMS) - set(ALIKE.split())
+    assert not rules - set(PROGRAMS) - set(ALIKE.split()) - set(REFUSED.split())
 
 
 def _variables() -> dict[str, list[tf.Variable]]:
@@ -185,7 +188,7 @@ def _step(variables: dict[str, list[tf.Variable]], names: Any) -> Any:
     return step
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", REPLICAS)
 def test_law(replicas: int) -> None:
     repl = replicator.Replicator([f"cpu:{k}" for k in range(replicas)])
     plain = _variables()
@@ -288,3 +291,26 @@ def test_generators_continue_as_on_one_device() -> None:
     for rows in (5, 4):
         x = np.zeros([rows, 3], np.float32)
         np.testing.assert_allclose(run(x), alone.normal([rows, 3]), 1e-6)
+
+
+def _looping(source: Any, v: tf.Variable) -> Any:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        for y in source:
+            v.assign_add(tf.reduce_sum(y))
+        return x + v
+
+    return step
+
+
+@pytest.mark.parametrize("kind", ["iterator", "dataset"])
+def test_loops_over_elements_are_refused_with_the_way_out(kind: str) -> None:
+    data = tf.data.Dataset.range(3).map(lambda n: tf.cast(n, tf.float32))
+    source = iter(data) if kind == "iterator" else data
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    with repl.context():
+        v = tf.Variable(0.0)
+    spec = tf.TensorSpec([None])
+    run = engine.WholeBatchFunction(_looping(source, v), repl, [spec])
+    says = r"(?s)test_state.py.*Fix: loop.* outside of the function"
+    with pytest.raises(errors.UnsupportedError, match=says):
+        run(np.ones(4, np.float32))
