@@ -18,7 +18,8 @@ import tensorflow as tf
 from replicator import errors
 from replicator.graph.ir import shapes
 
-_NUMBERS = (int, float, complex)
+_ARRAYS = tf.Tensor, np.ndarray, np.generic
+_NUMBERS = int, float, complex
 Specs = tuple[tf.TypeSpec, ...]
 
 
@@ -86,10 +87,10 @@ class Arguments:
         tensors = [self._tried(_tensor, leaves[k]) for k in self._indices]
         for k in self._indices:
             leaves[k] = None
-        self._structure = tf.nest.pack_sequence_as(given, leaves)
+        self._given, self._leaves = given, leaves
         self.tensors = _of_equal_sizes(tensors)
         self.numbers = [x for x in leaves if type(x) in _NUMBERS]
-        self.kind = self._kind(leaves)
+        self.kind = self._kind()
 
     def _tried(self, function: Callable[[Any], Any], what: Any) -> Any:
         try:
@@ -103,10 +104,10 @@ class Arguments:
                 )
             ) from error
 
-    def _kind(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        structure = repr(tf.nest.map_structure(lambda _: 0, self._structure))
-        others = tuple((type(x), x) for x in leaves)
-        kinds = tuple((type(t), t.dtype, t.shape.rank) for t in self.tensors)
+    def _kind(self) -> tuple[Any, ...]:
+        structure = repr(tf.nest.map_structure(lambda _: 0, self._given))
+        others = tuple([(type(x), x) for x in self._leaves])
+        kinds = tuple([(type(t), t.dtype, t.shape.rank) for t in self.tensors])
         try:
             hash(others)
         except TypeError:
@@ -114,7 +115,7 @@ class Arguments:
                 errors.compose(
                     f"{self._name} was given arguments that are neither arrays nor "
                     "hashable: "
-                    + ", ".join(errors.shown(x) for x in leaves if not _hashes(x))
+                    + ", ".join(errors.shown(x) for x in self._leaves if not _hashes(x))
                     + ".",
                     fix="pass arrays, tensors, numbers and strings; refer to other "
                     "objects inside the function.",
@@ -136,7 +137,7 @@ class Arguments:
     @property
     def shapes(self) -> Hashable:
         """All that is known of the tensors but for their kinds and numbers of rows."""
-        return tuple((shapes.static(t) or ())[1:] for t in self.tensors)
+        return tuple([(shapes.static(t) or ())[1:] for t in self.tensors])
 
     @property
     def specs(self) -> Specs:
@@ -146,6 +147,8 @@ class Arguments:
     @property
     def flat(self) -> list[tf.Tensor]:
         """The tensors that the tensors consist of."""
+        if all(isinstance(t, tf.Tensor) for t in self.tensors):
+            return self.tensors
         return list(tf.nest.flatten(self.tensors, expand_composites=True))
 
     @property
@@ -162,7 +165,8 @@ class Arguments:
 
     def signature(self, specs: Specs) -> Signature:
         """Returns the signature of a trace for such arguments, of these specs."""
-        return Signature(self._structure, self._indices, specs)
+        structure = tf.nest.pack_sequence_as(self._given, self._leaves)
+        return Signature(structure, self._indices, specs)
 
 
 def is_batch(tensor: Any) -> bool:
@@ -172,14 +176,18 @@ def is_batch(tensor: Any) -> bool:
 
 
 def _is_array(leaf: Any) -> bool:
+    if type(leaf) in _NUMBERS:
+        return False
+    if isinstance(leaf, _ARRAYS):
+        return True
     is_variable = isinstance(leaf, tf.Variable)  # which is a constant of a trace
-    return isinstance(leaf, np.ndarray | np.generic | tf.Tensor) or (
-        tf.is_tensor(leaf) and not is_variable
-    )
+    return tf.is_tensor(leaf) and not is_variable
 
 
 def _tensor(leaf: Any) -> Any:
-    is_composite = tf.is_tensor(leaf) and not isinstance(leaf, tf.Tensor)
+    if isinstance(leaf, tf.Tensor):
+        return leaf
+    is_composite = not isinstance(leaf, _ARRAYS)
     return leaf if is_composite else tf.convert_to_tensor(leaf)
 
 

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import _tf, deprecation, errors
 from replicator.autodist import flows, losses, marked, replicas
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.program import Program
@@ -199,10 +198,13 @@ class AutoDist:
     ) -> DistributedFunction | Callable[[Callable[..., Any]], DistributedFunction]:
         """Returns a function that runs on all replicas, each with a part of the batch.
 
-        Array and tensor arguments are split along their first axis; scalars go to every
-        replica. Results with a row for each example are concatenated, sums over the
-        examples are added up, and means and extrema are those of the whole batch.
-        Losses, too, may be means or sums; the ops that compute them tell which.
+        It computes what one device computes of the whole batch. Array and tensor
+        arguments are split along their first axis; scalars, sparse and ragged tensors
+        go to every replica. An op that needs the whole batch gathers it.
+
+        The function is traced once for batches of all sizes and sequences of all
+        lengths. Variables that it makes at its first call are replicated. Python
+        numbers and other values are constants of a trace, as in a tf.function.
 
         Example:
             >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
@@ -220,15 +222,21 @@ class AutoDist:
         Args:
             function: Takes arrays, tensors and any comparable values; with None, a
                 decorator is returned.
-            loss: Whether losses are a "mean" or a "sum" over the examples, where their
-                ops do not tell: a conditional on the examples, or a Python function.
+            loss: Deprecated, and changes nothing: "mean" or "sum".
 
         Raises:
             ArgumentError: `function` is not callable, or `loss` is neither.
         """
         _check_loss(loss)
+        if loss is not None:
+            deprecation.warn(
+                "loss= of AutoDist.function",
+                since="0.1",
+                removed_in="0.3",
+                use="no argument: every loss is that of one device",
+            )
         if function is None:
-            return functools.partial(self.function, loss=loss)
+            return cast(Any, self.function)
         if not callable(function):
             raise errors.ArgumentError(
                 errors.compose(

@@ -2,8 +2,7 @@
 """Finds ops that pull elements from an iterator or a queue that replicas share.
 
 In a session, such elements are dealt to the replicas, wherever they are pulled: by the
-graph itself, or by a conditional or a function. A function of AutoDist has arguments
-instead, and is refused if it pulls elements: each replica would pull one of its own.
+graph itself, or by a conditional or a function.
 """
 
 from __future__ import annotations
@@ -81,33 +80,6 @@ def examples_of(source: tf.Operation, num_replicas: int) -> int | None:
                 )
             )
     return None
-
-
-def refuse(name: str, ops: Sequence[tf.Operation]) -> None:
-    """Raises UnsupportedError if a function pulls elements from outside.
-
-    Args:
-        name: The function's name.
-        ops: The ops that it has built for a replica.
-    """
-    own = set(ops)
-
-    def is_outside(tensor: tf.Tensor) -> bool:
-        source = _source(tensor)
-        return source not in own or source.type == "Placeholder"  # a capture
-
-    op = _first(ops, is_outside)
-    if op is not None:
-        raise errors.UnsupportedError(
-            errors.compose(
-                f"{name}, a function of AutoDist, pulls an element ({op.type}) from an "
-                "iterator or a queue that was made outside of it: each replica would "
-                "pull one of its own, where one device pulls only one.",
-                [f"at {errors.line_of(op)}"],
-                "pull the element outside, and pass it as an argument, whose examples "
-                f"are split over the replicas: {name}(*next(iterator)).",
-            )
-        )
 
 
 def _first(ops: Sequence[tf.Operation], is_outside: _Test) -> tf.Operation | None:

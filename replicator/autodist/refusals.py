@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from replicator import errors
-from replicator.autodist.kinds import Kind, Value
 
 
 def of_user(error: errors.ReplicatorError, scope: str) -> errors.ReplicatorError:
@@ -61,23 +60,6 @@ def no_whole(variable: str, line: str, said: str) -> errors.ReplicatorError:
             [f"at {line}"],
             "assign a value that does not depend on the examples, or that is computed "
             "from means, sums, maxima and minima over them.",
-        )
-    )
-
-
-def argument(name: str, line: str, value: Value) -> errors.ReplicatorError:
-    """Returns the error for an argument of a function that takes gradients."""
-    said = (
-        "computed from other examples, too" if value.kind is Kind.ROWS else value.said
-    )
-    return errors.UnsupportedError(
-        errors.compose(
-            f"a tf.function that takes gradients is given {name}, which neither has a "
-            "row for each example, in their order, nor is the same on all replicas: it "
-            f"is {said}.",
-            [f"at {line}"],
-            "compute it in that function; or remove its tf.function, as a function of "
-            "AutoDist is one already.",
         )
     )
 

@@ -224,7 +224,8 @@ def test_what_a_loss_is_can_be_said():
         return tf.ensure_shape(total, [])
 
     expected = _root(helpers.make(1), lambda rows: tf.reduce_sum(rows))
-    actual = _root(helpers.make(3), make, loss="sum")
+    with pytest.warns(DeprecationWarning, match=r"loss= of AutoDist\.function"):
+        actual = _root(helpers.make(3), make, loss="sum")
     np.testing.assert_allclose(actual, expected, rtol=1e-4)
     for function in (
         lambda autodist: autodist.function(loss="some"),
@@ -238,21 +239,17 @@ def _first(rows, x, w):
     return tf.reduce_mean(rows)
 
 
-def test_batch_normalization_is_said_to_be_of_each_replica(monkeypatch):
-    messages = []
-    monkeypatch.setattr(logging, "warning", lambda text, *a: messages.append(text % a))
-    for _ in range(2):
-        _root(
-            helpers.make(2),
-            lambda rows: tf.reduce_sum((rows - tf.reduce_mean(rows, 0)) ** 2),
-        )
-    # Each program says so, and where.
-    texts = [text for text in messages if "as batch normalization does" in text]
-    assert texts and all("test_losses.py" in text for text in texts)
-    messages.clear()
-    _root(helpers.make(2), lambda rows: tf.reduce_sum(tf.nn.softmax(rows)))
-    _root(helpers.make(1), lambda rows: rows - tf.reduce_mean(rows, 0))
-    assert not messages
+@pytest.mark.parametrize("name", ["normalized", "softmax"])
+def test_batches_are_normalized_as_a_whole_in_functions(name, monkeypatch):
+    monkeypatch.setattr(logging, "warning", pytest.fail)
+
+    def make(rows):
+        if name == "softmax":
+            return tf.reduce_sum(tf.nn.softmax(rows) ** 2)
+        return tf.reduce_sum((rows - tf.reduce_mean(rows, 0)) ** 2)
+
+    actual = _root(helpers.make(2), make)
+    np.testing.assert_allclose(actual, _root(helpers.make(1), make), rtol=1e-4)
 
 
 # With tapes that differentiate another tape's gradients.

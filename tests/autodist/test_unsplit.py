@@ -54,14 +54,12 @@ def _function(autodist: Any) -> Any:
 
 
 @pytest.mark.parametrize("num_replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_functions_compute_it_and_say_so_once_for_a_trace(
+def test_functions_compute_it_without_a_word(
     num_replicas: int, said: list[str]
 ) -> None:
     actual = _function(helpers.make(num_replicas, "sharded"))
     helpers.assert_equal(actual, _function(None))
-    texts = [text for text in said if "is not split" in text]
-    assert texts and all("function step" in text for text in texts)
-    assert all(f"{__name__.rpartition('.')[2]}.py:" in text for text in texts)
+    assert not [text for text in said if "is not split" in text]
 
 
 def _session(autodist: Any) -> Any:

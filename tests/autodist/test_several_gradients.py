@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.autodist import weighting
-from replicator.autodist.kinds import SAME
 from tests.autodist import helpers
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2) / 3
@@ -70,22 +68,6 @@ def test_gradients_of_one_loss_may_be_taken_several_times(take):
     expected = _trained(take, tf.init_scope(), tf.function)
     for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_what_is_no_number_counts_for_nothing_where_there_is_nothing(sparse):
-    values = tf.constant([np.nan, 1.0])
-    gradient = tf.IndexedSlices(values, tf.range(2), [2]) if sparse else values
-    for weight, expected in ((0.0, [0.0, 0.0]), (0.5, [np.nan, 1.0])):
-        known = weighting.make(None, SAME, tf.constant(weight), True, False)
-        kept = weighting.guarded(gradient, known)
-        np.testing.assert_array_equal(kept.values if sparse else kept, expected)
-
-
-def test_nothing_is_guarded_where_every_replica_has_an_example():
-    gradient = tf.constant([np.nan, 1.0])
-    known = weighting.make(None, SAME, tf.constant(0.5), True, True)
-    assert weighting.guarded(gradient, known) is gradient
 
 
 @pytest.mark.parametrize("sizes", [(4, 1, 3, 2), (1, 4), (2, 1, 2)])
