@@ -151,7 +151,7 @@ class Law:
         results = {}
         for k, sample in enumerate(self._samples):
             with tf.name_scope(f"sample_{k}"):
-                made, inputs = _made(sample, given)
+                made, inputs = _made(sample, given, k)
                 self._names[k] = _last(f"sample_{k}/", sample.type)
                 grads = _gradients(made, inputs) if sample.grads else []
                 results[f"{k} {sample.type}"] = [*made, *grads]
@@ -183,14 +183,18 @@ class Law:
 
 
 def _made(
-    sample: Sample, given: dict[str, tf.Tensor]
+    sample: Sample, given: dict[str, tf.Tensor], k: int
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns the outputs of a sample, and its inputs."""
+    """Returns the outputs of the k-th sample, and its inputs."""
     used: dict[str, tf.Tensor] = {}
 
     def get(key: str, shape: tuple[int, ...]) -> tf.Tensor:
-        # A copy per sample, so that gradients are of its op alone.
-        return used.setdefault(key, tf.identity(given[key]))
+        if key not in used:
+            # A copy per sample, so that gradients are of its op alone, and of other
+            # values, as ops of equal inputs are built once.
+            x = tf.identity(given[key])
+            used[key] = x * (1 - 1e-4 * k) if x.dtype in _DIFFERENTIABLE else x
+        return used[key]
 
     return tf.nest.flatten(sample.make(Inputs(get))), list(used.values())
 

@@ -174,7 +174,7 @@ SUMS = [
     Sample("Mul", lambda v: raw.Mul(x=total(v.x), y=total(v.y)), WHOLE),
     Sample("RealDiv", lambda v: raw.RealDiv(x=total(v.x), y=ROW), SUM),
     Sample("RealDiv", lambda v: raw.RealDiv(x=ROW, y=total(v.x)), WHOLE),
-    Sample("Div", lambda v: raw.Div(x=total(v.i), y=[2, 2, 2]), WHOLE),
+    Sample("Div", lambda v: raw.Div(x=total(v.j), y=[2, 2, 2]), WHOLE),
     Sample("DivNoNan", lambda v: raw.DivNoNan(x=total(v.x), y=[1.0, 0.0, 2.0]), SUM),
     Sample("MulNoNan", lambda v: raw.MulNoNan(x=total(v.x), y=ROW), SUM),
     Sample("AddV2", lambda v: raw.AddV2(x=total(v.x), y=1.5), SUM),
@@ -189,7 +189,7 @@ SUMS = [
     ),
     Sample("Cast", lambda v: raw.Cast(x=total(v.x), DstT=tf.float64), SUM),
     Sample("Cast", lambda v: raw.Cast(x=total(v.x), DstT=tf.float16), WHOLE),
-    Sample("Cast", lambda v: raw.Cast(x=total(v.i), DstT=tf.float32), WHOLE),
+    Sample("Cast", lambda v: raw.Cast(x=total(v("i", 2)), DstT=tf.float32), WHOLE),
     Sample("Square", lambda v: raw.Square(x=total(v.x)), WHOLE),
     Sample(
         "CheckNumerics",
@@ -257,3 +257,29 @@ def test_the_range_that_is_rounded_to_is_that_of_all() -> None:
     run = engine.WholeBatchFunction(step, repl, [tf.TensorSpec([None])])
     x = np.array([0.1, 0.2, 0.33, 7.0], np.float32)
     np.testing.assert_allclose(run(x), step(x))
+
+
+def test_assertions_are_of_the_whole_batch() -> None:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        tf.debugging.assert_greater(tf.reduce_sum(x), 3.0)
+        tf.debugging.assert_positive(x)
+        return tf.identity(x)
+
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    run = engine.WholeBatchFunction(step, repl, [tf.TensorSpec([None])])
+    run(np.ones([4], np.float32))  # each replica's sum is 2
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        run(np.array([4.0, 1.0, 1.0, -1.0], np.float32))
+
+
+def test_rows_that_broadcast_on_one_device_are_not_lost() -> None:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return x + np.arange(5, dtype=np.float32)
+
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    spec = tf.TensorSpec([None])
+    run = engine.WholeBatchFunction(step, repl, [spec], empty=True)
+    x = np.ones([5], np.float32)
+    np.testing.assert_array_equal(run(x), step(x))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        run(x[:1])
