@@ -69,21 +69,8 @@ def reduced(p: Builder) -> Made:
     classes = tf.cast(p.given["i"] % 3, tf.int32)
     counts = tf.math.unsorted_segment_sum(tf.ones_like(y), classes, 3)
     options: list[Any] = [
-        lambda: tf.nn.compute_average_loss(
-            each, sample_weight=weights, global_batch_size=p.n
-        ),
         lambda: tf.reduce_sum(each * weights) / tf.reduce_sum(weights),
         lambda: tf.reduce_sum(each * some) / tf.maximum(tf.reduce_sum(some), 1),
-        lambda: losses.compute_weighted_loss(each, weights),
-        lambda: losses.compute_weighted_loss(each, some, reduction=kinds.MEAN),
-        lambda: losses.compute_weighted_loss(
-            each, some, reduction=kinds.SUM_OVER_BATCH_SIZE
-        ),
-        lambda: losses.compute_weighted_loss(each, some, reduction=kinds.SUM),
-        lambda: losses.mean_squared_error(tf.sin(y), each, some),
-        lambda: losses.mean_pairwise_squared_error(
-            p.given["x"], tf.tanh(p.given["x"] * each[:, None])
-        ),
         lambda: tf.reduce_mean(each / tf.gather(counts, classes)),
         lambda: tf.reduce_sum(each * tf.nn.softmax(y)),
         lambda: tf.reduce_mean(each) / tf.reduce_mean(some + 0.1),
@@ -106,6 +93,19 @@ def reduced(p: Builder) -> Made:
     ]
     if not p.is_exact:  # these compute in float32
         options += [
+            lambda: tf.nn.compute_average_loss(
+                each, sample_weight=weights, global_batch_size=p.n
+            ),
+            lambda: losses.compute_weighted_loss(each, weights),
+            lambda: losses.compute_weighted_loss(each, some, reduction=kinds.MEAN),
+            lambda: losses.compute_weighted_loss(
+                each, some, reduction=kinds.SUM_OVER_BATCH_SIZE
+            ),
+            lambda: losses.compute_weighted_loss(each, some, reduction=kinds.SUM),
+            lambda: losses.mean_squared_error(tf.sin(y), each, some),
+            lambda: losses.mean_pairwise_squared_error(
+                p.given["x"], tf.tanh(p.given["x"] * each[:, None])
+            ),
             lambda: tf.keras.losses.MeanSquaredError()(y, each),
             lambda: tf.keras.losses.Huber(reduction="sum")(
                 y[:, None], each[:, None], weights
