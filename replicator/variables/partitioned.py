@@ -293,5 +293,9 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
             part.load(part_value, session)
 
 
+# Legacy Keras goes by this name: it takes such a variable for a list of its parts.
+PartitionedVariable.__name__ = "VariableInParts"
+
+
 class _Written(seen_as_one.Written, PartitionedVariable):
     """A PartitionedVariable as an assignment returns it."""

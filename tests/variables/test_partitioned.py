@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import replicator
+from replicator import strategy
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.placement import Mirrored, Owned
 from tests.variables import parted
@@ -515,3 +517,15 @@ def test_any_parts_anywhere_train_as_one_device_does(seed: int) -> None:
     repl = parted.replicas(count, parted.As(parted.chosen(axis, sizes, placements)))
     expected = trained(parted.one_device())
     np.testing.assert_allclose(trained(repl), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_of_legacy_keras_keep_the_variable_and_not_its_rows():
+    repl = replicator.Replicator(["CPU:0", "CPU:1"], strategy=strategy.PartitionedPS())
+    with repl.context():
+        layer = tf_keras.layers.Dense(2)
+        layer.build([None, 4])
+    assert isinstance(layer.kernel, PartitionedVariable)
+    assert list(map(id, layer.trainable_variables)) == [
+        id(layer.kernel),
+        id(layer.bias),
+    ]
