@@ -2,7 +2,8 @@
 """Rules of random numbers.
 
 Of ops with state (tf.random.normal), each replica draws its own part of something that
-is sharded: numbers of the same law as on one device, but not the same ones. What is of
+is sharded: numbers of the same law as on one device, but not the same ones. The library
+gives each replica's ops seeds of their own (graph/passes/random.py). What is of
 replicated shape is drawn once, on replica 0, for all.
 
 Stateless ops (tf.random.stateless_uniform, the dropout of Keras) are functions of
@@ -38,17 +39,13 @@ def _once(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tens
     return replica.once(op, inputs)
 
 
-def _drawn(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
-    return replica.drawn(op, inputs)
-
-
 def of_shape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Numbers of one law, of a shape: of the rows of something sharded, or of none."""
     made = of_sizes(elements(op.inputs[0], facts[0]))
     if made is None:
         return replicated(op, build=_once)
     needs: list[Need] = [LOCAL, *[REPLICATED] * (len(op.inputs) - 1)]
-    return plan(op, needs, made, build=_drawn)
+    return plan(op, needs, made)
 
 
 def of_parameters(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -57,7 +54,7 @@ def of_parameters(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     if not isinstance(form, Sharded) or count is None:
         return replicated(op, build=_once)
     made = form.at(form.axis + count)
-    return plan(op, [REPLICATED, form], made, build=_drawn)
+    return plan(op, [REPLICATED, form], made)
 
 
 def of_logits(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -65,7 +62,7 @@ def of_logits(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     form = facts[0].form
     if not isinstance(form, Sharded) or form.axis != 0:
         return replicated(op, build=_once)
-    return plan(op, [form, REPLICATED], form, build=_drawn)
+    return plan(op, [form, REPLICATED], form)
 
 
 def stateless(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
