@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -39,7 +39,7 @@ _REDUCTIONS = {
     "any": "logical_or",
     "all": "logical_and",
 }
-Number = int | tf.Tensor
+Number: TypeAlias = Any  # an int, or an int32 scalar
 
 
 @contextlib.contextmanager
@@ -62,10 +62,9 @@ class _Rows:
     is_dealt: bool = False
 
     def in_their_graph(self) -> contextlib.AbstractContextManager[None]:
-        known = self.total if self.own is None else self.own
-        return (
-            in_graph(known.graph) if tf.is_tensor(known) else contextlib.nullcontext()
-        )
+        known: Any = self.total if self.own is None else self.own
+        is_tensor = tf.is_tensor(known)
+        return in_graph(known.graph) if is_tensor else contextlib.nullcontext()
 
 
 class Conversions:
@@ -212,17 +211,15 @@ class Conversions:
                 )
             )
         if have == REPLICATED:
-            return (
-                self._part(x, want)
-                if isinstance(want, Sharded)
-                else self._kept(x, want)
-            )
+            if isinstance(want, Sharded):
+                return self._part(x, want)
+            return self._kept(x, want) if isinstance(want, Partial) else x
         if want != REPLICATED:
             whole = self.convert(x, have, REPLICATED)
             return self.convert(whole, REPLICATED, want)
-        if isinstance(have, Sharded):
-            return self.gathered([x], have)[0]
-        return self.sums([x], have.how)[0]
+        if isinstance(have, Partial):
+            return self.sums([x], have.how)[0]
+        return self.gathered([x], have)[0] if isinstance(have, Sharded) else x
 
     def sums(self, xs: Sequence[Any], how: str = "sum") -> list[tf.Tensor]:
         """Returns what tensors of all replicas add up to, by one all_reduce.
@@ -266,8 +263,10 @@ class Conversions:
         """Returns this replica's rows of something that it has as a whole."""
         axis, layout, outer, inner = form.axis, form.layout, form.outer, form.inner
         total, first = self.rows(layout), self.offset(layout)
-        if form.factor is not None:  # fails if there is another number of rows
-            x = _broadcast(x, axis, total * form.factor)
+        if form.factor is not None:
+            size = total * form.factor
+            is_one = x.shape[axis] in (None, 1)
+            x = _broadcast(x, axis, size) if is_one else _checked(x, axis, size)
         length = tf.shape(x)[axis]
         if inner is None:
             inner = length // tf.maximum(total * outer, 1)
@@ -285,6 +284,14 @@ def _broadcast(x: tf.Tensor, axis: int, size: Number) -> tf.Tensor:
     """Repeats something of one row, which is used along with the rows of a batch."""
     shape = tf.tensor_scatter_nd_update(tf.shape(x), [[axis]], [size])
     return tf.broadcast_to(x, shape)
+
+
+def _checked(x: tf.Tensor, axis: int, size: Number) -> tf.Tensor:
+    """Fails if the axis has another size: parts of it would be other rows, or none."""
+    message = f"Axis {axis} of {x.shape} is used along with the rows of a batch"
+    check = tf.debugging.assert_equal(size, x.shape[axis], message)
+    with tf.control_dependencies([check]):
+        return tf.identity(x)
 
 
 def resized(

@@ -201,7 +201,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "GatherV2": lambda op, x, ids, axis: np.take(x, ids.astype(int), int(axis)),
     "Transpose": lambda op, x, order: np.transpose(x, [int(o) for o in order]),
     "InvertPermutation": lambda op, x: np.argsort(x.astype(int)).astype(object),
-    "ReverseV2": lambda op, x, axes: np.flip(x, [int(a) for a in axes]),
+    "ReverseV2": lambda op, x, axes: np.flip(x, tuple(map(int, axes))),
     "Prod": _folded(np.multiply),
     "Sum": _folded(np.add),
     **dict.fromkeys(("AddV2", "Add"), lambda op, a, b: a + b),

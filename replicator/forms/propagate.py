@@ -241,25 +241,20 @@ def _of_numbers(op: tf.Operation, numbers: Sequence[Any]) -> OpPlan:
 
 def _kept_rows(op: tf.Operation, facts: list[Fact], plan: OpPlan) -> Fact | None:
     """Returns what is known of numbers of rows that an op only moves."""
-    (rows, columns, form), made = _about_rows(facts[0]), plan.makes[0].form
-    both = isinstance(made, Sharded) and isinstance(form, Sharded)
-    if rows is None or not both or made.layout is not form.layout:
+    rows, columns, form = facts[0].rows, facts[0].columns, facts[0].form
+    made = plan.makes[0].form
+    if rows is None or not isinstance(made, Sharded) or not isinstance(form, Sharded):
+        return None
+    if made.layout is not form.layout:
         return None
     if op.type == "Pack":
         rank = op.outputs[0].shape.rank
         is_last = rank is not None and op.get_attr("axis") in (-1, rank - 1)
-        return (
-            Fact(made, rows=rows, columns=len(facts))
-            if is_last and not columns
-            else None
-        )
+        is_pair = is_last and not columns
+        return Fact(made, rows=rows, columns=len(facts)) if is_pair else None
     if columns and op.type in ("Squeeze", "ExpandDims", "Reshape"):
         return None
     return Fact(made, rows=rows, columns=columns)
-
-
-def _about_rows(fact: Fact) -> tuple[Any, int, Any]:
-    return fact.rows, fact.columns, fact.form
 
 
 def _same(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:

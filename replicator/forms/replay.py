@@ -28,7 +28,7 @@ from replicator.forms.forms import (
     equal,
 )
 from replicator.forms.propagate import GraphPlan, has_effect
-from replicator.forms.rule import AS_IS, LOCAL, UNUSED, Need, OpPlan
+from replicator.forms.rule import LOCAL, UNUSED, Need, OpPlan, Version
 from replicator.primitives import base
 from replicator.variables import whole_values
 
@@ -74,15 +74,15 @@ class Value:
 
     def taken(self, need: Need) -> Any:
         """Returns what an op takes that needs it so."""
+        if not isinstance(need, Version):
+            return self.copy(need)
         if need == UNUSED:
             return None
         has_local = self.local is not None
-        if need == AS_IS:
-            is_local = has_local and self.fact.form == REPLICATED
-            return self.local if is_local else self.copy()
         if need == LOCAL:
             return self.local if has_local else self.copy(REPLICATED)
-        return self.copy(need)
+        is_local = has_local and self.fact.form == REPLICATED
+        return self.local if is_local else self.copy()
 
     def waits_for(self, need: Need) -> bool:
         """Whether a communication that others can join comes before what needs it."""
@@ -174,7 +174,7 @@ class Replica(Conversions):
         """Makes values replicated, by one call for all of the same form."""
         by_form: dict[Any, list[Value]] = {}
         for value in awaited:
-            form = value.fact.form
+            form: Any = value.fact.form
             key = form.how if isinstance(form, Partial) else form.axis
             by_form.setdefault(key, []).append(value)
         for key, values in by_form.items():
@@ -187,7 +187,8 @@ class Replica(Conversions):
                 elif isinstance(key, str):
                     results = self.sums(own, key)
                 else:
-                    results = self.gathered(own, values[0].fact.form)
+                    form = values[0].fact.form
+                    results = self.gathered(own, form)
             for value, result in zip(values, results, strict=True):
                 value.keep(REPLICATED, result)
 
