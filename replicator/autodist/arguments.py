@@ -106,7 +106,7 @@ class Arguments:
 
     def _kind(self) -> tuple[Any, ...]:
         structure = repr(tf.nest.map_structure(lambda _: 0, self._given))
-        others = tuple([(type(x), x) for x in self._leaves])
+        others = tuple([(type(x), _hashed(x)) for x in self._leaves])
         kinds = tuple([(type(t), t.dtype, t.shape.rank) for t in self.tensors])
         try:
             hash(others)
@@ -205,6 +205,11 @@ def _spec(tensor: Any) -> tf.TypeSpec:
             shapes.with_rows(spec.shape) if rank else spec.shape, spec.dtype
         )
     return spec
+
+
+def _hashed(value: Any) -> Any:
+    """Returns what stands for a value in a key: variables are compared as objects."""
+    return value.ref() if isinstance(value, tf.Variable) else value
 
 
 def _hashes(value: Any) -> bool:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.costs import cost
-from replicator.forms import homes, updates
+from replicator.forms import homes, told, updates
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, Scope
 from replicator.forms.replay import Replica, Value
@@ -91,7 +91,7 @@ class WholeBatchFunction:
         self._captured = self._traced.captured
         name = "a program for whole batches"
         self._totals = Totals(name, self._traced.compressions)
-        self.memory = self._totals.memory
+        self.memory, self._warns = self._totals.memory, True
 
     @property
     def lock(self) -> Any:
@@ -169,7 +169,15 @@ class WholeBatchFunction:
 
         traced = _tf.trace(build, ordering.order_as_created, alone=False)
         run = _tf.prepare_call(traced, cost.share_memory(self._repl.devices))
-        return lambda: _tf.pack_results(traced, run())
+
+        def call() -> Any:
+            try:
+                return _tf.pack_results(traced, run())
+            except tf.errors.OpError as error:
+                told.note_lines(error, traced.graph)
+                raise
+
+        return call
 
     def add(self, which: Pattern, tensors: Sequence[tf.Tensor]) -> Any:
         """Adds the replicas' steps to the function that is being traced.
@@ -182,7 +190,8 @@ class WholeBatchFunction:
             What the function returns for them.
         """
         plan, layouts = self.plan(which)
-        sums, forms = self._sums(plan), []
+        self._warn(plan, which, tensors)
+        sums, forms = self._sums(plan), list[Form]()
         # If other processes have some of the results, they are joined in the step.
         is_shared = self._repl._settings.peers is not None
 
@@ -207,6 +216,17 @@ class WholeBatchFunction:
         )
         joined = [_joined(x, form) for x, form in zip(results, forms, strict=True)]
         return self._packed(joined)
+
+    def _warn(
+        self, plan: GraphPlan, which: Pattern, tensors: Sequence[tf.Tensor]
+    ) -> None:
+        """Warns once of what costs much, if it is known how long batches are."""
+        current = self._arguments.tensors or tensors
+        batches = [x for x, k in zip(current, which, strict=True) if k is not None]
+        rows = batches[0].shape[0] if batches else None
+        if self._warns and rows is not None:
+            self._warns = False
+            told.warn_of_gathers(plan, rows)
 
     def _sums(self, plan: GraphPlan) -> homes.Sums:
         captured = self._captured

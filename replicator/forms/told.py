@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users are told of a program: gathers that cost much, lines of errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from replicator import errors
+from replicator.forms.forms import REPLICATED, Partial, Sharded
+from replicator.forms.propagate import GraphPlan
+
+_SHARE = 0.1  # of what a step sends, which a gather may take unsaid
+_FEW = 2**20  # bytes, of which nothing is said either
+_NODE = re.compile(r"node ([\w./-]+)")
+
+
+def warn_of_gathers(plan: GraphPlan, rows: int) -> None:
+    """Warns of the largest gather, if it takes a large part of what a step sends.
+
+    Args:
+        plan: The plan of a function.
+        rows: The number of rows of a batch.
+    """
+    sent = dict(_sent(plan, rows))
+    gathers = {t: n for t, n in sent.items() if isinstance(t[1], Sharded)}
+    if not gathers:
+        return
+    (tensor, _, op), size = max(gathers.items(), key=lambda item: item[1])
+    if size < max(_FEW, _SHARE * sum(sent.values())):
+        return
+    text = errors.compose(
+        f"{op.type} takes the whole batch of {tensor.deref().op.type}, about "
+        f"{size / 2**20:.1f} MiB: replicas gather it in each step, and each computes "
+        "the same.",
+        [f"at {errors.line_of(op)}"],
+        "nothing, if it is meant: the values are those of one device. To be faster, "
+        "compute of each row by itself, or of fewer values.",
+    )
+    logging.warning("%s", text)
+
+
+def _sent(plan: GraphPlan, rows: int) -> Iterator[tuple[Any, int]]:
+    """Yields what replicas tell each other: tensors, forms, first users; and bytes."""
+    seen: set[Any] = set()
+    for op, its in plan.plans.items():
+        for tensor, need in zip(op.inputs, its.needs, strict=True):
+            form, key = plan.fact(tensor).form, tensor.ref()
+            is_sent = need == REPLICATED and isinstance(form, Sharded | Partial)
+            if is_sent and key not in seen:
+                seen.add(key)
+                yield (key, form, op), _bytes(tensor, rows)
+        for body in its.bodies:
+            yield from _sent(body, rows)
+
+
+def _bytes(tensor: tf.Tensor, rows: int) -> int:
+    if tensor.shape.rank is None:
+        return 0
+    count = 1
+    for size in tensor.shape:
+        count *= rows if size is None else size
+    return int(count * tensor.dtype.size)
+
+
+def note_lines(error: Exception, graph: Any) -> None:
+    """Adds the user's lines to an error of a step that runs.
+
+    TensorFlow knows only where the replicas' ops were built: not by the user.
+
+    Args:
+        error: The error.
+        graph: The graph of the step.
+    """
+    found = [_line(graph, name) for name in _NODE.findall(str(error))]
+    for line in dict.fromkeys(line for line in found if line):
+        error.add_note(f"at {line}")
+
+
+def _line(graph: Any, name: str) -> str:
+    """Returns the line of an op, or of what calls the function that it is in."""
+    while name:
+        try:
+            return errors.line_of(graph.get_operation_by_name(name))
+        except (KeyError, ValueError):
+            name = name.rpartition("/")[0]
+    return ""

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users are told of gathers that cost much, and of nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from tests.autodist import helpers
+
+ROWS = np.ones([200_000, 3], np.float32)
+
+
+@pytest.mark.parametrize("rows, expected", [(200_000, 1), (1_000, 0)])
+def test_a_costly_gather_is_said_once_with_its_line(rows, expected, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *own: said.append(text % own))
+
+    @helpers.make(2).function
+    def median(x):
+        return tf.sort(x * 2.0, 0)[tf.shape(x)[0] // 2, 0]
+
+    for n in (rows, rows - 1, 1):
+        assert float(median(ROWS[:n])) == 2
+    assert len(said) == expected
+    assert all("2.3 MiB" in text and "test_told.py:" in text for text in said)
+
+
+def test_what_is_summed_is_not_said(monkeypatch):
+    monkeypatch.setattr(logging, "warning", pytest.fail)
+    mean = helpers.make(2).function(lambda x: (tf.reduce_mean(x), x * 2))
+    assert float(mean(ROWS)[0]) == 1
