@@ -63,10 +63,10 @@ def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         return reduction(op, facts, scope)
     if form.axis not in along:
         return reduction(op, facts, scope)
-    build = functools.partial(_mean, along=along, form=form)
     if op is pair[1]:
-        of_mean = pair[0].outputs[0]
-        build = functools.partial(_variance, mean=of_mean, along=along, form=form)
+        build = functools.partial(_variance, mean=pair[0].outputs[0])
+        return plan(op, [UNUSED, UNUSED], REPLICATED, build=build)
+    build = functools.partial(_mean, along=along, form=form)
     return plan(op, [form, UNUSED], REPLICATED, build=build)
 
 
@@ -117,20 +117,10 @@ def _mean(
 
 
 def _variance(
-    replica: Any,
-    op: tf.Operation,
-    inputs: _Tensors,
-    mean: tf.Tensor,
-    along: list[int],
-    form: Sharded,
+    replica: Any, op: tf.Operation, inputs: _Tensors, mean: tf.Tensor
 ) -> _Tensors:
-    outputs = replica.value(mean).copy().op.outputs
-    if len(outputs) == 2:
-        return outputs[1:]
-    # An equal op of the graph stands for that of the mean, and knew of no variance.
-    count = elements_per_result(replica, inputs[0], form, along)
-    own = tf.reduce_sum(inputs[0], along, True) / tf.cast(count, inputs[0].dtype)
-    return [replica.convert(own, Partial(), REPLICATED)]
+    # No other op stands for that of the mean: see twins.py.
+    return [replica.value(mean).copy().op.outputs[1]]
 
 
 def moments(
