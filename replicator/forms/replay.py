@@ -319,14 +319,6 @@ class Replica(Conversions):
             x.set_shape(output.shape)
         return made
 
-    def drawn(self, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        """Adds a random op, whose numbers are others than those of other replicas."""
-        seeds = {name: op.get_attr(name) for name in ("seed", "seed2")}
-        if not any(seeds.values()):
-            return self.stamp(op, inputs)
-        more = 7919 * self._context.replica_id
-        return self.stamp(op, inputs, seed2=seeds["seed2"] + more)
-
     def _controls(self, op: tf.Operation) -> list[tf.Operation]:
         """Returns what runs before an op."""
         if not self._before and not op.control_inputs:

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops on variables write what one device writes, wherever the variables are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator import strategy
+from tests.forms import helpers
+
+BATCH = [tf.TensorSpec([None, 3])]
+STRATEGIES = {
+    "default": {},
+    "owned": {"strategy": strategy.PS(local_proxy_variable=True)},
+    "in parts": {"strategy": strategy.PartitionedPS()},
+}
+INITIAL = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def _written() -> Any:
+    """Makes a function that writes a variable, and pieces of it, in all ways."""
+    v, n = tf.Variable(INITIAL), tf.Variable(0)
+
+    def step(x):
+        mean = tf.reduce_mean(x, 0)
+        v.assign_add(INITIAL * mean)
+        v.assign_sub([mean] * 4)
+        v.scatter_add(tf.IndexedSlices([mean, mean], [3, 1]))
+        v.scatter_update(tf.IndexedSlices([mean], [0]))
+        v.scatter_nd_sub([[2], [1]], [mean, 2 * mean])
+        v[1:3].assign([mean, -mean])
+        n.assign_add(tf.shape(x)[0])
+        rows = tf.gather(v, tf.argmax(x, 1))
+        return tf.reduce_sum(rows), v + 1.0, tf.gather_nd(v, [[1, 2], [3, 0]]), n + 0
+
+    return step, [v, n]
+
+
+def _applied() -> Any:
+    """Makes a function that applies an optimizer's ops, also to rows and to slots."""
+    names = ("v", "m", "a")
+    v, m, a = (tf.Variable(INITIAL + k, name=name) for k, name in enumerate(names))
+
+    def step(x):
+        rows, ids = tf.stack([tf.reduce_sum(x, 0)] * 2), tf.constant([3, 1])
+        whole = tf.concat([rows, rows], 0) / 10
+        raw = tf.raw_ops
+        raw.ResourceApplyMomentum(
+            var=v.handle, accum=m.handle, lr=0.1, grad=whole, momentum=0.9
+        )
+        raw.ResourceSparseApplyAdagradV2(
+            var=v.handle, accum=a.handle, lr=0.1, epsilon=1.0, grad=rows, indices=ids
+        )
+        # As many rows as the variable has: which are these, is said by the indices.
+        raw.ResourceSparseApplyMomentum(
+            var=v.handle,
+            accum=m.handle,
+            lr=0.1,
+            grad=whole,
+            indices=tf.constant([2, 0, 3, 1]),
+            momentum=0.9,
+        )
+        return tf.reduce_sum(x)
+
+    return step, [v, m, a]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("make", [_written, _applied])
+def test_variables_are_written_like_on_one_device(make, name):
+    helpers.run(make, BATCH, [6, 3], **STRATEGIES[name])
