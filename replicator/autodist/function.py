@@ -108,7 +108,6 @@ class DistributedFunction:
         Raises:
             ArgumentError: Arrays differ in their first dimension or are empty; or an
                 argument is neither an array nor hashable.
-            UnsupportedError: A result of the replicas cannot be combined.
         """
         if single_device.view() is not None:  # a part of another function
             return traces.call(self._function, self._owner, args, kwargs)
