@@ -7,8 +7,9 @@ behind a name. A built step would silently go on with the old ones.
 
 Names are found in the code of step_fn, and of the user's functions and methods that it
 reads in turn: globals, closures, attributes, and entries of dicts under constant keys.
-What this code assigns itself is left out. Of Keras layers in them, further: which parts
-they have, and whether they are trainable. The code of libraries is not searched.
+What this code assigns itself is left out. Of Keras layers in them, further: which
+layers they have, whether these are trainable, and what `compile` sets. The code of
+libraries is not searched.
 
 Objects are compared by identity, since comparing them takes as long for a large model
 as for a number. Nothing here keeps a function, or what it reads, alive.
@@ -25,11 +26,10 @@ import itertools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence, Set
-from operator import attrgetter, itemgetter
+from collections.abc import Hashable, Iterable, Set
 from typing import Any, NamedTuple
 
-from replicator import _tf
+from replicator import _tf, errors
 from replicator.step import cache
 
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
@@ -37,7 +37,7 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _STORES = ("STORE_GLOBAL", "STORE_NAME", "STORE_DEREF", "STORE_ATTR")
 _MOST = 1000  # names; a step that reads more takes long anyway
 _MOST_ENTRIES = 100  # of a list or dict that is searched for layers
-_cell = attrgetter("cell_contents")
+_GONE = (AttributeError, LookupError, TypeError, ValueError)  # a name, or who has it
 
 
 class Change(NamedTuple):
@@ -45,14 +45,12 @@ class Change(NamedTuple):
 
     Attributes:
         name: The name, as in the code.
-        old: Its previous value if that is a number or text, else None.
-        new: Its value.
-        plain: Whether both are numbers, text or the like.
+        what: In which way it changed, for messages.
+        plain: Whether it was, and is, a number, text or the like.
     """
 
     name: str
-    old: Any
-    new: Any
+    what: str
     plain: bool
 
 
@@ -65,73 +63,92 @@ class Names:
     """
 
     def __init__(self, step_fn: Any, ignored: Set[str] = frozenset()) -> None:
-        self._sources = _Search(step_fn, ignored).sources()
-        self._gets = [get for get, _ in self._sources]
-        values = self._values()
-        self._ids = [*map(id, values)]
-        self._alive = True
-        dies = functools.partial(_note_death, weakref.ref(self))
-        self._kept = [
-            weakref.ref(value, dies) if type(value).__weakrefoffset__ else value
-            for value in values
-        ]
+        # Emptied when an object goes: its weak reference then equals a name's None.
+        self._alive = alive = [True]
+        self._dies = lambda _: alive.clear()
+        self._kept: dict[str, Any] = {"alive": alive, "state": _tf.layer_state}
+        self._sources: list[tuple[str, str, str]] = []  # name, value now and before
+        owners: dict[int, tuple[str, str]] = {}
+        checks = ["alive"]
+        for name, owner, path, value in _Search(step_fn, ignored).sources():
+            local, kept = owners.get(id(owner), ("", ""))
+            if not local:
+                local, kept = f"o{len(owners)}", self._keep(owner)
+                owners[id(owner)] = local, kept
+                local = f"({local} := {kept})"
+            before = self._keep(value)
+            operator = "is" if path else "=="
+            checks.append(f"{_value(local, path)} {operator} {before}")
+            self._sources.append((name, _value(kept, path), before))
+        # Compiled for these names, it takes some 50 ns for each, and 25 for a layer.
+        self._compare = eval(f"lambda: {' and '.join(checks)}", self._kept)
+
+    def _keep(self, value: Any) -> str:
+        """Keeps an object, weakly where possible; returns the expression for it."""
+        name = f"k{len(self._kept)}"
+        if not type(value).__weakrefoffset__:
+            self._kept[name] = value
+            return name
+        self._kept[name] = weakref.ref(value, self._dies)
+        return f"{name}()"
 
     def same(self) -> bool:
-        """Whether all names stand for the same objects as before; takes about 1 us."""
-        if not self._gets:
-            return True
+        """Whether all names stand for the same objects as before."""
         try:
-            return [*map(id, self._values())] == self._ids and self._alive
+            return bool(self._compare())
         except _GONE:
             return False
 
     def changes(self) -> list[Change]:
         """Returns what has changed, other than to an equal number or text."""
-        kept, found = iter(self._kept), []
-        for source in self._sources:
+        found = []
+        for name, now, before in self._sources:
+            old = eval(before, self._kept)
+            is_gone = old is None and before.endswith("()")
             try:
-                values = list(source.get())
+                new = eval(now, self._kept)
             except _GONE:
-                values = [None] * len(source.names)
-            for name, new in zip(source.names, values, strict=True):
-                old = next(kept)
-                old_key, new_key = cache.plain(old), cache.plain(new)
-                if isinstance(old, weakref.ref):
-                    same = old() is new
-                else:
-                    same = old is new or (old_key is not None and old_key == new_key)
-                if not same:
-                    is_plain = old_key is not None and new_key is not None
-                    found.append(Change(name, old if is_plain else None, new, is_plain))
+                new = None
+            what, old_key, new_key = _OTHER, cache.plain(old), cache.plain(new)
+            plain = not is_gone and old_key is not None and new_key is not None
+            if now.startswith(_STATE):
+                same, what = old == new, _OTHER_LAYERS
+            elif plain:
+                same = old_key == new_key
+                what = f"was {errors.shown(old)}{_BUILT} and is {errors.shown(new)}"
+            else:
+                same = old is new and not is_gone
+            if not same:
+                found.append(Change(name, what, plain))
         return found
 
-    def _values(self) -> list[Any]:
-        values: list[Any] = []
-        for get in self._gets:
-            values += get()
-        return values
+
+_STATE = "state("
+_BUILT = " when the step was built"
+_OTHER = f"is another object than{_BUILT}"
+_OTHER_LAYERS = f"has other layers, or trains others of them, than{_BUILT}"
 
 
-_GONE = (AttributeError, LookupError, TypeError, ValueError)  # a name, or who has it
-
-
-def _note_death(names: Callable[[], Any], _: Any) -> None:
-    """Has Names compared in full: a new object may have the id of one that is gone."""
-    found = names()
-    if found is not None:
-        found._alive = False
+def _value(owner: str, path: str) -> str:
+    """Returns the expression for a value of an owner; without a path, for its state."""
+    return owner + path if path else f"{_STATE}{owner})"
 
 
 class _Source(NamedTuple):
-    """Some names of one owner, which is held weakly.
+    """A value that code reads under a name.
 
     Attributes:
-        get: Returns the values of the names.
-        names: The names, for messages.
+        name: The name, for messages.
+        owner: The function, object or dict that has it.
+        path: What follows the owner in an expression for the value, or "" if it is the
+            state of a Keras layer.
+        value: The value.
     """
 
-    get: _Get
-    names: Sequence[str]
+    name: str
+    owner: Any
+    path: str
+    value: Any
 
 
 class _Search:
@@ -144,46 +161,29 @@ class _Search:
 
     def __init__(self, step_fn: Any, ignored: Set[str]) -> None:
         self._ignored = ignored
-        # (kind, id of the owner or of its namespace) -> owner, {key: name}
-        self._found: dict[tuple[str, int], tuple[Any, dict[Any, str]]] = {}
-        self._layers: dict[Any, str] = {}  # those with weights
-        self._inner: set[int] = set()  # layers in containers of others, by their ids
+        self._found: dict[tuple[int, str], _Source] = {}
         self._stored: set[str] = set()  # by the code that was searched
         self._seen: set[Hashable] = set()
-        self._kinds = _keras("layers.Layer")
-        self._parts = self._kinds + _keras(
-            "optimizers.Optimizer", "losses.Loss", "metrics.Metric"
-        )
-        self._left = _MOST
+        self._kinds = _layer_types()
         self._value("", step_fn, _NOTHING)
 
     def sources(self) -> list[_Source]:
-        """Returns what was found, by owner."""
-        sources = []
-        for (kind, _), (owner, names) in self._found.items():
-            kept = {
-                key: name
-                for key, name in names.items()
-                if name not in self._ignored
-                and name.rpartition(".")[2] not in self._stored
-            }
-            if kept:
-                get = _GETTERS[kind](owner, _items(list(kept)))
-                sources.append(_Source(get, list(kept.values())))
-        if self._layers and "trainable" not in self._stored:
-            get = _tf.read_trainable([weakref.ref(layer) for layer in self._layers])
-            texts = [f"{name}.trainable" for name in self._layers.values()]
-            sources.append(_Source(get, texts))
-        return sources
+        """Returns what was found."""
+        return [
+            source
+            for source in self._found.values()
+            if source.name not in self._ignored
+            and source.name.rpartition(".")[2] not in self._stored
+        ]
 
-    def _note(self, kind: str, owner: Any, space: Any, key: Any, name: str) -> None:
-        self._left -= 1
-        _, names = self._found.setdefault((kind, id(space)), (owner, {}))
-        names[key] = name
+    def _note(self, space: Any, *source: Any) -> None:
+        """Notes a source, by the namespace that has it, which owners may share."""
+        found = _Source(*source)
+        self._found.setdefault((id(space), found.path), found)
 
     def _value(self, name: str, value: Any, reads: _Reads) -> None:
         """Searches a value that code reads under a name."""
-        if self._left <= 0:
+        if len(self._found) >= _MOST:
             return
         value = _tf.function_of(value)
         if isinstance(value, functools.partial):
@@ -199,8 +199,9 @@ class _Search:
             self._layer(name, value)
             self._object(name, value, reads)
         elif isinstance(value, dict):
-            for key in reads.constants.intersection(value):
-                self._note("entry", value, value, key, f"{name}[{key!r}]")
+            for key in sorted(reads.constants.intersection(value)):
+                path = f"[{key!r}]"
+                self._note(value, name + path, value, path, value[key])
             self._each(name, value.values(), reads)
         elif isinstance(value, list | tuple):
             self._each(name, value, reads)
@@ -222,15 +223,17 @@ class _Search:
         reads = _reads(code)
         self._stored |= reads.stored
         variables = function.__globals__
-        for read in reads.names & variables.keys():
+        for read in sorted(reads.names & variables.keys()):
             if not isinstance(variables[read], types.ModuleType):
-                self._note("global", function, variables, read, read)
+                path = f".__globals__[{read!r}]"
+                self._note(variables, read, function, path, variables[read])
             self._value(read, variables[read], reads)
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         for index, (read, cell) in enumerate(cells):
             with contextlib.suppress(ValueError):  # an empty cell
+                path = f".__closure__[{index}].cell_contents"
+                self._note(function, read, function, path, cell.cell_contents)
                 self._value(read, cell.cell_contents, reads)
-                self._note("cell", function, function.__closure__, index, read)
         defaults = function.__defaults__ or ()
         self._each(name, [*defaults, *(function.__kwdefaults__ or {}).values()], reads)
         if own is not None:
@@ -246,10 +249,7 @@ class _Search:
         own = vars(value)
         for read in sorted(reads.attributes):
             if read in own:
-                kind, owner = "attribute", value
-                if not type(value).__weakrefoffset__:
-                    kind, owner = "entry", own
-                self._note(kind, owner, owner, read, f"{name}.{read}")
+                self._attribute(name, value, read)
                 self._value(f"{name}.{read}", own[read], reads)
         if isinstance(value, types.ModuleType):
             return
@@ -259,30 +259,24 @@ class _Search:
             if isinstance(method, types.FunctionType):
                 self._function(method, value, name)
 
-    def _layer(self, name: str, layer: Any) -> None:
-        """Notes the parts of a Keras layer, and all layers in it."""
-        if self._left <= 0 or not self._is_new(id(layer)):
+    def _attribute(self, name: str, owner: Any, read: str) -> None:
+        path = f".__dict__[{read!r}]"
+        self._note(owner, f"{name}.{read}", owner, path, vars(owner)[read])
+
+    def _layer(self, name: str, layer: Any, is_part: bool = False) -> None:
+        """Notes the state of a Keras layer, and searches all layers in it."""
+        if len(self._found) >= _MOST or not self._is_new(id(layer)):
             return
-        inner: list[Any] = []
-        for read, value in list(vars(layer).items()):
-            if isinstance(value, self._parts):
-                self._note("attribute", layer, layer, read, f"{name}.{read}")
-                inner += [value] if isinstance(value, self._kinds) else []
-            elif isinstance(value, list | tuple | dict):
-                parts = value.values() if isinstance(value, dict) else value
-                layers = [part for part in parts if isinstance(part, self._kinds)]
-                new = {*map(id, layers)} - self._inner
-                if new and not read.startswith("_self_"):  # TensorFlow's own lists
-                    self._inner |= new
-                    self._note("length", layer, layer, read, f"{name}.{read}")
-                    inner += layers
-        # Those of libraries hand the attribute on to the layers in them.
-        is_outer = inner and type(layer).__module__.startswith(_KERAS)
-        if layer.weights and not is_outer and _tf.has_trainable(layer):
-            self._left -= 1
-            self._layers[layer] = name
-        for part in inner:
-            self._value(f"{name}.{part.name}", part, _NOTHING)
+        for read in _COMPILED & vars(layer).keys():
+            self._attribute(name, layer, read)
+        with contextlib.suppress(*_GONE):  # a layer of an unknown kind
+            state = _tf.layer_state(layer)
+            if len(state) > 1 or not is_part:
+                self._note(layer, name, layer, "", state)
+        for part in _tf.layers_in(layer):
+            text = f"{name}.{part.name}"
+            self._layer(text, part, is_part=True)
+            self._object(text, part, _NOTHING)
 
     def _is_new(self, *what: Hashable) -> bool:
         new = what not in self._seen
@@ -308,7 +302,11 @@ class _Reads(NamedTuple):
 
 _NOTHING = _Reads()
 _CALLS = ("__call__", "call")
-_KERAS = ("keras.", "tf_keras.")
+# What `compile` sets, of Keras and of legacy Keras.
+_COMPILED = {
+    *("optimizer", "_compile_loss", "_compile_metrics"),
+    *("compiled_loss", "compiled_metrics"),
+}
 
 
 def _reads(code: types.CodeType) -> _Reads:
@@ -331,57 +329,8 @@ def _reads(code: types.CodeType) -> _Reads:
     return _Reads(kinds[0], kinds[1], frozenset(constants), kinds[2])
 
 
-_Get = Callable[[], Iterable[Any]]
-_Items = Callable[[Any], Iterable[Any]]
-
-
-def _items(keys: Sequence[Any]) -> _Items:
-    """Returns a function that looks up keys: their values, in order."""
-    if len(keys) > 1:
-        return itemgetter(*keys)
-    (key,) = keys
-    return lambda owner: (owner[key],)
-
-
-def _of_globals(owner: Any, items: _Items) -> _Get:
-    function = weakref.ref(owner)
-    return lambda: items(function().__globals__)  # type: ignore[union-attr]
-
-
-def _of_cells(owner: Any, items: _Items) -> _Get:
-    function = weakref.ref(owner)
-    return lambda: map(_cell, items(function().__closure__))  # type: ignore[union-attr]
-
-
-def _of_attributes(owner: Any, items: _Items) -> _Get:
-    value = weakref.ref(owner)
-    return lambda: items(value().__dict__)
-
-
-def _of_lengths(owner: Any, items: _Items) -> _Get:
-    value = weakref.ref(owner)
-    # Python has one object for each small number, of which ids are compared.
-    return lambda: [len(part) % 256 for part in items(value().__dict__)]
-
-
-def _of_entries(owner: Any, items: _Items) -> _Get:
-    return lambda: items(owner)  # to which nothing can refer weakly
-
-
-_GETTERS = {
-    "global": _of_globals,
-    "cell": _of_cells,
-    "attribute": _of_attributes,
-    "length": _of_lengths,
-    "entry": _of_entries,
-}
-
-
-def _keras(*names: str) -> tuple[type, ...]:
-    """Returns classes of Keras and legacy Keras, as far as they are imported."""
-    kinds = []
-    for module in map(sys.modules.get, ("keras", "tf_keras")):
-        for name in names:
-            with contextlib.suppress(AttributeError):  # where it is not imported
-                kinds.append(attrgetter(name)(module))
-    return tuple(kinds)
+def _layer_types() -> tuple[type, ...]:
+    """Returns the layers' base classes of Keras and legacy Keras, once imported."""
+    modules = [sys.modules.get(name) for name in ("keras", "tf_keras")]
+    layers: list[Any] = [getattr(module, "layers", None) for module in modules]
+    return tuple(each.Layer for each in layers if hasattr(each, "Layer"))

@@ -48,17 +48,14 @@ def renew(step_fn: Any, function: StepFunction, state: State) -> None:
 
 
 def _warn(step_fn: Any, change: named.Change, outcome: str) -> None:
-    what = "is another object than when the step was built"
     fix = "To use several in turn, pass each by a functools.partial of step_fn."
     if change.plain:
-        old, new = errors.shown(change.old), errors.shown(change.new)
-        what = f"was {old} when the step was built and is {new}"
         fix = "What changes often belongs in args=(...), which are fed at each call."
     logging.warning(
         "The step_fn at %s reads `%s`, which %s; %s. %s",
         errors.definition(step_fn) or errors.user_line(),
         change.name,
-        what,
+        change.what,
         outcome,
         fix,
     )

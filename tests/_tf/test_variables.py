@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 
 import pytest
 import tensorflow as tf
@@ -189,11 +188,21 @@ def test_note_access_tells_tapes_and_functions():
 
 
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
-def test_read_trainable_follows_the_public_property(name):
+def test_layer_state_follows_the_public_properties(name):
     keras = pytest.importorskip(name)
-    layers = [keras.layers.Dense(1), keras.layers.Dense(1)]
-    assert all(map(_tf.has_trainable, layers)) and not _tf.has_trainable(tf.Module())
-    read = _tf.read_trainable([weakref.ref(layer) for layer in layers])
-    assert read() == [True, True]
-    layers[1].trainable = False
-    assert read() == [layer.trainable for layer in layers] == [True, False]
+    dense = keras.layers.Dense
+    model = keras.Sequential([dense(1), keras.Sequential([dense(1)]), dense(1)])
+
+    def check(parts):
+        assert _tf.layers_in(model) == model.layers
+        expected = [layer.trainable for layer in (model, *model.layers)]
+        assert _tf.layer_state(model) == expected and len(expected) == 1 + parts
+
+    check(3)
+    model.layers[2].trainable = False
+    check(3)
+    model.trainable = False
+    check(3)
+    model.add(dense(1))
+    check(4)
+    assert _tf.layer_state(dense(1)) == [True]

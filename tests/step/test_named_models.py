@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from replicator.step import named
 from tests import helpers
 
 _X = np.arange(16, dtype=np.float32).reshape(4, 4) / 16
@@ -171,3 +173,42 @@ def test_a_model_compiled_anew_trains_with_its_new_optimizer() -> None:
                 assert int(optimizer.iterations) == k
                 actual = float(model.get_metrics_result()["loss"])
                 np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["keras", "tf_keras"])
+def test_each_change_of_layers_is_seen(name: str) -> None:
+    lib = pytest.importorskip(name)
+    repl = helpers.make(2)
+    with repl.context():
+        first, inner, last = (lib.layers.Dense(4) for _ in range(3))
+        model = lib.Sequential([lib.layers.Input([4]), first, lib.Sequential([inner])])
+        model.build([None, 4])
+    step_fn = lambda: tf.constant(len(model.trainable_variables))  # noqa: E731
+    counts = []
+    for change in (
+        lambda: None,
+        lambda: _freeze(inner),
+        lambda: _freeze(model),
+        lambda: setattr(model, "trainable", True),
+        lambda: model.add(last),
+    ):
+        change()
+        counts.append(int(repl.run(step_fn)[0]))
+        assert counts[-1] == int(step_fn())
+    assert counts == [4, 2, 0, 4, 6]
+
+
+def _calls_to_compare(layers: int) -> int:
+    """Returns how many functions of Python are called to compare a model's names."""
+    model = keras.Sequential([_dense(4, k) for k in range(layers)])
+    step_fn = lambda: model  # noqa: E731
+    names, events = named.Names(step_fn), []
+    sys.setprofile(lambda frame, event, arg: events.append(event))
+    same = names.same()
+    sys.setprofile(None)
+    assert same
+    return events.count("call")
+
+
+def test_comparing_calls_no_python_for_each_layer() -> None:
+    assert _calls_to_compare(2) == _calls_to_compare(20) <= 5
