@@ -219,6 +219,21 @@ def line_of(what: tf.Operation | BaseException) -> str:
     return innermost(_tf.user_frames(what))
 
 
+def sites_of_ops(ops: Sequence[tf.Operation], replica_ids: Sequence[int]) -> list[str]:
+    """Returns the lines of what all replicas do: one, or one each if they differ.
+
+    Args:
+        ops: `ops[n]` is the graph op of `replica_ids[n]`.
+        replica_ids: The replicas.
+    """
+    lines = [line_of(op) for op in ops]
+    if len(set(lines)) == 1:
+        return [f"at {lines[0]}"]
+    return [
+        f"replica {r}: at {line}" for r, line in zip(replica_ids, lines, strict=True)
+    ]
+
+
 def innermost(frames: Sequence[tuple[str, int, str]]) -> str:
     """Returns the last of the user's frames, which are (file, line, function)."""
     if not frames:

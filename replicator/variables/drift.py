@@ -243,7 +243,7 @@ class _Checker:
             errors.compose(
                 f"variable {name} has no aggregation, {dtype} has no mean, and what "
                 "each replica assigns to it depends on its own examples of the batch.",
-                [_at(ops[0])],
+                errors.sites_of_ops(ops, self._build.traced),
                 "assign what is computed from all examples, e.g. "
                 'repl.all_reduce(value, "sum") or "max" in place of the value; or give '
                 "it an aggregation, tf.VariableAggregation.SUM for example. A function "
@@ -272,9 +272,10 @@ class _Checker:
         ):
             self.found.add(key)
             return
-        reason = _differ_by(different, self._build.traced)
+        sites = errors.sites_of_ops(ops, self._build.traced)
+        sites += _differ_by(different, self._build.traced)
         if claim is None:
-            self._refuse_op(variable, ops, reason)
+            self._refuse_op(variable, ops, sites)
         if claim.wrapped:
             problem = (
                 f"the optimizer {claim.optimizer} writes variable {variable.name} by "
@@ -293,16 +294,16 @@ class _Checker:
                 "optimizer = repl.wrap_optimizer(optimizer); or all_reduce its "
                 "gradients in the step."
             )
-        raise errors.ContextError(errors.compose(problem, [_at(ops[0]), *reason], fix))
+        raise errors.ContextError(errors.compose(problem, sites, fix))
 
     def _refuse_op(
-        self, variable: ReplicatedVariable, ops: Ops, reason: Sequence[str]
+        self, variable: ReplicatedVariable, ops: Ops, sites: Sequence[str]
     ) -> NoReturn:
         raise errors.ContextError(
             errors.compose(
                 f"replica 0 writes variable {variable.name} by {ops[0].type}, after "
                 "which the replicas would drift apart.",
-                [_at(ops[0]), *reason],
+                sites,
                 "wrap the optimizer, repl.wrap_optimizer(optimizer); or write it by "
                 "one of the variable's own methods, assign, assign_add, ...; or make "
                 "the value equal on all replicas, with repl.all_reduce for example.",
@@ -370,7 +371,7 @@ def _at(op: tf.Operation) -> str:
 
 def _differ_by(ops: Ops, replica_ids: Sequence[int]) -> list[str]:
     """Returns the error's lines that say by which ops values differ."""
-    if len({op.type for op in ops}) == 1:
+    if len({(op.type, _at(op)) for op in ops}) == 1:
         return [f"the values differ by {ops[0].type} ({ops[0].name}) {_at(ops[0])}"]
     return [
         f"replica {r}: the value is that of {op.type} ({op.name}) {_at(op)}"

@@ -287,6 +287,30 @@ def test_optimizers_that_are_not_wrapped(name: str, variables: str) -> None:
     np.testing.assert_array_equal(before, results[0][1].numpy())
 
 
+@pytest.mark.parametrize("name", ["Adam", "v1_adam"])
+def test_the_lines_of_all_replicas_are_named_where_they_differ(name: str) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable([1.0])
+        optimizer = RIGHT[name]()
+
+    def step_fn() -> None:
+        if repl.replica_id == 0:
+            optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+        else:
+            optimizer.apply_gradients([(tf.constant([2.0]), variable)])
+
+    first = step_fn.__code__.co_firstlineno
+    lines = [rf"\S+test_drift.py:{first + n} in step_fn" for n in (2, 4)]
+    with pytest.raises(
+        ContextError,
+        match=rf"(?s)replica 0: at {lines[0]}\s+replica 1: at {lines[1]}"
+        rf".*replica 0: the value is that of Const \S+ at {lines[0]}"
+        rf".*replica 1: the value is that of Const \S+ at {lines[1]}.*Fix: wrap",
+    ):
+        repl.run(step_fn)
+
+
 # --- Writes of different variables, or by different methods ---------------------------
 
 
