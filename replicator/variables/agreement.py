@@ -88,6 +88,8 @@ def agree(
         has_mean = variable.dtype.is_floating or variable.dtype.is_complex
         if how == tf.VariableAggregation.NONE and variable.shape.rank:
             _refuse_row_states(variable)
+        elif how == tf.VariableAggregation.NONE and method == "assign_add":
+            _doubt_count(variable, value, replica)
         if how == tf.VariableAggregation.MEAN or has_mean:
             # A batch without examples may give NaN statistics; they get no weight.
             mean = _combined(value, "mean", variable, replica.examples, together=True)
@@ -126,6 +128,36 @@ def _doubt_mean(
         "by AutoDist.function.",
     )
     doubts.note(replica, doubts.Doubt(mean, own, variable.storage, warning))
+
+
+def _doubt_count(
+    variable: Any, value: tf.Tensor, replica: context.ReplicaContext
+) -> None:
+    """Warns of a constant like `x.shape[0]` that may stand for the whole batch.
+
+    It is a Python number, of which nothing tells that it is the size of a shard: equal
+    shards give equal numbers. One example for each replica looks like a count of steps.
+
+    Args:
+        variable: The scalar that the value is added to.
+        value: The replica's own value.
+        replica: The replica being built.
+    """
+    if replica.shard is None or _tf.written_by_library():
+        return
+    rows = tf.get_static_value(replica.shard.count)
+    if rows is None or rows < 2 or tf.get_static_value(value) != rows:
+        return
+    warning = errors.compose(
+        f"each replica adds {rows} to variable {variable.name}, once for all of them; "
+        f"{rows} is also the number of examples in each one's part of the batch. A "
+        "count of the examples would be that of one replica only.",
+        [f"at {errors.user_line()}"],
+        'to count all examples, add repl.all_reduce(x.shape[0], "sum"); if the number '
+        "means something else, say so, which ends this warning: tf.Variable(..., "
+        "aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA).",
+    )
+    doubts.warn(variable.storage, warning)
 
 
 def _refuse_row_states(variable: Any) -> None:

@@ -79,5 +79,11 @@ def _tell(noted: dict[int, Doubt], level: Level, seen: set[Ops]) -> None:
             if len(found) < len(ops) or found[0].about in _told:
                 continue
             if level.difference(tuple(doubt.own for doubt in found)) is not None:
-                _told.add(found[0].about)
-                logging.warning("%s", found[0].warning)
+                warn(found[0].about, found[0].warning)
+
+
+def warn(about: Any, warning: str) -> None:
+    """Logs a warning, unless there has been one about the same."""
+    if about not in _told:
+        _told.add(about)
+        logging.warning("%s", warning)

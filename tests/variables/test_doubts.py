@@ -214,3 +214,50 @@ def test_integers_of_all_examples_are_assigned() -> None:
     for _ in range(2):
         repl.run(step_fn, data, input_mode="global_batch")
     assert (int(first), int(second)) == (X.size, X.size)
+
+
+@pytest.mark.parametrize("dtype", [tf.int64, tf.float32])
+def test_a_count_of_a_shards_examples_is_warned_of(
+    caplog: pytest.LogCaptureFixture, dtype: tf.DType
+) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        count, right = (tf.Variable(tf.constant(0, dtype)) for _ in range(2))
+
+    def step_fn(x: Any) -> None:
+        count.assign_add(x.shape[0])
+        right.assign_add(repl.all_reduce(tf.constant(x.shape[0], dtype), "sum"))
+
+    _run(step_fn, repl)
+    assert (int(count), int(right)) == (4, 8)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "each replica adds 2 to variable" in said and "test_doubts.py:" in said
+    assert "of one replica only" in said and "Fix: " in said
+    assert 'repl.all_reduce(x.shape[0], "sum")' in said
+
+
+_NO_COUNTS: dict[str, tuple[int, Any, dict[str, Any]]] = {
+    "steps": (2, lambda count, x: count.assign_add(x.shape[0]), {}),
+    "another number": (4, lambda count, x: count.assign_add(3), {}),
+    "a sum": (
+        *(4, lambda count, x: count.assign_add(x.shape[0])),
+        {"aggregation": AGGREGATION.SUM},
+    ),
+    "said to be equal": (
+        *(4, lambda count, x: count.assign_add(x.shape[0])),
+        {"aggregation": AGGREGATION.ONLY_FIRST_REPLICA},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _NO_COUNTS)
+def test_other_numbers_are_added_without_a_word(
+    caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    rows, add, facts = _NO_COUNTS[kind]
+    repl = helpers.make(2)
+    with repl.context():
+        count = tf.Variable(0, **facts)
+    repl.run(lambda x: add(count, x), np.ones([rows, 2]), input_mode="global_batch")
+    assert int(count) == {"steps": 1, "another number": 3, "a sum": 4}.get(kind, 2)
+    assert not caplog.records
