@@ -34,6 +34,7 @@ from replicator.cluster import addresses
 from replicator.launch import sockets
 
 ONLY_HERE, EVERYBODY = "this machine", "whoever reaches this machine"
+_IP = (socket.AF_INET, socket.AF_INET6)
 LOOPBACK, _NETWORKS = "lo", ("127.0.0.0/8", "::1/128")
 _SIOCGIFCONF, _INTERFACES = 0x8912, 256  # the most interfaces that are looked through
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER
@@ -108,15 +109,12 @@ def close(port: int, audience: Audience) -> str | None:
         Who can connect now: "this machine", "10.0.0.1, 10.0.0.2", "whoever reaches
         eth0". None if this process does not listen there.
     """
-    own_inodes = _descriptors()
-    listening = [
-        row
-        for row in sockets.rows()
-        if row.state == sockets.LISTENING
-        and row.inode in own_inodes
-        and row.local[1] == port
-    ]
-    held = [_narrow(own_inodes[row.inode], audience) for row in listening]
+    held = []
+    for descriptor in _descriptors().values():
+        with contextlib.suppress(OSError), _borrowed(descriptor) as end:
+            is_listening = end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if is_listening and end.family in _IP and end.getsockname()[1] == port:
+                held.append(_narrow(end, audience))
     if not held:
         return None
     _cut(port, audience)
@@ -200,30 +198,25 @@ def _passes(
     return [*code, (_RETURN, 0, 0, _PASS)]
 
 
-def _narrow(descriptor: int, audience: Audience) -> tuple[bool, bool]:
+def _narrow(end: socket.socket, audience: Audience) -> tuple[bool, bool]:
     """Narrows a listening socket; returns whether to its interface, and its sources."""
     by_interface = by_source = False
-    try:
-        end = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        return False, False
-    with end:
-        with contextlib.suppress(OSError, AttributeError):  # an old kernel
-            if audience.interface is not None:
-                name = audience.interface.encode() + b"\0"
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)
-                by_interface = True
-        closes = by_interface and audience.interface == LOOPBACK
-        with contextlib.suppress(OSError, struct.error):  # a new one, or too many
-            if audience.sources and not closes:
-                code = b"".join(
-                    struct.pack("HBBI", op, yes, no, k & 0xFFFFFFFF)
-                    for op, yes, no, k in program(audience.sources)
-                )
-                held = ctypes.create_string_buffer(code)
-                told = struct.pack("HP", len(code) // 8, ctypes.addressof(held))
-                end.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, told)
-                by_source = True
+    with contextlib.suppress(OSError, AttributeError):  # an old kernel
+        if audience.interface is not None:
+            name = audience.interface.encode() + b"\0"
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)
+            by_interface = True
+    closes = by_interface and audience.interface == LOOPBACK
+    with contextlib.suppress(OSError, struct.error):  # a new one, or too many
+        if audience.sources and not closes:
+            code = b"".join(
+                struct.pack("HBBI", op, yes, no, k & 0xFFFFFFFF)
+                for op, yes, no, k in program(audience.sources)
+            )
+            held = ctypes.create_string_buffer(code)
+            told = struct.pack("HP", len(code) // 8, ctypes.addressof(held))
+            end.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, told)
+            by_source = True
     return by_interface, by_source
 
 
@@ -245,10 +238,19 @@ def _cut(port: int, audience: Audience) -> None:
             return
         for row in strangers:
             with contextlib.suppress(OSError, KeyError):  # not accepted yet
-                descriptor = os.dup(own_inodes[row.inode])
-                with socket.socket(fileno=descriptor) as connection:
+                with _borrowed(own_inodes[row.inode]) as connection:
                     connection.shutdown(socket.SHUT_RDWR)
         time.sleep(_PAUSE)
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """Opens a socket of this process. A duplicate would outlive a copy killed here."""
+    end = socket.socket(fileno=descriptor)
+    try:
+        yield end
+    finally:
+        end.detach()
 
 
 def _descriptors() -> dict[int, int]:

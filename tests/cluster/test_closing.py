@@ -205,6 +205,29 @@ def test_where_the_kernel_refuses_the_server_is_open(
             assert said == "whoever reaches this machine"
 
 
+def test_a_row_that_the_tables_miss_leaves_no_server_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sockets, "rows", lambda: iter(()))
+    with _listening() as (listening, port):
+        assert closing.close(port, Audience.of("127.0.0.1")) == "this machine"
+        assert _device(listening) == "lo"
+
+
+def test_no_descriptor_is_duplicated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of this process, which shares its descriptors, may be killed anywhere."""
+    address = _own_address()
+    with _listening() as (listening, port):
+        stranger = socket.create_connection((address, port))
+        with stranger, listening.accept()[0]:
+            monkeypatch.delattr(os, "dup")
+            before = os.listdir("/proc/self/fd")
+            assert closing.close(port, Audience.of("127.0.0.1")) == "this machine"
+            assert os.listdir("/proc/self/fd") == before
+            stranger.settimeout(5)
+            assert stranger.recv(1) == b""
+
+
 def test_other_ports_stay_as_they_are() -> None:
     with _listening() as (listening, port), _listening() as (other, other_port):
         assert closing.close(port, Audience.of("127.0.0.1")) == "this machine"
@@ -283,7 +306,7 @@ def test_an_open_server_is_said_to_be_so(caplog: pytest.LogCaptureFixture) -> No
 def test_systems_without_tables_are_open(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sockets, "rows", lambda: iter(()))
+    monkeypatch.setattr(closing, "_descriptors", dict)
     port = addresses.free_port()
     with closing.own_server(f"127.0.0.1:{port}"), socket.create_server(("", port)):
         pass
