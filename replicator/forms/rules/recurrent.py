@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
-from replicator.forms.rule import AS_IS, UNUSED, Need, OpPlan, replicated, rules_of
+from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
+from replicator.forms.rule import AS_IS, UNUSED, Need, OpPlan, rules_of
 from replicator.forms.rules.normalization import Saved
 
 # How an op uses each input and makes each output: a: the batch is axis 1, or axis 0
@@ -53,16 +53,19 @@ def cudnn(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if op.get_attr("dropout"):
         return None
     inputs, _, outputs = _CUDNN[op.type].partition(">")
-    form = facts[0].form
-    is_batch = isinstance(form, Sharded) and form.axis == _batch_axis(op)
-    how = Saved("own", form) if is_batch else Saved("native", REPLICATED)
-    if "s" in inputs and facts[inputs.index("s")].numbers != how:
-        needs = _needs(op, inputs.replace("s", "u"), form if is_batch else None)
-        makes = _makes(op, outputs, form if is_batch else None)
+    have, form = facts[0].form, None
+    if isinstance(have, Sharded) and have.axis == _batch_axis(op):
+        form = have
+    makes = _makes(op, outputs, form)
+    if "s" in inputs and facts[inputs.index("s")].numbers != _saved(form):
+        needs = _needs(op, inputs.replace("s", "u"), form)
         return OpPlan(needs, makes, build=_again)
-    if not is_batch:
-        return OpPlan(replicated(op).needs, _makes(op, outputs, None))
-    return OpPlan(_needs(op, inputs, form), _makes(op, outputs, form))
+    return OpPlan(_needs(op, inputs, form), makes)
+
+
+def _saved(form: Sharded | None) -> Saved:
+    """Who saves what for the gradient: each replica of its own rows, or of all."""
+    return Saved("native", REPLICATED) if form is None else Saved("own", form)
 
 
 def _batch_axis(op: tf.Operation) -> int:
@@ -81,13 +84,13 @@ def _needs(op: tf.Operation, uses: str, form: Sharded | None) -> list[Need]:
 
 
 def _makes(op: tf.Operation, uses: str, form: Sharded | None) -> list[Fact]:
-    saved = Saved("native", REPLICATED) if form is None else Saved("own", form)
     makes = []
     for tensor, use in zip(op.outputs, uses, strict=True):
-        fact = Fact(REPLICATED, saved) if use == "s" else Fact()
-        if form is not None and use in "ab+" and tensor.shape.rank != 0:
-            fact = Fact({"a": form, "b": form.at(0), "+": Partial()}[use])
-        makes.append(fact)
+        made: Form = REPLICATED
+        if form is not None and tensor.shape.rank != 0:
+            forms: dict[str, Form] = {"a": form, "b": form.at(0), "+": Partial()}
+            made = forms.get(use, REPLICATED)
+        makes.append(Fact(made, _saved(form) if use == "s" else None))
     return makes
 
 
