@@ -85,7 +85,12 @@ class Traced:
             traced = tf.function(_tf.not_converted(body)).get_concrete_function(*specs)
         self.graph: Any = traced.graph
         self.structure = traced.structured_outputs
-        behind = [(t, view.variable_of(t)) for t in traced.captured_inputs]
+        # The functions of a SavedModel, traced before, have handles of components.
+        owners = factory.owners()
+        behind = [
+            (t, owners.get(id(t)) if (v := view.variable_of(t)) is None else v)
+            for t in traced.captured_inputs
+        ]
         self.captured = [t if variable is None else variable for t, variable in behind]
         self.compressions = view.compressions
         self._alive = traced
