@@ -44,7 +44,7 @@ def pattern(
     lengths = list(dict.fromkeys(n for batch, n in given if batch and n is not None))
     if not lengths or min(lengths) < few:
         return (None,) * len(inputs)
-    numbers = dict(zip(lengths, range(len(lengths)), strict=True))
+    numbers: dict[int | None, int] = {n: k for k, n in enumerate(lengths)}
     pairs = zip(are_batches, rows, strict=True)
     return tuple(numbers.get(n, 0) if batch else None for batch, n in pairs)
 
