@@ -25,10 +25,10 @@ from replicator.forms.forms import (
     Layout,
     Sharded,
     Unset,
-    equal,
     joined,
 )
 from replicator.forms.rule import UNUSED, OpPlan, Rule, rules_of
+from replicator.forms.rules.lists import common
 
 _TURNS = 6  # after so many, what still changes is replicated
 
@@ -51,8 +51,16 @@ class _Body:
 
 
 def _by_turns(a: Fact, b: Fact, tensor: tf.Tensor, scope: Any) -> Fact:
-    """Returns what is known of a tensor that is one or the other, by turns."""
-    form = joined(a.form, b.form, tensor.dtype == tf.variant)
+    """Returns what is known of a tensor that is one or the other, by turns.
+
+    What is replicated may have other numbers of rows than what is sharded, and is then
+    not cut like that. A sum is not yet taken of either.
+    """
+    form = common(a.form, b.form)
+    if form is None:
+        form = joined(a.form, b.form, is_list=True)
+    if isinstance(form, Sharded) and form.outer is None and form.inner is None:
+        form = REPLICATED
     if isinstance(form, Sharded) and form.layout.depth > scope.depth:
         return Fact(REPLICATED)
     branches: tuple[Fact, ...] = ()
@@ -67,7 +75,7 @@ def _by_turns(a: Fact, b: Fact, tensor: tf.Tensor, scope: Any) -> Fact:
 
 
 def _are_same(a: Fact, b: Fact) -> bool:
-    if not equal(a.form, b.form) or len(a.branches) != len(b.branches):
+    if a.form != b.form or len(a.branches) != len(b.branches):
         return False
     if not all(map(_are_same, a.branches, b.branches)):
         return False
@@ -260,7 +268,7 @@ def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
     is_inner = any(
         isinstance(form, Sharded) and form.layout.depth > scope.depth for form in forms
     )
-    is_one = not is_inner and all(equal(form, forms[0]) for form in forms)
+    is_one = not is_inner and all(form == forms[0] for form in forms)
     return Fact(forms[0] if forms and is_one else UNSET, branches=tuple(facts))
 
 

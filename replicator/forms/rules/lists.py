@@ -15,7 +15,15 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.forms import sizes
-from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Sharded, Unset
+from replicator.forms.forms import (
+    REPLICATED,
+    UNSET,
+    Fact,
+    Form,
+    Sharded,
+    Unset,
+    equal,
+)
 from replicator.forms.rule import AS_IS, Build, Need, OpPlan, Rule, plan, rules_of
 from replicator.forms.sizes import elements, operand
 
@@ -51,6 +59,22 @@ def empty(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, [AS_IS, REPLICATED], UNSET, build=_of_any_shape(0))
 
 
+def common(a: Form, b: Form) -> Form | None:
+    """Returns the form of tensors of both forms, whose lengths may differ, or None.
+
+    What one op takes together is equally long. What comes by turns need not be: of
+    blocks as of one batch and of two, it is known that each row has one element.
+    """
+    if isinstance(a, Unset):
+        return b
+    if isinstance(b, Unset) or a == b:
+        return a
+    if not isinstance(a, Sharded) or not isinstance(b, Sharded) or not equal(a, b):
+        return None
+    outer = a.outer if a.outer == b.outer else None
+    return Sharded(a.axis, a.layout, outer, a.inner if a.inner == b.inner else None)
+
+
 def with_item(items: Fact, item: Fact) -> Fact:
     """Returns what is known of a list into which something is put.
 
@@ -62,7 +86,8 @@ def with_item(items: Fact, item: Fact) -> Fact:
     if isinstance(items.form, Unset):
         return Fact(item.form, item.numbers, branches=branches)
     numbers = sizes.joined(items.numbers, item.numbers)
-    return Fact(items.form, numbers, branches=branches)
+    form = common(items.form, item.form) or items.form
+    return Fact(form, numbers, branches=branches)
 
 
 def _per_branch(a: Fact, b: Fact) -> tuple[tuple[Fact, ...], tuple[Fact, ...]]:
@@ -74,7 +99,26 @@ def _per_branch(a: Fact, b: Fact) -> tuple[tuple[Fact, ...], tuple[Fact, ...]]:
 def put(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Puts an element into a list; the first one decides on the form."""
     made = with_item(facts[0], facts[-1])
-    return OpPlan([made.form, *[REPLICATED] * (len(facts) - 2), made.form], [made])
+    form, others = made.form, [REPLICATED] * (len(facts) - 2)
+    if not isinstance(form, Sharded) or isinstance(facts[-1].form, Sharded):
+        return OpPlan([form, *others, form], [made])
+    build = functools.partial(_put_own_rows, form=form)
+    return OpPlan([form, *others, REPLICATED], [made], build=build)
+
+
+def _put_own_rows(
+    replica: Any, op: tf.Operation, inputs: Sequence[Any], *local: Any, form: Sharded
+) -> list[tf.Tensor]:
+    """Puts this replica's rows of a tensor, which must be as long as the others."""
+    *items, x = inputs
+    if form.factor is not None:
+        want = replica.rows(form.layout) * form.factor
+        text = "A list has elements of different numbers of rows, of which replicas "
+        text += "have parts. Fix: keep them in a tf.Variable, or in several lists."
+        check = tf.debugging.assert_equal(tf.shape(x)[form.axis], want, text)
+        with tf.control_dependencies([check]):
+            x = tf.identity(x)
+    return replica.stamp(op, [*items, replica.convert(x, REPLICATED, form)])
 
 
 def take(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:

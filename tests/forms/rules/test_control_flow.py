@@ -129,6 +129,14 @@ def chosen_in_a_branch(v: Inputs) -> tf.Tensor:
     return tf.cond(tf.shape(v.x)[0] > 1, some, lambda: 0.0)
 
 
+def of_other_lengths(v: Inputs) -> tf.Tensor:
+    """Branches that return other numbers of rows."""
+    is_large = tf.reduce_sum(v.x) > 0
+    chosen = tf.cond(is_large, lambda: tf.boolean_mask(v.x, v("b")), lambda: v.x)
+    twice = tf.cond(is_large, lambda: tf.concat([v.x, v.y], 0), lambda: v.x)
+    return tf.reduce_sum(chosen**2) + tf.reduce_sum(tf.sort(twice, 0) * twice)
+
+
 def called(v: Inputs) -> tf.Tensor:
     function = tf.function(cell)
     return function(function(v.x))
@@ -149,10 +157,26 @@ def of_tensorflow_1(v: Inputs) -> tf.Tensor:
     return tf.raw_ops.Merge(inputs=[tf.sin(no), cell(yes)])[0]
 
 
-LOOPS = [looped, communicating, carrying_sums, swapped, mapped, over_time, scanned]
+def growing(v: Inputs) -> tf.Tensor:
+    """A loop whose value has more rows in each turn."""
+    shapes = tf.TensorShape([]), tf.TensorShape([None, 3])
+    double = lambda i, y: (i + 1, tf.concat([y, tf.sin(y)], 0))  # noqa: E731
+    return tf.while_loop(lambda i, y: i < 2, double, (0, v.x), shapes)[1]
+
+
+LOOPS = [
+    growing,
+    looped,
+    communicating,
+    carrying_sums,
+    swapped,
+    mapped,
+    over_time,
+    scanned,
+]
 BRANCHES = [
     *(branched, of_other_forms, of_cases, branches_in_a_loop, lists_of_branches),
-    *(chosen_in_a_branch, called, with_own_gradient),
+    *(chosen_in_a_branch, of_other_lengths, called, with_own_gradient),
 ]
 
 

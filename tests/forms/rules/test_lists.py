@@ -189,3 +189,15 @@ def test_law(replicas: int) -> None:
     law = laws.Law([*SAMPLES, *OTHERS], replicas)
     for count in (5, 2, 1):
         law.check(count)
+
+
+def test_an_element_of_other_rows_than_the_first_fails() -> None:
+    def items(v: Inputs) -> tf.Tensor:
+        return get(push(empty(), v.x, tf.sort(v.x, 0)[:1]), 0)
+
+    law = laws.Law([Sample("TensorListGetItem", items, grads=False)], 2)
+    law.check(1)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="(?s)numbers of rows.*Fix:"
+    ):
+        law.check(5)
