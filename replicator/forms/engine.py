@@ -195,10 +195,12 @@ class WholeBatchFunction:
         # If other processes have some of the results, they are joined in the step.
         is_shared = self._repl._settings.peers is not None
 
+        lengths = [tensors[which.index(k)].shape[0] for k in layouts]
+
         def step(rows: Any, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            replica = Replica(self._repl, plan, sums)
-            for layout, total in zip(layouts.values(), rows, strict=True):
-                replica.deal(layout, total)
+            replica, others = Replica(self._repl, plan, sums), iter(rows)
+            for layout, length in zip(layouts.values(), lengths, strict=True):
+                replica.deal(layout, next(others) if length is None else length)
             given = [*parts, *self._captured]
             for tensor, value in zip(plan.inputs, given, strict=True):
                 replica.give(tensor, value)
@@ -240,16 +242,20 @@ class WholeBatchFunction:
     def _divided(
         self, which: Pattern, layouts: dict[int, Layout], tensors: Sequence[tf.Tensor]
     ) -> list[Any]:
-        """Returns the numbers of all rows, and each replica's parts of arguments."""
-        count = self._repl.num_replicas
-        totals = {k: tf.shape(tensors[which.index(k)])[0] for k in layouts}
-        ends = tf.range(count - 1, -1, -1)  # the first ones get one row more
-        sizes = {k: (total + ends) // count for k, total in totals.items()}
+        """Returns numbers of rows that are not static, and each replica's parts."""
+        count, rows, sizes = self._repl.num_replicas, [], {}
+        for k in layouts:
+            total, more = tensors[which.index(k)].shape[0], range(count - 1, -1, -1)
+            if total is None:
+                total = tf.shape(tensors[which.index(k)])[0]
+                rows.append(total)
+                sizes[k] = (total + tf.range(count - 1, -1, -1)) // count
+            else:  # the first replicas get one row more
+                sizes[k] = [(total + one) // count for one in more]
         parts = [
             [x] * count if k is None else tf.split(x, sizes[k], num=count)
             for x, k in zip(tensors, which, strict=True)
         ]
-        rows = list(totals.values())
         return [(rows, [part[r] for part in parts]) for r in range(count)]
 
     def _argument(self, k: int) -> tf.Tensor:

@@ -118,15 +118,20 @@ class BatchFunction:
         if self._eagerly is not None:
             return self._eagerly(batch.packed(tensors)), None
         split = int(shards.batch_size(tensors)) >= self._num_replicas
-        specs = self._free(batch.key, _specs(tensors, spec))
+        specs = self._free((split, batch.key), _specs(tensors, spec))
+        key = (split, batch.key, *specs)
+        if key not in self._traced:
+            program = self._program(batch, tuple(map(_free_spec, specs)))
+            self._traced[key] = self._trace(program, split, specs)
+        traced = self._traced[key]
+        return traced.call(*tensors), traced
+
+    def _program(self, batch: Tensors, specs: tuple[Any, ...]) -> Program:
+        """Returns the model's step for batches of any size, traced for one device."""
         key = (batch.key, *specs)
         if key not in self._programs:
             self._programs[key] = self._make(batch.forget(), specs)
-        traced = self._traced.get((split, key))
-        if traced is None:
-            traced = self._trace(self._programs[key], split, specs)
-            self._traced[split, key] = traced
-        return traced.call(*tensors), traced
+        return self._programs[key]
 
     def equal_after_errors(self, function: Any) -> Callable[..., Any]:
         """Wraps a function to make the replicas equal after an error in it.
@@ -147,13 +152,13 @@ class BatchFunction:
         """
         return tf.equal(size >= self._num_replicas, split)
 
-    def _free(self, structure: str, specs: Any) -> tuple[Any, ...]:
-        """Returns specs that cover batches of all sizes so far.
+    def _free(self, kind: Any, specs: Any) -> tuple[Any, ...]:
+        """Returns specs that cover batches of one kind of all sizes so far.
 
         Sequences of many lengths are thus traced twice, and not for each length.
         """
         ranks = tuple((type(s), getattr(s, "dtype", None), s.shape.rank) for s in specs)
-        key = (structure, ranks)
+        key = (kind, ranks)
         widest = self._freed.get(key, specs)
         common = tuple(
             spec.most_specific_common_supertype([other]) or other
@@ -202,7 +207,7 @@ def is_dense(spec: Any) -> bool:
 
 def _specs(tensors: list[Any], spec: Any) -> tuple[Any, ...]:
     """Returns the function's specs for batches like this one, of any size."""
-    own = [tf.type_spec_from_value(tensor) for tensor in tensors]
+    own = [_free_spec(tf.type_spec_from_value(tensor)) for tensor in tensors]
     if spec is not None:
         leaves = tf.nest.flatten(spec)
         no_tensor = type(tf.type_spec_from_value(None))  # without a name before 2.19
@@ -212,7 +217,7 @@ def _specs(tensors: list[Any], spec: Any) -> tuple[Any, ...]:
         if len(given) == len(tensors):
             pairs = zip(given, own, strict=True)
             own = [one if one.shape.rank is not None else known for one, known in pairs]
-    return tuple(map(_free_spec, own))
+    return tuple(own)
 
 
 def _free_spec(spec: Any) -> Any:
