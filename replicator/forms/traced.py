@@ -86,7 +86,12 @@ class Traced:
         self.graph: Any = traced.graph
         self.structure = traced.structured_outputs
         # The functions of a SavedModel, traced before, have handles of components.
-        owners = factory.owners()
+        # Those of a sum are not the variable: what reads it outside adds them up.
+        owners = {
+            handle: v
+            for handle, v in factory.owners().items()
+            if not v.placement.is_aggregated
+        }
         behind = [
             (t, owners.get(id(t)) if (v := view.variable_of(t)) is None else v)
             for t in traced.captured_inputs

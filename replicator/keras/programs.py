@@ -64,6 +64,14 @@ def _value(leaf: Any) -> Any:
     return tf.convert_to_tensor(leaf)
 
 
+def _read(leaf: Any) -> Any:
+    """Returns a result; a variable's value, which must be read in the trace."""
+    import keras
+
+    is_variable = isinstance(leaf, keras.Variable | tf.Variable)
+    return tf.convert_to_tensor(leaf) if is_variable else leaf
+
+
 class Program:
     """A step of a model for batches of one structure, traced for one device.
 
@@ -85,7 +93,8 @@ class Program:
 
         def step(*components: Any) -> Any:
             packed = tf.nest.pack_sequence_as(specs, components, expand_composites=True)
-            return getattr(model, name)(batch.packed(packed))
+            returned = getattr(model, name)(batch.packed(packed))
+            return tf.nest.map_structure(_read, returned)
 
         self._has_rows = [
             type(spec) is tf.TensorSpec and bool(spec.shape.rank)
