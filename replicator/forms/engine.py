@@ -213,9 +213,12 @@ class WholeBatchFunction:
 
         with tf.device("CPU:0"):  # where batches are: each part moves once
             elements = self._divided(which, layouts, tensors)
-        results = self._repl.run(
-            _tf.not_converted(step), lambda ctx: elements[ctx.replica_id]
-        )
+        if tensors:
+            results = self._repl.run(
+                _tf.not_converted(step), lambda ctx: elements[ctx.replica_id]
+            )
+        else:
+            results = self._repl.run(_tf.not_converted(lambda: step([], [])))
         joined = [_joined(x, form) for x, form in zip(results, forms, strict=True)]
         return self._packed(joined)
 
