@@ -22,6 +22,7 @@ from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Shar
 from replicator.forms.propagate import GraphPlan, Scope
 from replicator.forms.replay import Replica, Value
 from replicator.forms.traced import Made, Traced
+from replicator.graph.ir import shapes
 from replicator.graph.order import ordering
 from replicator.optimizers.totals import Totals
 
@@ -50,7 +51,7 @@ def pattern(
 
 
 def _is_batch(spec: tf.TensorSpec) -> bool:
-    return spec.shape.rank not in (None, 0) and spec.shape[0] is None
+    return spec.shape.rank not in (None, 0) and shapes.sizes(spec)[0] is None
 
 
 class _Arguments(threading.local):
@@ -107,7 +108,7 @@ class WholeBatchFunction:
         """Runs the function on all replicas, each with its part of the rows."""
         pairs = zip(args, self._signature, strict=True)
         tensors = [tf.convert_to_tensor(x, spec.dtype) for x, spec in pairs]
-        rows = [x.shape[0] if x.shape.rank else None for x in tensors]
+        rows = [shapes.sizes(x)[0] if x.shape.rank else None for x in tensors]
         return self.run(pattern(self._signature, rows, self._few), tensors)
 
     def run(self, which: Pattern, tensors: Sequence[tf.Tensor]) -> Any:
@@ -195,7 +196,7 @@ class WholeBatchFunction:
         # If other processes have some of the results, they are joined in the step.
         is_shared = self._repl._settings.peers is not None
 
-        lengths = [tensors[which.index(k)].shape[0] for k in layouts]
+        lengths = [shapes.sizes(tensors[which.index(k)])[0] for k in layouts]
 
         def step(rows: Any, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             replica, others = Replica(self._repl, plan, sums), iter(rows)
@@ -228,7 +229,7 @@ class WholeBatchFunction:
         """Warns once of what costs much, if it is known how long batches are."""
         current = self._arguments.tensors or tensors
         batches = [x for x, k in zip(current, which, strict=True) if k is not None]
-        rows = batches[0].shape[0] if batches else None
+        rows = shapes.sizes(batches[0])[0] if batches else None
         if self._warns and rows is not None:
             self._warns = False
             told.warn_of_gathers(plan, rows)
@@ -248,7 +249,10 @@ class WholeBatchFunction:
         """Returns numbers of rows that are not static, and each replica's parts."""
         count, rows, sizes = self._repl.num_replicas, [], {}
         for k in layouts:
-            total, more = tensors[which.index(k)].shape[0], range(count - 1, -1, -1)
+            total, more = (
+                shapes.sizes(tensors[which.index(k)])[0],
+                range(count - 1, -1, -1),
+            )
             if total is None:
                 total = tf.shape(tensors[which.index(k)])[0]
                 rows.append(total)

@@ -13,6 +13,7 @@ from absl import logging
 from replicator import errors
 from replicator.forms.forms import REPLICATED, Partial, Sharded
 from replicator.forms.propagate import GraphPlan
+from replicator.graph.ir import shapes
 
 _SHARE = 0.1  # of what a step sends, which a gather may take unsaid
 _FEW = 2**20  # bytes, of which nothing is said either
@@ -62,7 +63,7 @@ def _bytes(tensor: tf.Tensor, rows: int) -> int:
     if tensor.shape.rank is None:
         return 0
     count = 1
-    for size in tensor.shape:
+    for size in shapes.sizes(tensor):
         count *= rows if size is None else size
     return int(count * tensor.dtype.size)
 

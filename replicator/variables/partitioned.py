@@ -182,7 +182,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         if tf.executing_eagerly() or value.op.type != "ConcatV2":
             return None
         *pieces, axis = value.op.inputs
-        sizes = tuple(piece.shape[self.axis] for piece in pieces)
+        sizes = tuple(shapes.sizes(piece)[self.axis] for piece in pieces)
         is_same = sizes == self.sizes and tf.get_static_value(axis) == self.axis
         return pieces if is_same else None
 

@@ -29,6 +29,7 @@ from replicator.forms.rule import (
     rules_of,
 )
 from replicator.forms.sizes import Size, elements, ints, operand
+from replicator.graph.ir import shapes
 
 
 def _are_own_rows(form: Form, ids: Fact, columns: int = 0) -> bool:
@@ -55,7 +56,8 @@ def _per_own_row(ids: Fact, size: Fact, tensor: tf.Tensor, columns: int = 0) -> 
 
 def _columns(ids: tf.Tensor) -> int:
     """Returns of how many numbers an index consists; 0: just one."""
-    return 0 if ids.shape[-1] == 1 else ids.shape[-1] or -1
+    last = shapes.sizes(ids)[-1]
+    return 0 if last == 1 else last or -1
 
 
 def _is_of_variable(op: tf.Operation) -> bool:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
 from replicator.forms.rule import LOCAL, Need, OpPlan, is_partial, plan, rules_of
 from replicator.forms.sizes import elements, operand
+from replicator.graph.ir import shapes
 
 _NAMES = "abcdefghijklmnop"
 _UNKNOWN = 64  # elements of an axis of unknown length, where costs are compared
@@ -105,11 +106,11 @@ def _kept(
     form = facts[k].form
     assert isinstance(form, Sharded)
     name = terms[k][form.axis]
-    if op.inputs[k].shape[form.axis] == 1:
+    if shapes.sizes(op.inputs[k])[form.axis] == 1:
         return None  # it broadcasts
     needs: list[Form] = []
     for tensor, names in zip(op.inputs, terms, strict=True):
-        has_axis = name in names and tensor.shape[names.index(name)] != 1
+        has_axis = name in names and shapes.sizes(tensor)[names.index(name)] != 1
         needs.append(form.at(names.index(name)) if has_axis else REPLICATED)
     is_kept = name in output
     made = form.at(output.index(name)) if is_kept else Partial()

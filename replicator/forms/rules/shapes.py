@@ -35,6 +35,7 @@ from replicator.forms.sizes import (
     operand,
     product,
 )
+from replicator.graph.ir import shapes
 
 
 def fitting(sizes: Sequence[Any] | None, form: Sharded) -> Need | None:
@@ -239,9 +240,9 @@ def tile(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
             return None
         made = Sharded(form.axis, form.layout, blocks, form.inner)
         return plan(op, [form, REPLICATED], made)
-    shape = op.inputs[0].shape
+    known = shapes.static(op.inputs[0])
     sizes = [
-        WHOLE if is_size(size) and (shape.rank is None or shape[k] != 1) else size
+        WHOLE if is_size(size) and (known is None or known[k] != 1) else size
         for k, size in enumerate(times)
     ]
     whole = of_sizes(sizes)
