@@ -266,7 +266,7 @@ class Conversions:
         total, first = self.rows(layout), self.offset(layout)
         if form.factor is not None:
             size = total * form.factor
-            is_one = shapes.sizes(x)[axis] in (None, 1)
+            is_one = shapes.size(x, axis) in (None, 1)
             x = _broadcast(x, axis, size) if is_one else _checked(x, axis, size)
         length = tf.shape(x)[axis]
         if inner is None:
@@ -290,7 +290,7 @@ def _broadcast(x: tf.Tensor, axis: int, size: Number) -> tf.Tensor:
 def _checked(x: tf.Tensor, axis: int, size: Number) -> tf.Tensor:
     """Fails if the axis has another size: parts of it would be other rows, or none."""
     message = f"Axis {axis} of {x.shape} is used along with the rows of a batch"
-    check = tf.debugging.assert_equal(size, shapes.sizes(x)[axis], message)
+    check = tf.debugging.assert_equal(size, shapes.size(x, axis), message)
     with tf.control_dependencies([check]):
         return tf.identity(x)
 

@@ -51,7 +51,7 @@ def pattern(
 
 
 def _is_batch(spec: tf.TensorSpec) -> bool:
-    return spec.shape.rank not in (None, 0) and shapes.sizes(spec)[0] is None
+    return spec.shape.rank not in (None, 0) and shapes.size(spec, 0) is None
 
 
 class _Arguments(threading.local):
@@ -108,7 +108,7 @@ class WholeBatchFunction:
         """Runs the function on all replicas, each with its part of the rows."""
         pairs = zip(args, self._signature, strict=True)
         tensors = [tf.convert_to_tensor(x, spec.dtype) for x, spec in pairs]
-        rows = [shapes.sizes(x)[0] if x.shape.rank else None for x in tensors]
+        rows = [shapes.size(x, 0) if x.shape.rank else None for x in tensors]
         return self.run(pattern(self._signature, rows, self._few), tensors)
 
     def run(self, which: Pattern, tensors: Sequence[tf.Tensor]) -> Any:
@@ -196,7 +196,7 @@ class WholeBatchFunction:
         # If other processes have some of the results, they are joined in the step.
         is_shared = self._repl._settings.peers is not None
 
-        lengths = [shapes.sizes(tensors[which.index(k)])[0] for k in layouts]
+        lengths = [shapes.size(tensors[which.index(k)], 0) for k in layouts]
 
         def step(rows: Any, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             replica, others = Replica(self._repl, plan, sums), iter(rows)
@@ -229,7 +229,7 @@ class WholeBatchFunction:
         """Warns once of what costs much, if it is known how long batches are."""
         current = self._arguments.tensors or tensors
         batches = [x for x, k in zip(current, which, strict=True) if k is not None]
-        rows = shapes.sizes(batches[0])[0] if batches else None
+        rows = shapes.size(batches[0], 0) if batches else None
         if self._warns and rows is not None:
             self._warns = False
             told.warn_of_gathers(plan, rows)
@@ -250,7 +250,7 @@ class WholeBatchFunction:
         count, rows, sizes = self._repl.num_replicas, [], {}
         for k in layouts:
             total, more = (
-                shapes.sizes(tensors[which.index(k)])[0],
+                shapes.size(tensors[which.index(k)], 0),
                 range(count - 1, -1, -1),
             )
             if total is None:

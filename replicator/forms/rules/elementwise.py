@@ -150,7 +150,7 @@ def along(
     chosen: int | None = None
     for k, fact in enumerate(facts):
         if isinstance(fact.form, Sharded) and fact.form.axis < outer[k]:
-            is_one = shapes.sizes(tensors[k])[fact.form.axis] == 1 and len(tensors) > 1
+            is_one = shapes.size(tensors[k], fact.form.axis) == 1 and len(tensors) > 1
             if not is_one and (chosen is None or outer[k] > outer[chosen]):
                 chosen = k
     if chosen is None:
@@ -161,7 +161,7 @@ def along(
     needs: list[Need] = []
     for tensor, its in zip(tensors, outer, strict=True):
         axis = at - (max(outer) - its)
-        has_axis = axis >= 0 and shapes.sizes(tensor)[axis] != 1
+        has_axis = axis >= 0 and shapes.size(tensor, axis) != 1
         needs.append(form.at(axis) if has_axis or len(tensors) == 1 else REPLICATED)
     return needs, form.at(at)
 

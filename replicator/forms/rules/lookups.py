@@ -56,7 +56,7 @@ def _per_own_row(ids: Fact, size: Fact, tensor: tf.Tensor, columns: int = 0) -> 
 
 def _columns(ids: tf.Tensor) -> int:
     """Returns of how many numbers an index consists; 0: just one."""
-    last = shapes.sizes(ids)[-1]
+    last = shapes.size(ids, -1)
     return 0 if last == 1 else last or -1
 
 

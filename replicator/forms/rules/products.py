@@ -106,11 +106,11 @@ def _kept(
     form = facts[k].form
     assert isinstance(form, Sharded)
     name = terms[k][form.axis]
-    if shapes.sizes(op.inputs[k])[form.axis] == 1:
+    if shapes.size(op.inputs[k], form.axis) == 1:
         return None  # it broadcasts
     needs: list[Form] = []
     for tensor, names in zip(op.inputs, terms, strict=True):
-        has_axis = name in names and shapes.sizes(tensor)[names.index(name)] != 1
+        has_axis = name in names and shapes.size(tensor, names.index(name)) != 1
         needs.append(form.at(names.index(name)) if has_axis else REPLICATED)
     is_kept = name in output
     made = form.at(output.index(name)) if is_kept else Partial()

@@ -212,7 +212,7 @@ def _are_batches(outputs: Sequence[tf.Tensor]) -> list[bool]:
 
     Those with an unknown number of rows, or else those with as many as the first one.
     """
-    lengths = [shapes.sizes(out)[0] if out.shape.rank else 1 for out in outputs]
+    lengths = [shapes.size(out, 0) if out.shape.rank else 1 for out in outputs]
     known = next((n for n in lengths if n != 1), 1)
     wanted = None if None in lengths else known
     return [
@@ -225,7 +225,7 @@ def _of_as_many_rows(
     op: tf.Operation, results: Sequence[tf.Tensor], batches: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Returns the components of an element; fails if batches differ in their rows."""
-    if len(batches) < 2 or shapes.sizes(batches[0])[0] is not None:
+    if len(batches) < 2 or shapes.size(batches[0], 0) is not None:
         return list(results)
     text = errors.compose(
         f"the tensors of an element of {op.name} have different numbers of rows.",

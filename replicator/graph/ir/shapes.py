@@ -27,6 +27,12 @@ def sizes(tensor: tf.Tensor) -> tuple[int | None, ...]:
     return shape
 
 
+def size(tensor: tf.Tensor, axis: int) -> int | None:
+    """Returns a static size; None if it, or the rank, is unknown."""
+    shape = static(tensor)
+    return None if shape is None else shape[axis]
+
+
 def with_rows(shape: tf.TensorShape, rows: int | None = None) -> tf.TensorShape:
     """Returns a shape with another first size; None: unknown."""
     return tf.TensorShape([rows]).concatenate(shape[1:])
