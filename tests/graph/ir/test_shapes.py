@@ -31,8 +31,10 @@ def test_sizes_are_numbers(name: str, behavior: None) -> None:
     if expected is None:
         with pytest.raises(AssertionError):
             shapes.sizes(tensor)
+        assert shapes.size(tensor, 1) is None
         return
     assert shapes.sizes(tensor) == expected
+    assert [shapes.size(tensor, k) for k in range(len(expected))] == list(expected)
     assert all(type(size) in (int, type(None)) for size in shapes.sizes(tensor))
     if None not in expected:
         assert shapes.defined(tensor) == expected
