@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast, overload
 
 import tensorflow as tf
 
 from replicator import _tf, deprecation, errors
-from replicator.autodist import flows, losses, marked, replicas
+from replicator.autodist import program, variables
 from replicator.autodist.function import DistributedFunction
-from replicator.autodist.program import Program
 from replicator.autodist.resources import devices_of
 from replicator.autodist.session import DistributedSession, configured
+from replicator.autodist.steps import Steps
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
 from replicator.replicator import Replicator
@@ -129,7 +129,8 @@ class AutoDist:
         graph = tf.compat.v1.get_default_graph()
         self._scope = _Scope(graph)
         try:
-            with _tf.last_variable_creator(marked.creator(self._scope.variables)):
+            creator = variables.creator(self._scope.variables)
+            with _tf.last_variable_creator(creator), _control_flow_v2():
                 yield self
         finally:
             self._scope = None
@@ -173,15 +174,15 @@ class AutoDist:
             )
         _check_loss(loss)
         config = configured(config, self._repl.devices)
-        program = Program(scope.graph, scope.variables)
-        replicated = replicas.replicate(program, self._repl._settings, loss)
-        session = DistributedSession(scope.renewed, replicated, config, self._in_force)
+        steps = Steps(scope.graph, scope.variables, self._repl)
+        session = DistributedSession(steps, config, self)
         scope.initialize(session)
         return session
 
-    def _in_force(self, variables: Mapping[str, Any]) -> Strategy:
-        chooser = self._repl._settings.chooser
-        return choosing.in_force(variables, self._repl._resources, chooser)
+    def _in_force(self, steps: Steps) -> Strategy:
+        with steps.graph.as_default():
+            chooser = self._repl._settings.chooser
+            return choosing.in_force(steps.trained, self._repl._resources, chooser)
 
     @overload
     def function(
@@ -279,11 +280,7 @@ class _Scope:
 
     def __init__(self, graph: tf.Graph) -> None:
         self.graph = graph
-        self.variables: list[marked.MarkedVariable] = []
-
-    def renewed(self, program: Program) -> Program:
-        """Returns the program as it is now, given the previous one."""
-        return Program(self.graph, self.variables, program)
+        self.variables: list[variables.PlainVariable] = []
 
     def initialize(self, session: tf.compat.v1.Session) -> None:
         """Runs the initializers that need no feed, those of variables first."""
@@ -307,11 +304,23 @@ def _started(graph: tf.Graph) -> list[tf.Operation]:
 
 def _is_fed(op: tf.Operation) -> bool:
     """Whether an op needs a placeholder."""
-    return any(source.type == "Placeholder" for source in flows.needed(op))
+    return any(one.type == "Placeholder" for one in program.needed([op], []).ops)
+
+
+@contextlib.contextmanager
+def _control_flow_v2() -> Iterator[None]:
+    """Builds conditionals and loops as functions, of which forms are known."""
+    was_on = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.enable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if not was_on:
+            tf.compat.v1.disable_control_flow_v2()
 
 
 def _check_loss(loss: Any) -> None:
-    if loss is not None and not (isinstance(loss, str) and loss in losses.DECLARED):
+    if loss is not None and not (loss in ("mean", "sum")):
         raise errors.ArgumentError(
             errors.compose(
                 f"loss={errors.shown(loss)} does not say how a loss combines examples.",

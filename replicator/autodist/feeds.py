@@ -1,124 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits the feeds of a session into a part for each replica.
+"""What a session is fed, and the part of it that each replica gets.
 
 A feed is split along its first axis, if the fed tensor has one of unknown size; where
-that does not divide evenly, the first replicas get one example more. A replica left
-without any is lent the first example, which then counts for nothing, because many ops
-fail on an empty batch.
+that does not divide evenly, the first replicas get one row more.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from replicator import errors
-from replicator.autodist import stamping
-from replicator.autodist.program import Program
+from replicator.autodist.steps import Step
+from replicator.forms import engine
 from replicator.inputs import shards
 
-
-@dataclasses.dataclass(frozen=True)
-class Feeds:
-    """The feeds of the replicas in one run.
-
-    Attributes:
-        values: `values[r]` has replica r's feeds, by tensors of the program.
-        counts: How many examples each replica has; None if nothing is split.
-        names: The names of the ops that are fed parts.
-    """
-
-    values: list[dict[tf.Tensor, Any]]
-    counts: list[int] | None
-    names: frozenset[str]
-
-    @property
-    def weights(self) -> list[float] | None:
-        """Each replica's share of all examples; None if nothing is split."""
-        if self.counts is None:
-            return None
-        total = sum(self.counts)
-        return [count / total for count in self.counts]
+Pairs = list[tuple[tf.Tensor, np.ndarray]]
 
 
-def split(
-    program: Program,
-    fed: Any,
-    num_replicas: int,
-    defaults: Callable[[Collection[tf.Operation]], Mapping[tf.Tensor, np.ndarray]]
-    | None = None,
-) -> Feeds:
-    """Returns the feeds of each replica.
+def read(graph: tf.Graph, given: Any) -> Pairs:
+    """Returns pairs of the fed tensors and their values, in the order of names.
 
     Args:
-        program: The single-device graph.
-        fed: The user's feed_dict, or None.
-        num_replicas: The number of replicas.
-        defaults: Returns the defaults to split as well, given the ops that are fed.
+        graph: The user's graph.
+        given: The user's feed_dict, or None.
 
     Raises:
-        ArgumentError: A key is no tensor of the graph, a value does not fit it, or the
-            first axes of values to split differ.
+        ArgumentError: A key is no tensor of the graph, or a value does not fit it.
     """
-    if fed is not None and not isinstance(fed, Mapping):
+    if given is not None and not isinstance(given, Mapping):
         raise errors.ArgumentError(
             errors.compose(
-                f"session.run was given feed_dict={errors.shown(fed)}.",
+                f"session.run was given feed_dict={errors.shown(given)}.",
                 fix="pass a dict that maps tensors to their values.",
             )
         )
-    whole: dict[tf.Tensor, Any] = {}
-    parts: dict[tf.Tensor, np.ndarray] = {}
-    for key, value in _flat(fed or {}):
-        tensor = _tensor(program, key)
-        array = _array(tensor, value)
-        if array.ndim and program.splits(tensor) and tensor.op not in program.shared:
-            parts[tensor] = array
-        else:
-            whole[tensor] = array
-    if defaults is not None:
-        parts |= defaults({tensor.op for tensor in (*whole, *parts)})
-    names = frozenset(tensor.op.name for tensor in parts)
-    values: list[dict[tf.Tensor, Any]] = [dict(whole) for _ in range(num_replicas)]
-    if not parts:
-        return Feeds(values, None, names)
-    total = _examples(parts)
-    sizes = [shards.count(total, r, num_replicas) for r in range(num_replicas)]
-    first = 0
-    for replica_values, size in zip(values, sizes, strict=True):
-        examples = slice(first, first + size) if size else slice(0, 1)
-        replica_values.update(
-            {tensor: array[examples] for tensor, array in parts.items()}
-        )
-        first += size
-    return Feeds(values, sizes, names)
+    pairs = [(_tensor(graph, key), value) for key, value in _flat(given or {})]
+    pairs.sort(key=lambda pair: pair[0].name)
+    return [(tensor, _array(tensor, value)) for tensor, value in pairs]
 
 
-def _flat(fed: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Returns pairs of tensors and values; refuses sparse and ragged tensors."""
-    flat: list[tuple[Any, Any]] = []
+def pattern(fed: Pairs, num_replicas: int) -> engine.Pattern:
+    """Returns which fed values are split; see `engine.pattern`."""
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor, _ in fed]
+    rows = [len(array) if array.ndim else None for _, array in fed]
+    return engine.pattern(specs, rows, num_replicas)
+
+
+def split(
+    step: Step, fed: Pairs, which: engine.Pattern, num_replicas: int
+) -> dict[tf.Tensor, Any]:
+    """Returns what a step is fed: numbers of rows, and the part of each replica.
+
+    Args:
+        step: The step.
+        fed: The fed values.
+        which: Which of these are split.
+        num_replicas: Into how many parts.
+    """
+    result = dict[Any, Any]()
+    rows = {}
+    for (_, array), k, parts in zip(fed, which, step.feeds, strict=True):
+        if k is None:
+            (whole,) = parts
+            result[whole] = array
+            continue
+        rows[k], first = len(array), 0
+        for r, part in enumerate(parts):
+            size = shards.count(len(array), r, num_replicas)
+            result[part] = array[first : first + size]
+            first += size
+    return {**result, **dict(zip(step.rows, rows.values(), strict=True))}
+
+
+def _flat(fed: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yields pairs of tensors and values, of which sparse ones have several."""
     for key, value in fed.items():
-        if isinstance(key, tf.SparseTensor | tf.IndexedSlices | tf.RaggedTensor):
+        if isinstance(key, tf.SparseTensor):
+            keys = [key.indices, key.values, key.dense_shape]
+        elif isinstance(key, tf.IndexedSlices):
+            keys = [key.values, key.indices, key.dense_shape][: len(value)]
+        else:
+            yield key, value
+            continue
+        if not isinstance(value, tuple) or len(value) != len(keys):
             raise errors.ArgumentError(
                 errors.compose(
-                    f"session.run was fed a {type(key).__name__}, {errors.shown(key)}, "
-                    "which cannot be split over the replicas.",
-                    fix="feed a dense placeholder, and create the "
-                    f"{type(key).__name__} from it in the graph "
-                    "(tf.sparse.from_dense, tf.RaggedTensor.from_tensor).",
+                    f"session.run was fed {errors.shown(value)} for a "
+                    f"{type(key).__name__}.",
+                    [f"fed at {errors.user_line()}"],
+                    f"feed a tf.compat.v1.{type(key).__name__}Value.",
                 )
             )
-        flat.append((key, value))
-    return flat
+        yield from zip(keys, value, strict=True)
 
 
-def _tensor(program: Program, key: Any) -> tf.Tensor:
+def _tensor(graph: tf.Graph, key: Any) -> tf.Tensor:
     try:
-        element = program.graph.as_graph_element(
+        element = graph.as_graph_element(
             key, allow_tensor=True, allow_operation=False
         )
     except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -161,37 +143,3 @@ def _unfit(tensor: tf.Tensor, value: Any, why: str) -> errors.ArgumentError:
             "feed a value of the placeholder's dtype and shape.",
         )
     )
-
-
-def _examples(parts: Mapping[tf.Tensor, np.ndarray]) -> int:
-    """Returns the number of examples."""
-    sizes = {len(array) for array in parts.values()}
-    if len(sizes) > 1 or 0 in sizes:
-        sites = [
-            f"{tensor.name}: {array.shape}, created at {errors.line_of(tensor.op)}"
-            for tensor, array in parts.items()
-        ]
-        if len(sizes) > 1:
-            problem = (
-                "fed values and defaults differ in their first dimension, along which "
-                "they are split."
-            )
-            fix = (
-                "feed the same number of rows for each; if every replica is to get all "
-                "of a value, give its placeholder a static first dimension."
-            )
-        else:
-            problem, fix = "the fed values hold no examples.", "feed at least one."
-        raise errors.ArgumentError(errors.compose(problem, sites, fix))
-    return sizes.pop()
-
-
-def fed_to(
-    feeds: Feeds, places: Sequence[Mapping[tf.Operation, tf.Operation]]
-) -> dict[tf.Tensor, Any]:
-    """Returns the feeds of the session of all replicas, by its tensors."""
-    fed: dict[tf.Tensor, Any] = {}
-    for replica_values, replica_places in zip(feeds.values, places, strict=True):
-        for tensor, value in replica_values.items():
-            fed[stamping.of(replica_places, tensor)] = value
-    return fed

@@ -1,172 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps session fetches to ops of the replicas.
-
-A value equal on all replicas is fetched from one. A value that does not follow from
-those of the parts is computed once more, from values that do. Ops, and tensors that
-depend on a write, run on all replicas. How values are joined is in fetched.py.
-"""
+"""What a session fetches: nests of tensors, ops, variables and names of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from replicator import errors
-from replicator.autodist import flows, handles, joining, kinds, losses
-from replicator.autodist.defaults import Defaults
-from replicator.autodist.fetched import SUMMARIES, Fetch, Leaf
-from replicator.autodist.kinds import SAME, UNKNOWN, Kind, Value
-from replicator.autodist.program import Program
-from replicator.autodist.shares import Plan
-from replicator.graph.ir.kinds import has_effect
+from replicator.autodist.steps import Element
+
+v1 = tf.compat.v1
 
 
-class Fetches:
-    """Looks up fetches.
+def elements(
+    given: Any, graph: tf.Graph, variable_of: Callable[[tf.Operation], Any]
+) -> list[Element]:
+    """Returns the tensors, or the op, of a leaf of the user's fetches.
+
+    In TensorFlow 1, the first output of a variable's op, named "w:0", is the value of a
+    reference variable, but the handle of a resource variable.
 
     Args:
-        program: The single-device graph.
-        plan: Infers what the replicas' values are.
-        whole: Returns a tensor's value over all examples, computed in the graph of all
-            replicas, or None.
+        given: The leaf.
+        graph: The user's graph.
+        variable_of: Returns the variable that an op makes the handle of, or None.
+
+    Raises:
+        ArgumentError: It is not in the graph, or is the handle of a resource variable.
     """
-
-    def __init__(
-        self,
-        program: Program,
-        plan: Plan,
-        whole: Callable[[tf.Tensor], tf.Tensor | None],
-    ) -> None:
-        self._program, self._plan, self._whole = program, plan, whole
-        self._known: dict[tuple[int, frozenset[str]], Fetch] = {}
-        self._acting: dict[tf.Operation, bool] = {}
-        self._defaults = Defaults(program)
-
-    def leaf(self, given: Any, fed: frozenset[str]) -> Leaf:
-        """Returns the Leaf for a leaf of the user's fetches.
-
-        Args:
-            given: A tensor, op, variable, or the name of one.
-            fed: The names of ops that are fed parts, whether placeholders or not.
-
-        Raises:
-            ArgumentError: It is not in the graph, or has no joined value.
-        """
-        checked = not isinstance(given, tf.SparseTensor)
-        found = [self._find(part, fed, checked) for part in _parts_of(given)]
-        return Leaf(given, tuple(found))
-
-    def defaults(
-        self, leaves: Iterable[Any], fed: Collection[tf.Operation]
-    ) -> dict[tf.Tensor, np.ndarray]:
-        """Returns the defaults to split in a run; see `Defaults.needed`.
-
-        Args:
-            leaves: The leaves of the user's fetches.
-            fed: The ops whose results are fed.
-        """
-        graph = self._program.graph
-        parts = [part for x in leaves for part in _parts_of(x)]
-        elements = [handles.seen(self._program, _element(graph, x)) for x in parts]
-        ops = [x if isinstance(x, tf.Operation) else x.op for x in elements]
-        return self._defaults.needed(ops, fed)
-
-    def _find(self, leaf: Any, fed: frozenset[str], checked: bool) -> Fetch:
-        element = handles.seen(self._program, _element(self._program.graph, leaf))
-        key = id(element), fed
-        if key not in self._known:
-            self._known[key] = self._look(element, fed, checked)
-        return self._known[key]
-
-    def _look(self, what: Any, fed: frozenset[str], checked: bool) -> Fetch:
-        if isinstance(what, tf.Operation):
-            return Fetch(what, what not in self._program.shared, SAME)
-        if what.op not in self._program.differing(fed):
-            return Fetch(what, self._acts(what.op), SAME)
-        value, source = self._plan.kinds.of(what), self._plan.source(what.op)
-        if kinds.is_same(value) and what.op not in self._program.differing():
-            value = Value(Kind.ROWS) if what.shape.rank else UNKNOWN
-        if joining.joins(value) or not checked:
-            return Fetch(what, True, value, source)
-        whole = self._computed(what, value)
-        if whole is not None:
-            return Fetch(what, True, value, source, whole)
-        self._check(what, value)
-        return Fetch(what, True, value, source)
-
-    def _computed(self, what: tf.Tensor, value: Value) -> tf.Tensor | None:
-        """Returns a tensor recomputed for all examples, or None."""
-        if value.mixed is not None:
-            cut = joining.cut(self._plan.kinds, what)
-            if cut is None or not joining.is_light(cut):
-                return None
-        return self._whole(what)
-
-    def _acts(self, op: tf.Operation) -> bool:
-        """Whether an op depends on a write that replicas copy."""
-        if op not in self._acting:
-            shared = self._program.shared
-            self._acting[op] = any(
-                has_effect(source) and source not in shared
-                for source in flows.needed(op)
-            )
-        return self._acting[op]
-
-    def _check(self, tensor: tf.Tensor, value: Value) -> None:
-        """Raises if a tensor has no value for all examples; warns if it is inexact.
-
-        A floating-point number computed by Python is taken for a mean.
-
-        Raises:
-            ArgumentError: Nothing says how the replicas' values combine.
-        """
-        inexact = tensor.dtype.is_floating or tensor.dtype.is_complex
-        is_number = inexact and tensor.shape.rank in (0, None)
-        if value.mixed is not None and joining.joins(kinds.alone([value])[0]):
-            logging.warning("%s", losses.mixes(value.mixed))
-        elif value.kind is Kind.DRAWN or tensor.op.type in SUMMARIES:
-            return
-        elif not is_number or not flows.asks_python(tensor) and value.mixed is None:
-            raise errors.ArgumentError(
-                errors.compose(
-                    f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, differs "
-                    "between replicas, and its value for all examples is unknown: "
-                    f"it is {_said(value)}.",
-                    [
-                        f"created at {errors.line_of(tensor.op)}",
-                        f"fetched at {errors.user_line()}",
-                    ],
-                    "fetch a tensor that has a row for each example, or a mean or a "
-                    "sum over them, and compute the rest from that.",
-                )
-            )
-        else:
-            logging.warning(
-                "%s (%s) is neither a mean nor a sum over the examples: what is "
-                "fetched is the mean of the replicas' values, weighted by their "
-                "numbers of examples.",
-                *(tensor.name, errors.line_of(tensor.op)),
-            )
+    found = []
+    for part in _parts(given):
+        element = _element(graph, part)
+        if isinstance(element, tf.Tensor) and element.op.type == "VarHandleOp":
+            variable = variable_of(element.op)
+            if not getattr(variable, "is_by_reference", False):
+                raise _is_handle(element)
+            element = graph.as_graph_element(variable)
+        found.append(element)
+    return found
 
 
-def _said(value: Value) -> str:
-    if value.kind is Kind.UNKNOWN:
-        return "neither a row for each example nor a mean or a sum over them"
-    return value.said
+def value(given: Any, values: Sequence[Any]) -> Any:
+    """Returns what a leaf of the user's fetches gives, of the values of its parts."""
+    if isinstance(given, tf.SparseTensor):
+        return v1.SparseTensorValue(*values)
+    if isinstance(given, tf.IndexedSlices):
+        return v1.IndexedSlicesValue(*values, *[None] * (3 - len(values)))
+    if isinstance(given, tf.RaggedTensor):
+        result, *splits = values
+        for one in reversed(splits):
+            result = v1.ragged.RaggedTensorValue(result, one)
+        return result
+    return None if isinstance(values[0], tf.Operation) else values[0]
 
 
-def _parts_of(given: Any) -> list[Any]:
-    """Returns the tensors, or the op, of a leaf of the user's fetches."""
+def _parts(given: Any) -> list[Any]:
     if isinstance(given, tf.SparseTensor):
         return [given.indices, given.values, given.dense_shape]
     if isinstance(given, tf.IndexedSlices):
-        return [given.values, given.indices]
+        parts = [given.values, given.indices, given.dense_shape]
+        return [part for part in parts if part is not None]
     if isinstance(given, tf.RaggedTensor):
-        raise _no_fetch(given, "", "fetch given.to_tensor() instead of a RaggedTensor.")
+        return [given.flat_values, *given.nested_row_splits]
     return [given]
 
 
@@ -175,14 +73,72 @@ def _element(graph: tf.Graph, leaf: Any) -> Any:
     try:
         return graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        fix = (
-            "fetch tensors, operations and variables of the scope's graph, their "
-            "names, or a nest of these."
-        )
-        raise _no_fetch(leaf, f": {errors.told(error)}", fix) from error
+        raise errors.ArgumentError(
+            errors.compose(
+                f"session.run cannot fetch {errors.shown(leaf)}: {errors.told(error)}.",
+                fix="fetch tensors, operations and variables of the scope's graph, "
+                "their names, or a nest of these.",
+            )
+        ) from error
 
 
-def _no_fetch(leaf: Any, why: str, fix: str) -> errors.ArgumentError:
+def _is_handle(element: tf.Tensor) -> errors.ArgumentError:
+    name = element.op.name
     return errors.ArgumentError(
-        errors.compose(f"session.run cannot fetch {errors.shown(leaf)}{why}.", fix=fix)
+        errors.compose(
+            f"session.run cannot fetch {element.name}: it is the handle of variable "
+            f"{name}, and not its value.",
+            [
+                f"created at {errors.line_of(element.op)}",
+                f"fetched at {errors.user_line()}",
+            ],
+            "fetch the variable itself; or, by name, a tensor that holds its value, as "
+            'tf.identity(variable, name="value") does.',
+        )
     )
+
+
+def _listed(fetches: Any) -> Any:
+    """Returns a nest of fetches with lists in place of dicts.
+
+    Sessions take keys that cannot be sorted, as tf.nest wants them to be: those of a
+    MonitoredSession are its hooks.
+    """
+    if isinstance(fetches, Mapping):
+        return [_listed(fetch) for fetch in fetches.values()]
+    if type(fetches) in (list, tuple):
+        return type(fetches)(map(_listed, fetches))
+    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
+        return type(fetches)(*map(_listed, fetches))
+    return fetches
+
+
+def like(fetches: Any, values: Any) -> Any:
+    """Returns the values of `_listed` fetches with the dicts that these have."""
+    if isinstance(fetches, Mapping):
+        pairs = zip(fetches.items(), values, strict=True)
+        filled = {key: like(fetch, value) for (key, fetch), value in pairs}
+        result: Any = copy.copy(fetches) if isinstance(fetches, MutableMapping) else {}
+        result.update(filled)
+        return result
+    if type(fetches) in (list, tuple):
+        return type(fetches)(map(like, fetches, values))
+    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
+        return type(fetches)(*map(like, fetches, values))
+    return values
+
+
+def flat(fetches: Any) -> tuple[Any, list[Any]]:
+    """Returns a nest of fetches without dicts, and its leaves."""
+    try:
+        listed = _listed(fetches)
+        flat: list[Any] = tf.nest.flatten(listed)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"session.run cannot fetch {errors.shown(fetches)}: "
+                f"{errors.told(error)}.",
+                fix="fetch tensors, operations, or lists, tuples and dicts of them.",
+            )
+        ) from error
+    return listed, flat

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.autodist import feeds, fetches
-from replicator.autodist.program import Program
-from replicator.autodist.replicas import Replicas
+from replicator.autodist import feeds
+from replicator.autodist import fetches as nests
+from replicator.autodist.steps import Steps
 from replicator.costs import cost
 from replicator.strategy.description import Strategy
 
@@ -38,27 +36,18 @@ class DistributedSession(tf.compat.v1.Session):
         3.0 -0.5
 
     Args:
-        program: Takes the previous Program, returns that of the user's current graph.
-        replicas: The graph of all replicas.
-        config: A ConfigProto, or None.
-        strategy: Returns the strategy in force, given variables by their names.
+        steps: Builds what is run, in the graph of all replicas.
+        config: A ConfigProto.
+        autodist: Knows the strategy in force.
 
     Raises:
         ArgumentError: Something is fetched or fed that has no meaning for all replicas.
     """
 
-    def __init__(
-        self,
-        program: Callable[[Program], Program],
-        replicas: Replicas,
-        config: Any = None,
-        strategy: Callable[[Mapping[str, Any]], Strategy] | None = None,
-    ) -> None:
-        super().__init__(graph=replicas.program.graph, config=config)
-        self._program, self._replicas = program, replicas
-        self._strategy = strategy
-        self._all = tf.compat.v1.Session(graph=replicas.graph, config=config)
-        self._found: tuple[Program, fetches.Fetches] | None = None
+    def __init__(self, steps: Steps, config: Any, autodist: Any) -> None:
+        super().__init__(graph=steps.source, config=config)
+        self._steps, self._autodist = steps, autodist
+        self._all = tf.compat.v1.Session(graph=steps.graph, config=config)
 
     def run(
         self,
@@ -96,29 +85,26 @@ class DistributedSession(tf.compat.v1.Session):
                 replicas, or arrays differ in their first dimension.
             RuntimeError: The session was closed.
         """
-        lookup = self._look()
-        places = self._replicas.places
-        listed, flat = _flat(fetches)
-        defaults = functools.partial(lookup.defaults, flat)
-        fed = feeds.split(self._replicas.program, feed_dict, len(places), defaults)
-        leaves = [lookup.leaf(leaf, fed.names) for leaf in flat]
-        parts = [part for leaf in leaves for part in leaf.parts]
-        sources = list(dict.fromkeys(fetch.source for fetch in parts if fetch.source))
-        values, dealt = self._all.run(
-            [
-                [[part.on(places) for part in leaf.parts] for leaf in leaves],
-                [self._replicas.counts(source) for source in sources],
-            ],
-            self._fed(fed),
-            options=options,
-            run_metadata=run_metadata,
+        graph, variable_of = self.graph, self._steps.variable_of
+        listed, flat = nests.flat(fetches)
+        leaves = [nests.elements(leaf, graph, variable_of) for leaf in flat]
+        whats = [one for leaf in leaves for one in leaf]
+        fed, replicas = feeds.read(graph, feed_dict), self._steps.num_replicas
+        which = feeds.pattern(fed, replicas)
+        step = self._steps.get(whats, [key for key, _ in fed], which, self._all.run)
+        values = iter(
+            self._all.run(
+                list(step.results),
+                feeds.split(step, fed, which, replicas),
+                options=options,
+                run_metadata=run_metadata,
+            )
         )
-        counts = {None: fed.counts, **dict(zip(sources, dealt, strict=True))}
         joined = [
-            leaf.joined(leaf_values, [counts[part.source] for part in leaf.parts])
-            for leaf, leaf_values in zip(leaves, values, strict=True)
+            nests.value(leaf, [next(values) for _ in parts])
+            for leaf, parts in zip(flat, leaves, strict=True)
         ]
-        return _like(fetches, tf.nest.pack_sequence_as(listed, joined))
+        return nests.like(fetches, tf.nest.pack_sequence_as(listed, joined))
 
     @property
     def strategy(self) -> Strategy:
@@ -134,30 +120,7 @@ class DistributedSession(tf.compat.v1.Session):
             >>> session.strategy.node("w").partitioner
             '2,1'
         """
-        if self._strategy is None:
-            return Strategy()
-        with self.graph.as_default():
-            return self._strategy(self._replicas.trained())
-
-    def _look(self) -> fetches.Fetches:
-        """Returns the lookup of fetches in the user's graph as it is now."""
-        self._replicas.extend(self._program)
-        program = self._replicas.program
-        if self._found is None or self._found[0] is not program:
-            replicas = self._replicas
-            lookup = fetches.Fetches(program, replicas.plan, replicas.whole)
-            self._found = program, lookup
-        return self._found[1]
-
-    def _fed(self, fed: feeds.Feeds) -> Mapping[Any, Any]:
-        """Returns the feeds of the graph of all replicas, their shares included."""
-        values: dict[Any, Any] = feeds.fed_to(fed, self._replicas.places)
-        if fed.weights is not None:
-            shares = self._replicas.shares
-            for n, weight in enumerate(fed.weights):
-                values[shares.shares[n]] = weight
-                values[shares.parts[n]] = float(weight > 0)
-        return values
+        return self._autodist._in_force(self._steps)
 
     def close(self) -> None:
         """Closes the session.
@@ -317,52 +280,6 @@ def _chooses_gpus(config: tf.compat.v1.ConfigProto) -> bool:
     options = config.gpu_options
     chosen = options.visible_device_list or "GPU" in config.device_count
     return bool(chosen or options.experimental.virtual_devices)
-
-
-def _listed(fetches: Any) -> Any:
-    """Returns a nest of fetches with lists in place of dicts.
-
-    Sessions take keys that cannot be sorted, as tf.nest wants them to be: those of a
-    MonitoredSession are its hooks.
-    """
-    if isinstance(fetches, Mapping):
-        return [_listed(fetch) for fetch in fetches.values()]
-    if type(fetches) in (list, tuple):
-        return type(fetches)(map(_listed, fetches))
-    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
-        return type(fetches)(*map(_listed, fetches))
-    return fetches
-
-
-def _like(fetches: Any, values: Any) -> Any:
-    """Returns the values of `_listed` fetches with the dicts that these have."""
-    if isinstance(fetches, Mapping):
-        pairs = zip(fetches.items(), values, strict=True)
-        filled = {key: _like(fetch, value) for (key, fetch), value in pairs}
-        result: Any = copy.copy(fetches) if isinstance(fetches, MutableMapping) else {}
-        result.update(filled)
-        return result
-    if type(fetches) in (list, tuple):
-        return type(fetches)(map(_like, fetches, values))
-    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
-        return type(fetches)(*map(_like, fetches, values))
-    return values
-
-
-def _flat(fetches: Any) -> tuple[Any, list[Any]]:
-    """Returns a nest of fetches without dicts, and its leaves."""
-    try:
-        listed = _listed(fetches)
-        flat: list[Any] = tf.nest.flatten(listed)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise errors.ArgumentError(
-            errors.compose(
-                f"session.run cannot fetch {errors.shown(fetches)}: "
-                f"{errors.told(error)}.",
-                fix="fetch tensors, operations, or lists, tuples and dicts of them.",
-            )
-        ) from error
-    return listed, flat
 
 
 def _no_parts(what: str) -> errors.UnsupportedError:

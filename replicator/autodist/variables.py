@@ -1,166 +1,173 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicates a program's variables and places the ops that use them.
+"""Variables of a graph for one device, and the library's in place of them.
 
-The strategy, if there is one, decides on each variable's components. An op is placed
-where the variable it uses is: with its owner, else with the op's own replica.
+The user's graph has plain resource variables. The graph of all replicas has the
+library's, which the strategy places; the user's own initializers give them values.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.autodist import marked, uses
-from replicator.autodist.cuts import Decided
-from replicator.autodist.program import Program
+from replicator.autodist import slots
 from replicator.graph.ir import shapes
-from replicator.graph.ir.kinds import SWITCHING, kind_of, resource_inputs
-from replicator.graph.passes.owners import Aliases
 from replicator.step.draft import Settings
-from replicator.variables import storage
+from replicator.variables.chooser import Chosen, VariableFacts
 
-SCOPE = "AutoDist/variables"
+# The arguments of a variable creator that a resource variable takes.
+_FACTS = (
+    *("initial_value", "trainable", "collections", "validate_shape", "name", "dtype"),
+    *("constraint", "synchronization", "aggregation", "shape"),
+)
+_OF_ROWS = ("ResourceSparseApply", "ResourceScatter")
+
+
+class PlainVariable(_tf.ResourceVariable):
+    """A variable of the user's graph.
+
+    Attributes:
+        is_by_reference: Whether it stands for a reference variable of TensorFlow 1.
+    """
+
+    is_by_reference = False
+
+
+def creator(made: list[PlainVariable]) -> Callable[..., PlainVariable]:
+    """Returns a variable creator that makes plain variables.
+
+    Args:
+        made: The list that it appends them to.
+    """
+
+    def create(_: Any, **kwargs: Any) -> PlainVariable:
+        facts = {k: v for k, v in kwargs.items() if k in _FACTS and v is not None}
+        variable = PlainVariable(**facts)
+        variable.is_by_reference = _is_by_reference(kwargs)
+        made.append(variable)
+        return variable
+
+    return create
+
+
+def _is_by_reference(arguments: Mapping[str, Any]) -> bool:
+    """Whether a variable creator's arguments ask for a reference variable."""
+    if "use_resource" not in arguments:  # tf.Variable of TensorFlow 2
+        return False
+    asked = arguments["use_resource"]
+    return not (tf.compat.v1.resource_variables_enabled() if asked is None else asked)
 
 
 class Variables:
-    """A program's variables in the default graph.
+    """The library's variables in the graph of all replicas, which is the default graph.
 
     Args:
-        program: The single-device graph.
-        settings: The devices, and what creates variables.
-        decided: The strategy's decisions on them.
+        settings: What creates them, and the strategy.
 
     Attributes:
-        made: ReplicatedVariables, by the names of the program's variables.
+        made: The library's variables, by the handles' ops of the user's.
+        trained: Those that the strategy decides on, by the user's names.
     """
 
-    def __init__(self, program: Program, settings: Settings, decided: Decided) -> None:
-        self._world = settings.world
-        self.made: dict[str, Any] = {}
-        placeholder_values: dict[Any, tf.Tensor] = {}
-        slots = decided.slots
-        with tf.name_scope(SCOPE):
-            for name in sorted(program.variables, key=slots.__contains__):
-                variable = program.variables[name]
-                kind = variable.dtype, shapes.static(variable)
-                if kind not in placeholder_values:
-                    placeholder_values[kind] = marked.empty(variable)
-                self.made[name] = settings.factory.creator(
-                    None,
-                    # A placeholder value: the copy of the user's own initializer
-                    # assigns the real one.
-                    initial_value=placeholder_values[kind],
-                    name=name,
-                    shape=variable.shape,
-                    trainable=False,  # the strategy has already decided
-                    slot_of=self.made.get(slots.get(name, "")),
-                    chosen=decided.chosen.get(name),
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.made: dict[tf.Operation, Any] = {}
+        self.trained: dict[str, Any] = {}
+
+    def behind(self, handle: tf.Tensor) -> Any:
+        """Returns the library's variable in place of one of the user's.
+
+        Raises:
+            UnsupportedError: The handle's variable was not created in the scope.
+        """
+        if handle.op in self.made:
+            return self.made[handle.op]
+        raise errors.UnsupportedError(
+            errors.compose(
+                f"variable {handle.op.name} was created outside AutoDist's scope, or "
+                "imported.",
+                [f"at {errors.line_of(handle.op)}"],
+                "enter autodist.scope() before the first variable is created; build an "
+                "imported graph by its program instead, and restore its checkpoint "
+                "with a Saver.",
+            )
+        )
+
+    def make(self, graph: tf.Graph, variables: Sequence[PlainVariable]) -> None:
+        """Makes those that are not made yet.
+
+        Args:
+            graph: The user's graph, which says how they are updated.
+            variables: Its variables.
+        """
+        new = {v.op: v for v in variables if v.op not in self.made}
+        if not new:
+            return
+        by_op = {v.op: v for v in variables}
+        ops = graph.get_operations()
+        primaries = slots.find(ops, lambda tensor: by_op.get(tensor.op))
+        chosen = self._chosen(ops, [v for v in new.values() if _is_trained(v)])
+        by_name = {v.op.name: v for v in variables}
+        for op in sorted(new, key=lambda op: op.name in primaries):  # slots last
+            variable = new[op]
+            primary = by_name.get(primaries.get(op.name, ""))
+            self.made[op] = self._settings.factory.creator(
+                None,
+                initial_value=_empty(variable),  # the user's initializer runs, too
+                name=op.name,
+                shape=variable.shape,
+                trainable=False,  # the strategy has decided already
+                slot_of=None if primary is None else self.made[primary.op],
+                chosen=chosen.get(op.name),
+            )
+            if _is_trained(variable):
+                self.trained[op.name] = self.made[op]
+
+    def _chosen(
+        self, ops: Sequence[tf.Operation], variables: Sequence[PlainVariable]
+    ) -> Mapping[str, Chosen]:
+        chooser = self._settings.chooser
+        if chooser is None:
+            return {}
+        updates = _updates(ops)
+        facts = []
+        for order, variable in enumerate(variables):
+            types = updates.get(variable.op, ())
+            by_rows = [one for one in types if one.startswith(_OF_ROWS)]
+            nbytes = variable.shape.num_elements() * variable.dtype.size
+            facts.append(
+                VariableFacts(
+                    variable.op.name,
+                    shapes.defined(variable),
+                    variable.dtype.name,
+                    sparse=bool(by_rows),
+                    order=order,
+                    nbytes=nbytes,
                 )
-
-    def mirror(self, program: Program, names: Mapping[str, str]) -> None:
-        """Gives each replica a component of some variables, for the reasons passed."""
-        needs = []
-        for name, why in names.items():
-            line = errors.line_of(program.variables[name].op)
-            needs.append(storage.Need(self.made[name], why, line))
-        with tf.name_scope(f"{SCOPE}/mirrored"):
-            storage.mirror_all(needs)
-
-    def moved(self) -> dict[str, str]:
-        """Returns the variables that were mirrored afterwards, and why."""
-        whys = {
-            name: variable.storage.why_mirrored for name, variable in self.made.items()
-        }
-        return {name: why for name, why in whys.items() if why is not None}
-
-    def owned(self) -> list[Any]:
-        """Returns the variables that one replica owns."""
-        variables = self.made.values()
-        return [
-            variable for variable in variables if variable.placement.owner is not None
-        ]
-
-    def owner_of(self, variable: Any) -> int | None:
-        """Returns the place of the replica that owns a program's variable, or None."""
-        owner = self.made[variable.op.name].placement.owner
-        return None if owner is None else self._world.place(owner)
-
-    def behind(self, program: Program, tensor: tf.Tensor) -> Any:
-        """Returns the ReplicatedVariable that a tensor is a handle of, or None."""
-        original = program.variable_behind(tensor)
-        return None if original is None else self.made[original.op.name]
-
-    def handle(
-        self, program: Program, tensor: tf.Tensor, r: int, aliases: Aliases | None
-    ) -> tf.Tensor | None:
-        """Returns a replica's handle of the variable that a tensor is a handle of.
-
-        Args:
-            program: The program of the tensor.
-            tensor: Any tensor.
-            r: The replica.
-            aliases: The build's aliases; None once it is finished.
-        """
-        variable = self.behind(program, tensor)
-        if variable is None:
-            return None
-        if aliases is not None:
-            handle: tf.Tensor = variable.placement.handle_on(variable, r, aliases)
-        elif variable.placement.owner is not None:
-            handle = variable.storage.first.handle
-        else:
-            handle = variable.components[self._world.place(r)].handle
-        return handle
-
-    def placed(self, program: Program, op: tf.Operation, device: str) -> str:
-        """Returns the device of a replica's copy of an op.
-
-        An op that the user put on a device of the replicas' kind goes to the replica's,
-        since the user meant the only device there was.
-
-        Args:
-            program: The program of the op.
-            op: The op.
-            device: The replica's device.
-        """
-        handles = resource_inputs(op)
-        if op.type in SWITCHING and op.inputs[0].dtype == tf.resource:
-            handles = [(0, op.inputs[0])]
-        for _, tensor in handles:
-            variable = self.behind(program, uses.passed_on(tensor))
-            if variable is not None and not _calls(op):
-                if variable.placement.has_copies and op.type in uses.READS:
-                    return device
-                return self.at_owner(program, tensor) or device
-            if tensor.op in program.shared:
-                resource_device: str = op.device
-                return resource_device  # TensorFlow places it with the resource
-        if not op.device:
-            return device
-        own_spec, asked = _spec(device), _spec(op.device)
-        if asked.device_type in (None, own_spec.device_type):
-            return device
-        return own_spec.replace(
-            device_type=asked.device_type, device_index=asked.device_index
-        ).to_string()
-
-    def at_owner(self, program: Program, tensor: tf.Tensor) -> str:
-        """Returns the device of an owned variable behind a handle, else ""."""
-        variable = self.behind(program, uses.passed_on(tensor))
-        if variable is None or variable.placement.owner is None:
-            return ""
-        return str(variable.placement.device(self._world))
+            )
+        return chooser.choose_all(facts)
 
 
-@functools.lru_cache(maxsize=64)
-def _spec(device: str) -> tf.DeviceSpec:
-    """Returns a parsed device name; cached, as every op of every replica needs it."""
-    return tf.DeviceSpec.from_string(device)
+def _is_trained(variable: PlainVariable) -> bool:
+    is_known = variable.dtype.is_floating and variable.shape.is_fully_defined()
+    return bool(variable.trainable and is_known)
 
 
-def _calls(op: tf.Operation) -> bool:
-    return kind_of(op).calls and bool(_tf.called_graphs(op))
+def _updates(ops: Sequence[tf.Operation]) -> dict[tf.Operation, list[str]]:
+    """Returns the types of the ops that update each variable, by its handle's op."""
+    found: dict[tf.Operation, list[str]] = {}
+    for op in ops:
+        if op.type.startswith("Resource") and op.inputs:
+            found.setdefault(op.inputs[0].op, []).append(op.type)
+    return found
+
+
+def _empty(variable: tf.Variable) -> tf.Tensor:
+    """Returns a value with a variable's dtype and, as far as known, shape."""
+    shape = [size or 0 for size in shapes.static(variable) or ()]
+    if variable.dtype == tf.string:
+        return tf.fill(shape, "")
+    return tf.zeros(shape, variable.dtype)

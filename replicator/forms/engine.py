@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -52,6 +52,87 @@ def pattern(
 
 def _is_batch(spec: tf.TensorSpec) -> bool:
     return spec.shape.rank not in (None, 0) and shapes.size(spec, 0) is None
+
+
+def layouts_of(which: Pattern) -> dict[int, Layout]:
+    """Returns a layout for each number in a pattern."""
+    numbers = [k for k in which if k is not None]
+    return {k: Layout(f"batch {k}" if k else "batch") for k in numbers}
+
+
+def plan_of(
+    inputs: Sequence[tf.Tensor],
+    which: Pattern,
+    given: Sequence[Any],
+    targets: Sequence[tf.Operation],
+    after: Mapping[tf.Operation, Sequence[tf.Operation]] | None = None,
+) -> tuple[GraphPlan, dict[int, Layout]]:
+    """Returns the plan of a graph, and the layouts of its batches.
+
+    Args:
+        inputs: The tensors that are given.
+        which: Which of the first ones are batches.
+        given: What is given for the others: tensors, and the library's variables.
+        targets: What is computed.
+        after: Ops that come before others, though nothing in the graph says so.
+    """
+    layouts = layouts_of(which)
+    forms = [REPLICATED if k is None else Sharded(0, layouts[k]) for k in which]
+    facts = [Fact(form) for form in [*forms, *map(_form_of, given)]]
+    scope = Scope()
+    for _ in range(2):  # the second time, all sums that something needs are known
+        plan = GraphPlan.of(inputs, facts, after)
+        scope.extend(plan, targets)
+        scope.whole.update(homes.gradients(plan))
+    return plan, layouts
+
+
+def replayed(
+    repl: Any,
+    plan: GraphPlan,
+    sums: homes.Sums,
+    layouts: Sequence[Layout],
+    elements: Sequence[Any],
+    given: Sequence[Any],
+    outputs: Sequence[tf.Tensor],
+) -> tuple[list[tf.Tensor], Any]:
+    """Adds a step in which each replica replays a graph on its part of the rows.
+
+    Args:
+        repl: The Replicator.
+        plan: The plan of the graph.
+        sums: What sums are for.
+        layouts: Of the batches.
+        elements: For each replica the numbers of rows of the batches, and its parts.
+        given: What else is given to all: tensors, and the library's variables.
+        outputs: What the step returns, of the graph.
+
+    Returns:
+        The outputs as on one device; and, in a tf.Graph, what runs all of the step.
+    """
+    forms = list[Form]()
+    # If other processes have some of the results, they are joined in the step.
+    is_shared = repl._settings.peers is not None
+
+    def step(rows: Any, parts: Any) -> list[Any]:
+        replica = Replica(repl, plan, sums)
+        for layout, length in zip(layouts, rows, strict=True):
+            replica.deal(layout, length)
+        for tensor, value in zip(plan.inputs, [*parts, *given], strict=True):
+            replica.give(tensor, value)
+        replica.build(list(plan.plans))
+        replica.writes.refresh()
+        values = [replica.value(t) for t in outputs]
+        found = [_returned(value, is_shared) for value in values]
+        forms[:] = [form for _, form in found]
+        return [*(x for x, _ in found), None]
+
+    if elements:
+        args = _tf.not_converted(step), lambda ctx: elements[ctx.replica_id]
+    else:
+        args = (_tf.not_converted(lambda: step((), ())),)
+    *results, done = repl.run(*args)
+    return [_joined(x, form) for x, form in zip(results, forms, strict=True)], done
 
 
 class _Arguments(threading.local):
@@ -146,19 +227,10 @@ class WholeBatchFunction:
     def plan(self, which: Pattern) -> tuple[GraphPlan, dict[int, Layout]]:
         """Returns the plan for a pattern, and the layouts of its batches."""
         graph = self._traced.graph
-        numbers = [k for k in which if k is not None]
-        layouts = {k: Layout(f"batch {k}" if k else "batch") for k in numbers}
-        forms = [REPLICATED if k is None else Sharded(0, layouts[k]) for k in which]
-        facts = [Fact(form) for form in [*forms, *map(_form_of, self._captured)]]
         # In an order that is the same in all processes.
         controls = sorted(graph.control_outputs, key=lambda op: op.name)
         targets = [*controls, *(t.op for t in graph.outputs)]
-        scope = Scope()
-        for _ in range(2):  # the second time, all sums that something needs are known
-            plan = GraphPlan.of(graph.inputs, facts)
-            scope.extend(plan, targets)
-            scope.whole.update(homes.gradients(plan))
-        return plan, layouts
+        return plan_of(graph.inputs, which, self._captured, targets)
 
     def _build(self, which: Pattern) -> Callable[[], Any]:
         def build() -> Any:
@@ -192,35 +264,12 @@ class WholeBatchFunction:
         """
         plan, layouts = self.plan(which)
         self._warn(plan, which, tensors)
-        sums, forms = self._sums(plan), list[Form]()
-        # If other processes have some of the results, they are joined in the step.
-        is_shared = self._repl._settings.peers is not None
-
-        lengths = [shapes.size(tensors[which.index(k)], 0) for k in layouts]
-
-        def step(rows: Any, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            replica, others = Replica(self._repl, plan, sums), iter(rows)
-            for layout, length in zip(layouts.values(), lengths, strict=True):
-                replica.deal(layout, next(others) if length is None else length)
-            given = [*parts, *self._captured]
-            for tensor, value in zip(plan.inputs, given, strict=True):
-                replica.give(tensor, value)
-            replica.build(list(plan.plans))
-            replica.writes.refresh()
-            values = [replica.value(t) for t in self._traced.graph.outputs]
-            found = [_returned(value, is_shared) for value in values]
-            forms[:] = [form for _, form in found]
-            return [x for x, _ in found]
-
         with tf.device("CPU:0"):  # where batches are: each part moves once
-            elements = self._divided(which, layouts, tensors)
-        if tensors:
-            results = self._repl.run(
-                _tf.not_converted(step), lambda ctx: elements[ctx.replica_id]
-            )
-        else:
-            results = self._repl.run(_tf.not_converted(lambda: step([], [])))
-        joined = [_joined(x, form) for x, form in zip(results, forms, strict=True)]
+            elements = self._divided(which, layouts, tensors) if tensors else []
+        joined, _ = replayed(
+            *(self._repl, plan, self._sums(plan), list(layouts.values()), elements),
+            *(self._captured, self._traced.graph.outputs),
+        )
         return self._packed(joined)
 
     def _warn(
@@ -235,30 +284,23 @@ class WholeBatchFunction:
             told.warn_of_gathers(plan, rows)
 
     def _sums(self, plan: GraphPlan) -> homes.Sums:
-        captured = self._captured
-        handles = [t.ref() for t in plan.inputs[len(plan.inputs) - len(captured) :]]
-        pairs = zip(handles, captured, strict=True)
-        variables = {ref: v for ref, v in pairs if updates.is_variable(v)}
         trained = list(self._repl._settings.factory.trained().values())
-        found = homes.of_sums(plan, variables, trained)
-        return homes.Sums(found, self._totals)
+        return homes.Sums(homes.found(plan, self._captured, trained), self._totals)
 
     def _divided(
         self, which: Pattern, layouts: dict[int, Layout], tensors: Sequence[tf.Tensor]
     ) -> list[Any]:
-        """Returns numbers of rows that are not static, and each replica's parts."""
+        """Returns the numbers of rows of batches, and each replica's parts."""
         count, rows, sizes = self._repl.num_replicas, [], {}
         for k in layouts:
-            total, more = (
-                shapes.size(tensors[which.index(k)], 0),
-                range(count - 1, -1, -1),
-            )
-            if total is None:
-                total = tf.shape(tensors[which.index(k)])[0]
-                rows.append(total)
-                sizes[k] = (total + tf.range(count - 1, -1, -1)) // count
+            batch = tensors[which.index(k)]
+            static = shapes.size(batch, 0)
+            if static is None:
+                rows.append(tf.shape(batch)[0])
+                sizes[k] = (rows[-1] + tf.range(count - 1, -1, -1)) // count
             else:  # the first replicas get one row more
-                sizes[k] = [(total + one) // count for one in more]
+                rows.append(static)
+                sizes[k] = [(static + more) // count for more in range(count)[::-1]]
         parts = [
             [x] * count if k is None else tf.split(x, sizes[k], num=count)
             for x, k in zip(tensors, which, strict=True)

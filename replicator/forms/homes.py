@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
+from replicator.forms import updates
 from replicator.forms.forms import REPLICATED, Partial
 from replicator.forms.propagate import GraphPlan
 from replicator.optimizers.totals import Totals
@@ -50,6 +51,22 @@ def gradients(plan: GraphPlan) -> Iterator[Any]:
                     break
                 tensor = same[0]
             yield plan.twins.first(tensor)
+
+
+def found(
+    plan: GraphPlan, given: Sequence[Any], trained: Sequence[Any]
+) -> dict[Any, list[Any]]:
+    """Finds the variables that sums are for, among what is given last.
+
+    Args:
+        plan: The plan of the graph.
+        given: Its last inputs: tensors, and the library's variables.
+        trained: The variables that strategies decide on.
+    """
+    handles = plan.inputs[len(plan.inputs) - len(given) :]
+    pairs = zip(handles, given, strict=True)
+    variables = {t.ref(): v for t, v in pairs if updates.is_variable(v)}
+    return of_sums(plan, variables, trained)
 
 
 def of_sums(

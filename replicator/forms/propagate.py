@@ -8,7 +8,7 @@ passes, optimizers and metrics are ops like all others.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,19 +37,33 @@ class GraphPlan:
         inputs: The tensors that are given.
         facts: What is known of each tensor, by its reference.
         plans: What becomes of each op.
+        after: Ops that come before others, though nothing in the graph says so.
         twins: Which ops compute the same.
     """
 
     inputs: Sequence[tf.Tensor] = ()
     facts: dict[Any, Fact] = dataclasses.field(default_factory=dict)
     plans: dict[tf.Operation, OpPlan] = dataclasses.field(default_factory=dict)
+    after: Mapping[tf.Operation, Sequence[tf.Operation]] = dataclasses.field(
+        default_factory=dict
+    )
     twins: twins.Twins = dataclasses.field(default_factory=twins.Twins)
 
     @classmethod
-    def of(cls, inputs: Sequence[tf.Tensor], facts: Sequence[Fact]) -> GraphPlan:
+    def of(
+        cls,
+        inputs: Sequence[tf.Tensor],
+        facts: Sequence[Fact],
+        after: Mapping[tf.Operation, Sequence[tf.Operation]] | None = None,
+    ) -> GraphPlan:
         """Returns the plan of a graph of which only the inputs are known."""
         pairs = zip((t.ref() for t in inputs), facts, strict=True)
-        return cls(inputs, dict(pairs))
+        return cls(inputs, dict(pairs), after=after or {})
+
+    def before(self, op: tf.Operation) -> list[tf.Operation]:
+        """Returns the ops that an op waits for, in the same order in all processes."""
+        controls = sorted(op.control_inputs, key=lambda one: one.name)
+        return [*(t.op for t in op.inputs), *controls, *self.after.get(op, ())]
 
     def fact(self, tensor: tf.Tensor) -> Fact:
         """Returns what is known of a tensor of the graph."""
@@ -117,7 +131,9 @@ class Scope:
     ) -> list[tf.Operation]:
         """Plans ops, and what they depend on, and returns those that are new."""
         given = {t.op for t in plan.inputs}
-        added = in_order(targets, lambda op: op in given or op in plan.plans)
+        added = in_order(
+            targets, lambda op: op in given or op in plan.plans, plan.before
+        )
         for op in added:
             twin = plan.twins.enter(op)
             if twin is not None and twins.can_stand_for(plan.plans[twin]):
@@ -160,7 +176,9 @@ def has_effect(op: tf.Operation) -> bool:
 
 
 def in_order(
-    targets: Iterable[tf.Operation], is_known: Callable[[tf.Operation], bool]
+    targets: Iterable[tf.Operation],
+    is_known: Callable[[tf.Operation], bool],
+    waits_for: Callable[[tf.Operation], Iterable[tf.Operation]],
 ) -> list[tf.Operation]:
     """Returns ops and all that they depend on, each behind its inputs.
 
@@ -184,10 +202,7 @@ def in_order(
             )
         elif op not in result and not is_known(op):
             stack.append((op, True))
-            # In an order that is the same in all processes.
-            controls = sorted(op.control_inputs, key=lambda one: one.name)
-            before = [*(t.op for t in op.inputs), *controls]
-            stack += [(one, False) for one in before if one not in result]
+            stack += [(one, False) for one in waits_for(op) if one not in result]
     return list(result)
 
 

@@ -148,8 +148,7 @@ class Replica(Conversions):
             later: dict[tf.Operation, None] = {}
             awaited: dict[Value, tf.Tensor] = {}
             for op in todo:
-                before = [*(t.op for t in op.inputs), *op.control_inputs]
-                is_later = any(one in later for one in before)
+                is_later = any(one in later for one in self._plan.before(op))
                 waits = {} if is_later else self._waits(op)
                 if is_later or waits:
                     later[op] = None
