@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast, overload
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import _tf, deprecation, errors
 from replicator.autodist import program, variables
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.resources import devices_of
 from replicator.autodist.session import DistributedSession, configured
+from replicator.autodist.session_creator import SessionCreator
 from replicator.autodist.steps import Steps
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
@@ -132,6 +134,7 @@ class AutoDist:
             creator = variables.creator(self._scope.variables)
             with _tf.last_variable_creator(creator), _control_flow_v2():
                 yield self
+            self._scope.warn()
         finally:
             self._scope = None
 
@@ -154,8 +157,7 @@ class AutoDist:
 
         Args:
             config: A ConfigProto for the session.
-            loss: Whether losses are a "mean" or a "sum" over the examples, where the
-                graph does not tell.
+            loss: Deprecated, and changes nothing: "mean" or "sum".
 
         Raises:
             ArgumentError: `loss` is neither.
@@ -172,12 +174,40 @@ class AutoDist:
                     "autodist.function or autodist.keras_model.",
                 )
             )
-        _check_loss(loss)
+        _check_loss(loss, "AutoDist.create_distributed_session")
         config = configured(config, self._repl.devices)
         steps = Steps(scope.graph, scope.variables, self._repl)
         session = DistributedSession(steps, config, self)
         scope.initialize(session)
+        scope.has_session = True
         return session
+
+    def session_creator(
+        self,
+        config: tf.compat.v1.ConfigProto | None = None,
+        scaffold: tf.compat.v1.train.Scaffold | None = None,
+        checkpoint_dir: str | None = None,
+    ) -> SessionCreator:
+        """Returns what makes a MonitoredSession, and its hooks, run on all replicas.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     x = tf.compat.v1.placeholder(tf.float32, [None])
+            ...     mean = tf.reduce_mean(x)
+            ...     creator = autodist.session_creator()
+            ...     hooks = [tf.compat.v1.train.StopAtStepHook(last_step=9)]
+            ...     step = tf.compat.v1.train.get_or_create_global_step()
+            ...     with tf.compat.v1.train.MonitoredSession(creator, hooks) as session:
+            ...         print(session.run(mean, {x: [1.0, 2.0, 6.0]}))
+            3.0
+
+        Args:
+            config: A ConfigProto for the session.
+            scaffold: As for a ChiefSessionCreator.
+            checkpoint_dir: Where the newest checkpoint is restored from, if any.
+        """
+        return SessionCreator(self, config, scaffold, checkpoint_dir)
 
     def _in_force(self, steps: Steps) -> Strategy:
         with steps.graph.as_default():
@@ -228,14 +258,7 @@ class AutoDist:
         Raises:
             ArgumentError: `function` is not callable, or `loss` is neither.
         """
-        _check_loss(loss)
-        if loss is not None:
-            deprecation.warn(
-                "loss= of AutoDist.function",
-                since="0.1",
-                removed_in="0.3",
-                use="no argument: every loss is that of one device",
-            )
+        _check_loss(loss, "AutoDist.function")
         if function is None:
             return cast(Any, self.function)
         if not callable(function):
@@ -276,11 +299,27 @@ class _Scope:
 
     Attributes:
         variables: The variables created in it, in order.
+        has_session: Whether a distributed session was created.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
-        self.graph = graph
+        self.graph, self.has_session = graph, False
         self.variables: list[variables.PlainVariable] = []
+
+    def warn(self) -> None:
+        """Warns if the program has not asked for a distributed session."""
+        if not self.variables or self.has_session:
+            return
+        text = errors.compose(
+            "a scope ends in which variables were created, but no distributed session: "
+            "if the program has run, then on one device only.",
+            [f"the first variable at {errors.line_of(self.variables[0].op)}"],
+            "in place of tf.compat.v1.Session(), call "
+            "autodist.create_distributed_session(); in place of "
+            "MonitoredTrainingSession(...) or a Supervisor, "
+            "MonitoredSession(autodist.session_creator(), hooks).",
+        )
+        logging.warning("%s", text)
 
     def initialize(self, session: tf.compat.v1.Session) -> None:
         """Runs the initializers that need no feed, those of variables first."""
@@ -319,11 +358,19 @@ def _control_flow_v2() -> Iterator[None]:
             tf.compat.v1.disable_control_flow_v2()
 
 
-def _check_loss(loss: Any) -> None:
-    if loss is not None and not (loss in ("mean", "sum")):
+def _check_loss(loss: Any, where: str) -> None:
+    if loss is None:
+        return
+    if loss not in ("mean", "sum"):
         raise errors.ArgumentError(
             errors.compose(
                 f"loss={errors.shown(loss)} does not say how a loss combines examples.",
-                fix='pass loss="mean" or loss="sum", or nothing, to have it inferred.',
+                fix="pass nothing: every loss is that of one device.",
             )
         )
+    deprecation.warn(
+        f"loss= of {where}",
+        since="0.1",
+        removed_in="0.3",
+        use="no argument: every loss is that of one device",
+    )

@@ -7,7 +7,7 @@ that does not divide evenly, the first replicas get one row more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,9 +100,7 @@ def _flat(fed: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
 
 def _tensor(graph: tf.Graph, key: Any) -> tf.Tensor:
     try:
-        element = graph.as_graph_element(
-            key, allow_tensor=True, allow_operation=False
-        )
+        element = graph.as_graph_element(key, allow_tensor=True, allow_operation=False)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise errors.ArgumentError(
             errors.compose(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
 from replicator.autodist import slots
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 
@@ -73,9 +73,7 @@ def needed(targets: Iterable[tf.Operation], fed: Sequence[tf.Tensor]) -> Needed:
     handles = [op.outputs[0] for op in found if op.type == "VarHandleOp"]
     resources = [op for op in found if _creates(op)]
     by_name = lambda one: one.name  # noqa: E731  # the same order in all processes
-    return Needed(
-        found, sorted(handles, key=by_name), sorted(resources, key=by_name)
-    )
+    return Needed(found, sorted(handles, key=by_name), sorted(resources, key=by_name))
 
 
 def _creates(op: tf.Operation) -> bool:
@@ -90,7 +88,9 @@ def _creates(op: tf.Operation) -> bool:
     )
 
 
-def reads_first(ops: Collection[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
+def reads_first(
+    ops: Collection[tf.Operation],
+) -> dict[tf.Operation, list[tf.Operation]]:
     """Returns reads that come before updates, though nothing in the graph says so.
 
     The runtime decides on the order of a read and an update that do not depend on each
@@ -107,7 +107,9 @@ def reads_first(ops: Collection[tf.Operation]) -> dict[tf.Operation, list[tf.Ope
     for op in ops:
         if op.type in READS and not op.control_inputs:
             before = upstream(op.inputs[1:], ops)
-            if not any(one.control_inputs or _UPDATES.fullmatch(one.type) for one in before):
+            if not any(
+                one.control_inputs or _UPDATES.fullmatch(one.type) for one in before
+            ):
                 reads.setdefault(op.inputs[0].op, []).append(op)
     found: dict[tf.Operation, list[tf.Operation]] = {}
     for op in ops:

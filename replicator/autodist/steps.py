@@ -66,7 +66,7 @@ class Steps:
         self.graph = tf.Graph()
         self.source, self._repl, self._plain = source, repl, variables
         self._variables = Variables(repl._settings)
-        self._totals = Totals("a program for one device", {})
+        self._totals = Totals("AutoDist", {})
         self._resources: dict[tf.Operation, tf.Operation] = {}
         self._steps: dict[Any, Step] = {}
         self._lock = threading.RLock()
@@ -119,7 +119,10 @@ class Steps:
         return step
 
     def _build(
-        self, fetches: Sequence[Element], fed: Sequence[tf.Tensor], which: engine.Pattern
+        self,
+        fetches: Sequence[Element],
+        fed: Sequence[tf.Tensor],
+        which: engine.Pattern,
     ) -> Step:
         """Builds a step; the ops that the library itself adds are its own business."""
         targets = [_op(one) for one in fetches]

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.costs import cost
-from replicator.forms import homes, told, updates
+from replicator.forms import homes, told
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, Scope
 from replicator.forms.replay import Replica, Value
@@ -128,10 +128,12 @@ def replayed(
         return [*(x for x, _ in found), None]
 
     if elements:
-        args = _tf.not_converted(step), lambda ctx: elements[ctx.replica_id]
+        returned = repl.run(
+            _tf.not_converted(step), lambda ctx: elements[ctx.replica_id]
+        )
     else:
-        args = (_tf.not_converted(lambda: step((), ())),)
-    *results, done = repl.run(*args)
+        returned = repl.run(_tf.not_converted(lambda: step((), ())))
+    *results, done = returned
     return [_joined(x, form) for x, form in zip(results, forms, strict=True)], done
 
 

@@ -226,6 +226,9 @@ def _rewrite_level(
             _rewire(calls, results)
             if calls[0].call.facts.orders_effects:
                 fence.join([call.op for call in calls], _way(calls[0].call, target))
+            if place.path:
+                # A session inlines functions, and may not prune what they hold.
+                _tf.abandon([call.op for call in calls])
         else:
             new = merge.merge(
                 regions,
