@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is fed is split into parts that are all of it, or refused."""
+"""What is fed is split into parts that are all of it, and else given to all."""
 
 from __future__ import annotations
 
@@ -12,126 +12,262 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.autodist import feeds
-from replicator.autodist.program import Program
+from tests.autodist import helpers
+from tests.autodist.test_session import scope
 
 v1 = tf.compat.v1
 X = np.arange(14.0).reshape(7, 2)
+HERE = r"test_feeds\.py:\d+ in"
 
 
-def _program(**shapes: Any) -> Program:
-    """Returns a program of placeholders of some names, shapes and dtypes."""
+def _graph(**shapes: Any) -> tf.Graph:
+    """Returns a graph of placeholders of some names, shapes and dtypes."""
     with tf.Graph().as_default() as graph:
         for name, (dtype, shape) in shapes.items():
             v1.placeholder(dtype, shape, name)
-    return Program(graph, [])
+    return graph
 
 
-def _split(fed: Any, num_replicas: int) -> tuple[Program, feeds.Feeds]:
-    program = _program(
-        x=(tf.float32, [None, 2]), y=(tf.int32, None), rate=(tf.float64, [])
+def _examples() -> tf.Graph:
+    return _graph(
+        x=(tf.float32, [None, 2]),
+        y=(tf.int32, None),
+        rate=(tf.float64, []),
+        fixed=(tf.float32, [4]),
     )
-    return program, feeds.split(program, fed, num_replicas)
 
 
-@pytest.mark.parametrize("rows", [7, 6, 2, 1])
-@pytest.mark.parametrize("num_replicas", [1, 3, 4])
-def test_parts_are_the_whole_in_order(
-    rows: int, num_replicas: int, behavior: None
-) -> None:
-    fed = {"x:0": X[:rows], "y:0": list(range(rows)), "rate:0": 0.5}
-    program, found = _split(fed, num_replicas)
-    x, y, rate = (program.graph.get_tensor_by_name(name) for name in fed)
-    counts = found.counts
-    assert counts == [len(part) for part in np.array_split(X[:rows], num_replicas)]
-    for tensor, whole in ((x, X[:rows]), (y, np.arange(rows))):
-        parts = [own[tensor][:n] for own, n in zip(found.values, counts, strict=True)]
-        np.testing.assert_array_equal(np.concatenate(parts), whole)
-        assert all(part.dtype == tensor.dtype for part in parts)
-        for own, n in zip(found.values, counts, strict=True):
-            assert len(own[tensor]) == max(n, 1)
-            if not n:  # ops fail on no examples
-                np.testing.assert_array_equal(own[tensor], whole[:1])
-    assert [own[rate] for own in found.values] == [0.5] * num_replicas
-    assert found.names == {"x", "y"}
-    np.testing.assert_allclose(found.weights, np.divide(counts, rows))
+def test_values_are_arrays_of_the_placeholders_dtypes_in_the_order_of_names(behavior):
+    graph = _examples()
+    x = graph.get_tensor_by_name("x:0")
+    read = feeds.read(graph, {"y:0": [1, 2], x: X.tolist(), "rate:0": 3})
+    assert [tensor.name for tensor, _ in read] == ["rate:0", "x:0", "y:0"]
+    assert [array.dtype for _, array in read] == [np.float64, np.float32, np.int32]
+    np.testing.assert_array_equal(read[1][1], X)
+    assert feeds.read(graph, None) == feeds.read(graph, {}) == []
 
 
-@pytest.mark.parametrize("fed", [None, {}, {"rate:0": 0.5}, {"y:0": 3}], ids=str)
-def test_without_examples_nothing_is_split(fed: Any) -> None:
-    program, found = _split(fed, 2)
-    values = {program.graph.get_tensor_by_name(k): v for k, v in (fed or {}).items()}
-    assert found.values == [values, values]
-    assert (found.counts, found.weights, found.names) == (None, None, frozenset())
+@pytest.mark.parametrize(
+    "lengths, few, expected",
+    [
+        ((4, 4), 2, (0, 0)),
+        ((4, 5), 2, (0, 1)),
+        ((1, 4), 2, (None, None)),
+        ((0, 0), 2, (None, None)),
+        ((1, 1), 1, (0, 0)),
+        ((2, 2), 3, (None, None)),
+    ],
+)
+def test_equally_long_batches_are_split_alike(lengths, few, expected):
+    graph = _graph(a=(tf.float32, [None]), b=(tf.float32, [None, 1]))
+    a, b = lengths
+    fed = feeds.read(graph, {"a:0": np.ones(a), "b:0": np.ones([b, 1])})
+    assert feeds.pattern(fed, few) == expected
 
 
-def test_what_is_computed_once_for_all_is_fed_as_a_whole() -> None:
-    with tf.Graph().as_default() as graph:
-        sizes = v1.placeholder_with_default([1, 2, 3], [None], "sizes")
-        data = tf.data.Dataset.from_tensor_slices(sizes)
-        v1.data.make_initializable_iterator(data)
-        found = feeds.split(Program(graph, []), {sizes: [4, 5]}, 2)
-    assert found.counts is None
-    for own in found.values:
-        np.testing.assert_array_equal(own[sizes], [4, 5])
+def test_only_a_first_size_that_is_unknown_is_split():
+    graph = _examples()
+    given = {"x:0": X[:4], "y:0": [1, 2, 3, 4], "rate:0": 0.5, "fixed:0": np.ones(4)}
+    fed = feeds.read(graph, given)
+    which = dict(zip(sorted(given), feeds.pattern(fed, 2), strict=True))
+    assert which == {"fixed:0": None, "rate:0": None, "x:0": 0, "y:0": None}
 
 
-def test_each_replicas_copies_are_fed_its_parts() -> None:
-    program, found = _split({"x:0": X, "rate:0": 2.0}, 2)
-    with tf.Graph().as_default():
-        places = [
-            {
-                op: v1.placeholder(op.outputs[0].dtype).op
-                for op in program.graph.get_operations()
-            }
-            for _ in range(2)
-        ]
-    fed = feeds.fed_to(found, places)
-    x, rate = (program.graph.get_operation_by_name(name) for name in ("x", "rate"))
-    for own, part in zip(places, (X[:4], X[4:]), strict=True):
-        np.testing.assert_array_equal(fed[own[x].outputs[0]], part)
-        assert fed[own[rate].outputs[0]] == 2
-    assert len(fed) == 4
+@pytest.mark.parametrize("rows", [7, 6, 3, 2, 1, 0])
+def test_each_placeholders_value_is_the_whole_in_order(rows):
+    def run(begin):
+        x = v1.placeholder(tf.float32, [None, 2])
+        y = v1.placeholder(tf.int32)  # of unknown rank
+        rate, fixed = v1.placeholder(tf.float32, []), v1.placeholder(tf.float32, [4])
+        total = tf.reduce_sum(x * rate, 0)
+        session = begin()
+        given = {x: X[:rows], y: range(rows), rate: 0.5, fixed: np.arange(4)}
+        return session.run([x, y, rate, fixed, total], given)
+
+    helpers.in_sessions(run, 1, 3, 4)
 
 
-REFUSED: dict[str, tuple[Callable[[Program], Any], str]] = {
-    "no dict": (lambda p: [("x:0", X)], "feed_dict=.*Fix: pass a dict"),
+LENGTHS = [(4, 5), (5, 4), (3, 7), (1, 4), (4, 1), (2, 2), (6, 6)]
+
+
+def test_batches_may_differ_in_length():
+    def run(begin):
+        x, y = v1.placeholder(tf.float32, [None, 2]), v1.placeholder(tf.float32, [None])
+        w = v1.get_variable("w", [2, 1], initializer=v1.ones_initializer())
+        loss = tf.reduce_mean((x @ w) ** 2) + tf.reduce_sum(w) * tf.reduce_mean(y)
+        train = v1.train.GradientDescentOptimizer(1e-3).minimize(loss)
+        session = begin()
+        return [
+            session.run([loss, x, y, train], {x: X[:a], y: np.arange(b)})[:3]
+            for a, b in LENGTHS
+        ] + [session.run(w)]
+
+    helpers.in_sessions(run)
+
+
+def test_sparse_tensors_are_fed():
+    def run(begin):
+        x = v1.sparse_placeholder(tf.float32, [None, 4])
+        w = v1.get_variable("w", [4, 2], initializer=v1.ones_initializer())
+        rows = tf.sparse.sparse_dense_matmul(x, w)
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(rows**2))
+        session, indices = begin(), [[0, 1], [1, 2], [2, 0], [2, 3]]
+        value = v1.SparseTensorValue(indices, [1.0, 2.0, 3.0, 4.0], [3, 4])
+        values = [session.run([rows, train], {x: value})[0] for _ in range(2)]
+        return [*values, session.run(w), tuple(session.run(x, {x: tuple(value)}))]
+
+    helpers.in_sessions(run)
+
+
+@pytest.mark.parametrize("has_shape", [True, False])
+def test_indexed_slices_are_fed(has_shape):
+    def run(begin):
+        shape = tf.constant([5, 2]) if has_shape else None
+        rows, ids = v1.placeholder(tf.float32, [None, 2]), v1.placeholder(tf.int32)
+        x = tf.IndexedSlices(rows, ids, shape)
+        dense = tf.math.unsorted_segment_sum(x.values, x.indices, 5)
+        parts = X[:3], [1, 1, 4], [5, 2]
+        return begin().run(dense, {x: parts[: 2 + has_shape]})
+
+    helpers.in_sessions(run)
+
+
+REFUSED: dict[str, tuple[Callable[[tf.Graph], Any], str]] = {
+    "no dict": (lambda g: [("x:0", X)], "feed_dict=.*Fix: pass a dict"),
     "no tensor": (
-        lambda p: {"z:0": X},
-        "fed 'z:0', which is not a tensor of its graph",
+        lambda g: {"z:0": X},
+        "fed 'z:0', which is not a tensor of its graph.*Fix",
     ),
-    "an op": (lambda p: {"x": X}, "fed 'x', which is not a tensor"),
+    "an op": (lambda g: {"x": X}, "fed 'x', which is not a tensor"),
     "of another graph": (
-        lambda p: {_program(x=(tf.float32, [None])).graph.get_tensor_by_name("x:0"): X},
+        lambda g: {_examples().get_tensor_by_name("x:0"): X},
         "which is not a tensor of its graph",
     ),
-    "a sparse tensor": (
-        lambda p: {tf.SparseTensor([[0]], [1], [1]): X},
-        "a SparseTensor.*Fix: feed a dense placeholder.*tf.sparse.from_dense",
+    "part of a sparse tensor": (
+        lambda g: {tf.SparseTensor([[0]], [1], [1]): X},
+        f"for a SparseTensor.*fed at .*{HERE}.*Fix: feed .*Value",
     ),
     "another size": (
-        lambda p: {"x:0": X[:, :1]},
-        r"x:0, float32\(None, 2\).*of shape \(7, 1\).*created at .*test_feeds.py.*Fix:",
+        lambda g: {"x:0": X[:, :1]},
+        rf"x:0, float32\(None, 2\).*of shape \(7, 1\).*created at .*{HERE}.*Fix:",
     ),
+    "another rank": (lambda g: {"x:0": [1.0]}, r"x:0, float32.*of shape \(1,\).*Fix"),
     "another dtype": (
-        lambda p: {"x:0": [["a", "b"]]},
-        "x:0, float32.*could not convert",
+        lambda g: {"x:0": [["a", "b"]]},
+        f"x:0, float32.*could not convert.*fed at .*{HERE}",
     ),
-    "a number that does not fit": (lambda p: {"y:0": 2**40}, "y:0, int32.*: "),
+    "a number that does not fit": (lambda g: {"y:0": 2**40}, "y:0, int32.*: "),
     "a tensor of a graph": (
-        lambda p: {"x:0": p.graph.get_tensor_by_name("x:0")},
+        lambda g: {"x:0": g.get_tensor_by_name("x:0")},
         "a symbolic tensor, which has no value",
     ),
-    "two sizes": (
-        lambda p: {"x:0": X, "y:0": [1, 2]},
-        r"differ in their first dim.*x:0: \(7, 2\).*y:0: \(2,\).*number of rows",
-    ),
-    "no example": (lambda p: {"x:0": X[:0]}, "no example.*Fix: feed at least"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(name: str) -> None:
+def test_what_does_not_fit_is_refused(name):
     fed, said = REFUSED[name]
-    program = _program(x=(tf.float32, [None, 2]), y=(tf.int32, None))
+    graph = _examples()
     with pytest.raises(errors.ArgumentError, match=f"(?s){said}"):
-        feeds.split(program, fed(program), 2)
+        feeds.read(graph, fed(graph))
+
+
+def test_a_session_goes_on_after_a_feed_that_is_refused():
+    with scope(2) as autodist:
+        x = v1.placeholder(tf.float32, [None], "x")
+        session = autodist.create_distributed_session()
+        for wrong in ({x: [[1.0]]}, {"q": 1}, 3, {x: ["a"]}):
+            with pytest.raises(errors.ArgumentError, match=r"(?s)fed|feed_dict"):
+                session.run(x, wrong)
+            assert session.run(x, {x: [1.0, 2.0]}).tolist() == [1, 2]
+
+
+# Of defaults of placeholders: losses, and whether examples are fed beside them.
+W = np.arange(1, 5, dtype=np.float32)
+
+
+def _default(value: Any) -> tf.Tensor:
+    return v1.placeholder_with_default(value, [None])
+
+
+DEFAULTS: dict[str, tuple[Callable[..., tf.Tensor], bool]] = {
+    "a row per example": (lambda x, w: tf.reduce_sum(x * w * _default(W)), True),
+    "a sum of its own": (
+        lambda x, w: tf.reduce_sum(x * w) + tf.reduce_sum(_default(W) * w),
+        True,
+    ),
+    "one row, repeated": (
+        lambda x, w: tf.reduce_mean((x * w - 1) ** 2 * _default([2.0])),
+        True,
+    ),
+    "alone, a sum": (lambda x, w: tf.reduce_sum(_default(W) * w), False),
+    "alone, a mean": (lambda x, w: tf.reduce_mean(_default(W) * w), False),
+    "known first size": (
+        lambda x, w: (
+            tf.reduce_mean(x * w)
+            + w * tf.reduce_sum(v1.placeholder_with_default(W[:3], [3]))
+        ),
+        True,
+    ),
+    "more rows": (
+        lambda x, w: (
+            tf.reduce_sum(x * w) + tf.reduce_sum(_default(np.ones(5, "f")) * w)
+        ),
+        True,
+    ),
+    "one row, not repeated": (
+        lambda x, w: tf.reduce_sum(x * w) + tf.reduce_sum(_default([1.0]) * w),
+        True,
+    ),
+    "one row, counted": (
+        lambda x, w: (
+            tf.reduce_sum(x * w * (one := _default([1.0]))) / tf.reduce_sum(one)
+        ),
+        True,
+    ),
+    "computed": (
+        lambda x, w: tf.reduce_sum(x * w) + tf.reduce_sum(_default(W * w) * w),
+        True,
+    ),
+    "of the examples": (lambda x, w: tf.reduce_mean(x * w * _default(x + w)), True),
+}
+
+
+@pytest.mark.battery(4)
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_count_as_on_one_device(name):
+    make, is_fed = DEFAULTS[name]
+
+    def run(begin):
+        w = v1.get_variable("w", initializer=1.0, use_resource=True)
+        x = v1.placeholder(tf.float32, [None])
+        loss = make(x, w)
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        session, feed = begin(), {x: W} if is_fed else {}
+        return [session.run([loss, train], feed)[0], session.run(w)]
+
+    helpers.in_sessions(run, 2, 3)
+
+
+def test_what_is_fed_in_place_of_a_default_is_split():
+    def run(begin):
+        x, weights = v1.placeholder(tf.float32, [None]), _default(W)
+        total, session = tf.reduce_sum(x * weights), begin()
+        values = [session.run(total, {x: W})]
+        for one, other in ((W[:2], [1.0, 1.0]), (W, W), (W[:3], [2.0])):
+            values.append(session.run([total, weights], {x: one, weights: other}))
+        return values
+
+    helpers.in_sessions(run)
+
+
+def test_a_default_beside_an_iterators_element_is_whole():
+    def run(begin):
+        dataset = tf.data.Dataset.from_tensor_slices(np.arange(8.0)).batch(4)
+        iterator = v1.data.make_initializable_iterator(dataset)
+        scale = v1.placeholder_with_default(np.arange(4.0), [None])
+        scaled, session = iterator.get_next() * scale, begin()
+        session.run(iterator.initializer)
+        return [session.run(scaled) for _ in range(2)]
+
+    helpers.in_sessions(run)
