@@ -160,6 +160,7 @@ from replicator._tf.python import (
     python_function,
     register_python_function,
 )
+from replicator._tf.sessions import IndexedSlicesValue, session_callable
 from replicator._tf.state import (
     SaveableObject,
     SaveSpec,
@@ -209,7 +210,9 @@ __all__ = [
     "LeftAsItIs",
     "Nodes",
     "PythonFunction",
+    "IndexedSlicesValue",
     "ResourceVariable",
+    "session_callable",
     "SaveSpec",
     "SaveableObject",
     "Traced",

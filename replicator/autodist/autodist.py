@@ -176,7 +176,7 @@ class AutoDist:
             )
         _check_loss(loss, "AutoDist.create_distributed_session")
         config = configured(config, self._repl.devices)
-        steps = Steps(scope.graph, scope.variables, self._repl)
+        steps = Steps(scope.graph, scope.variables, self._repl, config)
         session = DistributedSession(steps, config, self)
         scope.initialize(session)
         scope.has_session = True

@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import errors
-from replicator.autodist.steps import Step
 from replicator.forms import engine
 from replicator.inputs import shards
 
@@ -50,30 +49,25 @@ def pattern(fed: Pairs, num_replicas: int) -> engine.Pattern:
     return engine.pattern(specs, rows, num_replicas)
 
 
-def split(
-    step: Step, fed: Pairs, which: engine.Pattern, num_replicas: int
-) -> dict[tf.Tensor, Any]:
-    """Returns what a step is fed: numbers of rows, and the part of each replica.
+def split(fed: Pairs, which: engine.Pattern, num_replicas: int) -> list[Any]:
+    """Returns what a step is fed: numbers of rows, and the parts of each value.
 
     Args:
-        step: The step.
         fed: The fed values.
         which: Which of these are split.
         num_replicas: Into how many parts.
     """
-    result = dict[Any, Any]()
-    rows = {}
-    for (_, array), k, parts in zip(fed, which, step.feeds, strict=True):
+    rows, values = dict[int, Any](), list[Any]()
+    for (_, array), k in zip(fed, which, strict=True):
         if k is None:
-            (whole,) = parts
-            result[whole] = array
+            values.append(array)
             continue
-        rows[k], first = len(array), 0
-        for r, part in enumerate(parts):
+        rows[k], first = np.int32(len(array)), 0
+        for r in range(num_replicas):
             size = shards.count(len(array), r, num_replicas)
-            result[part] = array[first : first + size]
+            values.append(array[first : first + size])
             first += size
-    return {**result, **dict(zip(step.rows, rows.values(), strict=True))}
+    return [*rows.values(), *values]
 
 
 def _flat(fed: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
@@ -92,7 +86,7 @@ def _flat(fed: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
                     f"session.run was fed {errors.shown(value)} for a "
                     f"{type(key).__name__}.",
                     [f"fed at {errors.user_line()}"],
-                    f"feed a tf.compat.v1.{type(key).__name__}Value.",
+                    "feed its components, as session.run returns them.",
                 )
             )
         yield from zip(keys, value, strict=True)

@@ -14,14 +14,12 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.autodist import slots
-from replicator.graph.ir.kinds import kind_of, resource_inputs
+from replicator.graph.ir.kinds import resource_inputs
 
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _UPDATES = re.compile(
     rf"Assign(Add|Sub)VariableOp|{slots.UPDATES.pattern}|ResourceScatter\w+"
 )
-# Ops that create a resource which a step uses up within itself.
-_OF_A_STEP = re.compile(r"TensorArray\w*|Empty\w*|TensorList\w*|Optional\w*")
 _REFUSED = re.compile(
     r"Variable(V2)?|TemporaryVariable|Collective\w+|Nccl\w+|_?Send|_?Recv|_?HostSend"
     r"|_?HostRecv|Switch|Merge|RefSwitch|RefMerge|Enter|RefEnter"
@@ -77,15 +75,9 @@ def needed(targets: Iterable[tf.Operation], fed: Sequence[tf.Tensor]) -> Needed:
 
 
 def _creates(op: tf.Operation) -> bool:
-    """Whether an op creates a resource that lasts."""
-    return (
-        op.type != "VarHandleOp"
-        and kind_of(op).stateful
-        and any(t.dtype == tf.resource for t in op.outputs)
-        and not _OF_A_STEP.fullmatch(op.type)
-        and not kind_of(op).calls
-        and not resource_inputs(op)
-    )
+    """Whether an op creates a resource that lasts: an iterator, a table, a queue."""
+    is_resource = any(t.dtype == tf.resource for t in op.outputs)
+    return is_resource and not op.inputs and op.type != "VarHandleOp"
 
 
 def reads_first(

@@ -47,7 +47,6 @@ class DistributedSession(tf.compat.v1.Session):
     def __init__(self, steps: Steps, config: Any, autodist: Any) -> None:
         super().__init__(graph=steps.source, config=config)
         self._steps, self._autodist = steps, autodist
-        self._all = tf.compat.v1.Session(graph=steps.graph, config=config)
 
     def run(
         self,
@@ -85,21 +84,17 @@ class DistributedSession(tf.compat.v1.Session):
                 replicas, or arrays differ in their first dimension.
             RuntimeError: The session was closed.
         """
-        graph, variable_of = self.graph, self._steps.variable_of
+        if self._closed:
+            raise RuntimeError("Attempted to use a closed Session.")
+        graph, steps = self.graph, self._steps
         listed, flat = nests.flat(fetches)
-        leaves = [nests.elements(leaf, graph, variable_of) for leaf in flat]
+        leaves = [nests.elements(leaf, graph, steps.variable_of) for leaf in flat]
         whats = [one for leaf in leaves for one in leaf]
-        fed, replicas = feeds.read(graph, feed_dict), self._steps.num_replicas
-        which = feeds.pattern(fed, replicas)
-        step = self._steps.get(whats, [key for key, _ in fed], which, self._all.run)
-        values = iter(
-            self._all.run(
-                list(step.results),
-                feeds.split(step, fed, which, replicas),
-                options=options,
-                run_metadata=run_metadata,
-            )
-        )
+        fed = feeds.read(graph, feed_dict)
+        which = feeds.pattern(fed, steps.num_replicas)
+        step = steps.get(whats, fed, which)
+        given = feeds.split(fed, which, steps.num_replicas)
+        values = iter(step.run(given, options, run_metadata))
         joined = [
             nests.value(leaf, [next(values) for _ in parts])
             for leaf, parts in zip(flat, leaves, strict=True)
@@ -136,7 +131,7 @@ class DistributedSession(tf.compat.v1.Session):
             ...
             RuntimeError: Attempted to use a closed Session.
         """
-        self._all.close()
+        self._steps.session.close()
         super().close()
 
     def list_devices(self) -> Any:
@@ -153,7 +148,7 @@ class DistributedSession(tf.compat.v1.Session):
         Returns:
             A list with a `name`, a `device_type` and a `memory_limit_bytes` for each.
         """
-        return self._all.list_devices()
+        return self._steps.session.list_devices()
 
     def make_callable(
         self,

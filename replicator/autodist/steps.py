@@ -8,7 +8,6 @@ replays the ops of the user's graph that the fetches need on its part of what is
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -18,7 +17,7 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.autodist import program
 from replicator.autodist.variables import PlainVariable, Variables
-from replicator.forms import engine, homes
+from replicator.forms import engine, homes, told
 from replicator.forms.forms import Layout
 from replicator.optimizers.totals import Totals
 
@@ -26,22 +25,56 @@ Element: TypeAlias = "tf.Tensor | tf.Operation"
 _VARIABLES = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES
 
 
-@dataclasses.dataclass(frozen=True)
 class Step:
     """A step in the graph of all replicas.
 
-    Attributes:
-        results: What is fetched of it, as on one device: in place of ops, an op that
-            runs all of it.
-        rows: What the numbers of rows are fed to, of each batch that is split.
-        feeds: What each fed value is fed to: its parts, or all of it.
-        initializers: Of variables that the library has made for it.
+    Args:
+        session: A session of the graph.
+        lock: Held while the graph is built.
+        fetches: What is fetched of the step, as on one device: in place of ops, one
+            that runs all of it.
+        feeds: What is fed: numbers of rows, and parts of values.
     """
 
-    results: Sequence[Element]
-    rows: Sequence[tf.Tensor]
-    feeds: Sequence[Sequence[tf.Tensor]]
-    initializers: Sequence[tf.Operation]
+    def __init__(
+        self,
+        session: tf.compat.v1.Session,
+        lock: threading.RLock,
+        fetches: Sequence[Element],
+        feeds: Sequence[tf.Tensor],
+    ) -> None:
+        self._session, self._lock, self._fetches = session, lock, fetches
+        self._feeds = feeds
+        self._run = self._prepared()
+
+    def _prepared(self, options: Any = None) -> Callable[..., list[Any]]:
+        """Returns what runs it: others build while it runs, but not while it begins."""
+        tensors = [one for one in self._fetches if isinstance(one, tf.Tensor)]
+        ops = [one for one in self._fetches if isinstance(one, tf.Operation)]
+        with self._lock:
+            return _tf.session_callable(
+                self._session, tensors, ops, self._feeds, options
+            )
+
+    def run(
+        self, values: Sequence[Any], options: Any = None, metadata: Any = None
+    ) -> list[Any]:
+        """Runs it; returns what is fetched, and None in place of ops.
+
+        Args:
+            values: What it is fed.
+            options: RunOptions, or None.
+            metadata: RunMetadata, or None.
+        """
+        run = self._run if options is None else self._prepared(options)
+        try:
+            found = iter(run(*values, run_metadata=metadata))
+        except tf.errors.OpError as error:
+            told.note_lines(error, self._session.graph)
+            raise
+        return [
+            next(found) if isinstance(one, tf.Tensor) else None for one in self._fetches
+        ]
 
 
 class Steps:
@@ -51,10 +84,12 @@ class Steps:
         source: The user's graph.
         variables: Its variables, of which more may be made.
         repl: The Replicator on whose devices they run.
+        config: A ConfigProto for the session.
 
     Attributes:
         source: The user's graph.
         graph: The graph of all replicas.
+        session: A session of that.
     """
 
     def __init__(
@@ -62,14 +97,16 @@ class Steps:
         source: tf.Graph,
         variables: Sequence[PlainVariable],
         repl: Any,
+        config: Any,
     ) -> None:
         self.graph = tf.Graph()
+        self.session = tf.compat.v1.Session(graph=self.graph, config=config)
         self.source, self._repl, self._plain = source, repl, variables
         self._variables = Variables(repl._settings)
         self._totals = Totals("AutoDist", {})
         self._resources: dict[tf.Operation, tf.Operation] = {}
         self._steps: dict[Any, Step] = {}
-        self._lock = threading.RLock()
+        self._lock, self._has_warned = threading.RLock(), False
         self.make_variables()
 
     @property
@@ -94,27 +131,27 @@ class Steps:
     def get(
         self,
         fetches: Sequence[Element],
-        fed: Sequence[tf.Tensor],
+        fed: Sequence[tuple[tf.Tensor, Any]],
         which: engine.Pattern,
-        begin: Callable[[Sequence[tf.Operation]], Any],
     ) -> Step:
         """Returns the step of some fetches and feeds.
 
         Args:
             fetches: What is fetched.
-            fed: What is fed.
+            fed: Pairs of what is fed, and the values.
             which: Which of that is split; see `engine.pattern`.
-            begin: Runs initializers of variables that the library makes for it.
         """
-        key = tuple(map(_key, fetches)), tuple(map(_key, fed)), which
+        key = tuple(map(_key, fetches)), tuple(_key(t) for t, _ in fed), which
         step = self._steps.get(key)
         if step is None:
             with self._lock:
                 step = self._steps.get(key)
                 if step is None:
-                    step = self._build(fetches, fed, which)
-                    if step.initializers:
-                        begin(step.initializers)
+                    batches = [
+                        x for (_, x), k in zip(fed, which, strict=True) if k is not None
+                    ]
+                    rows = len(batches[0]) if batches else None
+                    step = self._build(fetches, [t for t, _ in fed], which, rows)
                     self._steps[key] = step
         return step
 
@@ -123,8 +160,9 @@ class Steps:
         fetches: Sequence[Element],
         fed: Sequence[tf.Tensor],
         which: engine.Pattern,
+        batch: int | None,
     ) -> Step:
-        """Builds a step; the ops that the library itself adds are its own business."""
+        """Builds a step; `batch` is a number of rows to expect."""
         targets = [_op(one) for one in fetches]
         needed = program.needed(targets, fed)
         self.make_variables()
@@ -137,7 +175,9 @@ class Steps:
                 *([op for op in targets if op in needed.ops],),
                 program.reads_first(needed.ops),
             )
-            rows, feeds, elements = self._fed(fed, which, layouts)
+            if batch is not None and not self._has_warned:
+                self._has_warned = told.warn_of_gathers(plan, batch)
+            rows, parts, elements = self._fed(fed, which, layouts)
             found = homes.found(plan, given, [*self.trained.values()])
             made_before = set(map(id, self.graph.get_collection(_VARIABLES)))
             outputs = [one for one in fetches if isinstance(one, tf.Tensor)]
@@ -152,11 +192,15 @@ class Steps:
             ]
             made = self.graph.get_collection(_VARIABLES)
             late = [v.initializer for v in made if id(v) not in made_before]
-        return Step(results, rows, feeds, late)
+        if late:
+            self.session.run(late)
+        feeds = [*rows, *(one for each in parts for one in each)]
+        return Step(self.session, self._lock, results, feeds)
 
     def _resource(self, op: tf.Operation) -> tf.Operation:
         """Returns what creates the same iterator, table or queue for all replicas."""
         if op not in self._resources:
+            _tf.copy_functions(self.source, self.graph)  # that its functions call
             with tf.device(op.device or "CPU:0"):
                 copy = _tf.add_copy(op, [], _tf.attributes_of(op), {})
             self._resources[op] = copy

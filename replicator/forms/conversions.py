@@ -113,9 +113,15 @@ class Conversions:
         self._rows[layout] = _Rows(total=total, is_dealt=True)
 
     def _id(self) -> Number:
-        """Returns this replica's number: of copies, as a constant that may differ."""
+        """Returns this replica's number: of copies, as a constant that may differ.
+
+        Nothing is to be computed from that before the step runs: copies have the same
+        graph.
+        """
         replica = self._context
-        return replica.replica_id if replica.build.all_traced else base.differing(int)
+        if replica.build.all_traced:
+            return replica.replica_id
+        return tf.raw_ops.PlaceholderWithDefault(input=base.differing(int), shape=[])
 
     def _known(self, layout: Layout) -> _Rows:
         if layout not in self._rows:

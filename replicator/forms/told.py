@@ -20,20 +20,23 @@ _FEW = 2**20  # bytes, of which nothing is said either
 _NODE = re.compile(r"node ([\w./-]+)")
 
 
-def warn_of_gathers(plan: GraphPlan, rows: int) -> None:
+def warn_of_gathers(plan: GraphPlan, rows: int) -> bool:
     """Warns of the largest gather, if it takes a large part of what a step sends.
 
     Args:
         plan: The plan of a function.
         rows: The number of rows of a batch.
+
+    Returns:
+        Whether there is one.
     """
     sent = dict(_sent(plan, rows))
     gathers = {t: n for t, n in sent.items() if isinstance(t[1], Sharded)}
     if not gathers:
-        return
+        return False
     (tensor, _, op), size = max(gathers.items(), key=lambda item: item[1])
     if size < max(_FEW, _SHARE * sum(sent.values())):
-        return
+        return False
     text = errors.compose(
         f"{op.type} takes the whole batch of {tensor.deref().op.type}, about "
         f"{size / 2**20:.1f} MiB: replicas gather it in each step, and each computes "
@@ -43,6 +46,7 @@ def warn_of_gathers(plan: GraphPlan, rows: int) -> None:
         "compute of each row by itself, or of fewer values.",
     )
     logging.warning("%s", text)
+    return True
 
 
 def _sent(plan: GraphPlan, rows: int) -> Iterator[tuple[Any, int]]:
