@@ -155,7 +155,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("form", ["function", "session"])
-def test_a_loss_that_nothing_tells_of_is_computed_of_the_whole_batch(name, form):
+def test_losses_across_the_examples_train_as_on_one_device(name, form):
     def trained(num_replicas):
         autodist = helpers.make(num_replicas)
         if form == "function":
@@ -218,7 +218,7 @@ def test_sessions_train_with_losses_of_all_kinds(tape, name):
     np.testing.assert_allclose(actual, w.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_what_a_loss_is_can_be_said():
+def test_what_a_function_is_told_of_a_loss_changes_nothing():
     def make(rows):
         total = tf.py_function(lambda r: tf.reduce_sum(r), [rows], tf.float32)
         return tf.ensure_shape(total, [])

@@ -63,4 +63,4 @@ def test_a_saved_model_is_that_of_the_single_device_graph(tmp_path):
     actual = loaded.signatures["serving_default"](tf.ones([2, 3]))["y"]
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
     text = (tmp_path / "out" / "saved_model.pb").read_bytes()
-    assert b"AutoDist-Replica" not in text
+    assert b"replica_0" not in text and b"PyFunc" not in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of a program for one device are the library's, where a strategy has them."""
+"""Variables of a program for one device are where a strategy has them."""
 
 from __future__ import annotations
 
