@@ -361,7 +361,7 @@ def _control_flow_v2() -> Iterator[None]:
 def _check_loss(loss: Any, where: str) -> None:
     if loss is None:
         return
-    if loss not in ("mean", "sum"):
+    if not isinstance(loss, str) or loss not in ("mean", "sum"):
         raise errors.ArgumentError(
             errors.compose(
                 f"loss={errors.shown(loss)} does not say how a loss combines examples.",

@@ -114,7 +114,10 @@ def _array(tensor: tf.Tensor, value: Any) -> np.ndarray:
     dtype = tensor.dtype.as_numpy_dtype
     try:
         array = np.asarray(value, dtype=dtype)
-    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+    except (
+        *(TypeError, ValueError, OverflowError, NotImplementedError),
+        tf.errors.OpError,
+    ) as error:
         raise _unfit(tensor, value, errors.told(error)) from error
     if isinstance(value, int) and array.dtype.kind in "iu" and int(array) != value:
         raise _unfit(tensor, value, "the number does not fit")

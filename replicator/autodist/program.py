@@ -74,6 +74,26 @@ def needed(targets: Iterable[tf.Operation], fed: Sequence[tf.Tensor]) -> Needed:
     return Needed(found, sorted(handles, key=by_name), sorted(resources, key=by_name))
 
 
+def check_fed(ops: Iterable[tf.Operation]) -> None:
+    """Raises if a placeholder is among what runs.
+
+    Raises:
+        ArgumentError: It is.
+    """
+    for op in ops:
+        if op.type in ("Placeholder", "PlaceholderV2"):
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"{op.name} is needed for what is fetched, and is not fed.",
+                    [
+                        f"created at {errors.line_of(op)}",
+                        f"fetched at {errors.user_line()}",
+                    ],
+                    f'feed it: session.run(fetches, {{"{op.name}:0": value}}).',
+                )
+            )
+
+
 def _creates(op: tf.Operation) -> bool:
     """Whether an op creates a resource that lasts: an iterator, a table, a queue."""
     is_resource = any(t.dtype == tf.resource for t in op.outputs)

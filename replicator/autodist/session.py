@@ -90,6 +90,8 @@ class DistributedSession(tf.compat.v1.Session):
         listed, flat = nests.flat(fetches)
         leaves = [nests.elements(leaf, graph, steps.variable_of) for leaf in flat]
         whats = [one for leaf in leaves for one in leaf]
+        if not whats:
+            return nests.like(fetches, listed)
         fed = feeds.read(graph, feed_dict)
         which = feeds.pattern(fed, steps.num_replicas)
         step = steps.get(whats, fed, which)

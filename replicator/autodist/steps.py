@@ -165,6 +165,7 @@ class Steps:
         """Builds a step; `batch` is a number of rows to expect."""
         targets = [_op(one) for one in fetches]
         needed = program.needed(targets, fed)
+        program.check_fed(needed.ops)
         self.make_variables()
         with self.graph.as_default(), tf.device(None), tf.control_dependencies(None):
             resources = [t for op in needed.resources for t in op.outputs]

@@ -22,6 +22,7 @@ from replicator.forms.rule import (
     Rule,
     is_partial,
     plan,
+    replicated,
     rules_of,
 )
 from replicator.graph.ir import shapes
@@ -173,6 +174,17 @@ def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return OpPlan([AS_IS] * len(facts), [Fact(form) for form in forms], build=build)
 
 
+def by_handle(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """Finds the iterator of a handle, which is where all iterators are."""
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        with tf.device("CPU:0"):
+            made: list[tf.Tensor] = replica.stamp(op, inputs)
+            return made
+
+    return replicated(op, build=build)
+
+
 def optional_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Refuses to loop over an iterator: an optional element is not communicated.
 
@@ -250,6 +262,7 @@ RULES: dict[str, Rule] = {
         "IteratorGetNext IteratorGetNextSync QueueDequeueManyV2 QueueDequeueUpToV2",
         pulled,
     ),
+    **rules_of("IteratorFromStringHandle IteratorFromStringHandleV2", by_handle),
     **rules_of("IteratorGetNextAsOptional", optional_elements),
     **rules_of(_DATASETS, dataset),
 }
