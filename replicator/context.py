@@ -179,6 +179,7 @@ class ReplicaContext:
         weighed: The ids of optimizers whose loss is already multiplied by the replica's
             weight, until they apply its gradients.
         merging: True while variables that differ are read as their aggregate.
+        synchronizes: Always None; autodist/own_gradients.py still reads it.
     """
 
     build: Build
@@ -199,6 +200,7 @@ class ReplicaContext:
     weights: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     weighed: set[int] = dataclasses.field(default_factory=set)
     merging: bool = False
+    synchronizes: None = None
 
     @property
     def weight(self) -> Any:
@@ -280,17 +282,6 @@ class ReplicaContext:
         """
         # The outermost method: "scatter_add" calls an assign.
         return self._setting(writing=self.writing or (name, method, key))
-
-    def weighing(self, shard: Any) -> _Block:
-        """Weighs this replica by its examples in means over replicas, in this block.
-
-        Wrapped optimizers do so, unless they are given a weight.
-
-        Args:
-            shard: The replica's part of a global batch, with its number of examples and
-                that of the whole batch.
-        """
-        return self._setting(shard=shard)
 
     def reading_merged(self, merged: bool = True) -> _Block:
         """Reads variables that differ as their aggregate in this block, or does not."""
