@@ -178,16 +178,8 @@ class ReplicaContext:
         weights: The tensors that `weight` has returned, by their ids.
         weighed: The ids of optimizers whose loss is already multiplied by the replica's
             weight, until they apply its gradients.
-        synchronizes: Scales a gradient by its replica's share of the sum over replicas,
-            where reading a variable synchronizes its gradients; its second argument
-            says whether the gradient passes through another one. None elsewhere.
-        takes: Returns this replica's share of a value that all have: one replica takes
-            all of it, the others zeros.
-        agrees: Returns the value that is written to a variable in place of a replica's
-            own, or None where a mean will do. None if there is no such rule.
-        whole: True while it computes with the examples of all replicas.
         merging: True while variables that differ are read as their aggregate.
-        reading: The identities through which such variables are being read.
+        synchronizes: Always None; autodist/own_gradients.py still reads it.
     """
 
     build: Build
@@ -207,12 +199,8 @@ class ReplicaContext:
     combined: dict[int, Any] = dataclasses.field(default_factory=dict)
     weights: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     weighed: set[int] = dataclasses.field(default_factory=set)
-    synchronizes: Callable[[Any, bool], Any] | None = None
-    agrees: Callable[[Any, Any], Any] | None = None
-    takes: Callable[[Any], Any] | None = None
-    whole: bool = False
     merging: bool = False
-    reading: dict[str, Any] = dataclasses.field(default_factory=dict)
+    synchronizes: None = None
 
     @property
     def weight(self) -> Any:
@@ -294,21 +282,6 @@ class ReplicaContext:
         """
         # The outermost method: "scatter_add" calls an assign.
         return self._setting(writing=self.writing or (name, method, key))
-
-    def weighing(self, shard: Any) -> _Block:
-        """Weighs this replica by its examples in means over replicas, in this block.
-
-        Wrapped optimizers do so, unless they are given a weight.
-
-        Args:
-            shard: The replica's part of a global batch, with its number of examples and
-                that of the whole batch.
-        """
-        return self._setting(shard=shard)
-
-    def computing_whole(self) -> _Block:
-        """Marks code in this block as computing with the examples of all replicas."""
-        return self._setting(whole=True)
 
     def reading_merged(self, merged: bool = True) -> _Block:
         """Reads variables that differ as their aggregate in this block, or does not."""

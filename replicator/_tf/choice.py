@@ -51,7 +51,6 @@ if TYPE_CHECKING:  # plain/ has the same signatures
     from replicator._tf.fast.nodes import Nodes as Nodes
     from replicator._tf.fast.nodes import import_nodes as import_nodes
     from replicator._tf.fast.tracing import is_step as is_step
-    from replicator._tf.fast.tracing import leave_out_unused as leave_out_unused
     from replicator._tf.fast.tracing import trace as trace
     from replicator._tf.fast.variables import place_of_reads as place_of_reads
     from replicator._tf.fast.variables import read_quickly as read_quickly
@@ -64,6 +63,5 @@ else:
     replace_new_constant = _constants.replace_new_constant
     Nodes, import_nodes = _nodes.Nodes, _nodes.import_nodes
     trace, is_step = _tracing.trace, _tracing.is_step
-    leave_out_unused = _tracing.leave_out_unused
     place_of_reads = _variables.place_of_reads
     read_quickly, write_quickly = _variables.read_quickly, _variables.write_quickly

@@ -3,38 +3,16 @@
 
 from __future__ import annotations
 
-from replicator.forms.rule import Rule
-from replicator.forms.rules import (
-    control_flow,
-    elementwise,
-    lists,
-    lookups,
-    normalization,
-    products,
-    random,
-    recurrent,
-    reductions,
-    rows,
-    shapes,
-    slices,
-    state,
-)
+import importlib
+import pkgutil
 
-MODULES = (
-    control_flow,
-    elementwise,
-    lists,
-    lookups,
-    normalization,
-    products,
-    random,
-    recurrent,
-    reductions,
-    rows,
-    shapes,
-    slices,
-    state,
-)
+from replicator.forms import rules
+from replicator.forms.rule import Rule
+
+MODULES = [
+    importlib.import_module(f"{rules.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(rules.__path__)
+]
 RULES: dict[str, Rule] = {}
 for module in MODULES:
     RULES.update(module.RULES)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits a global batch into one shard per replica, along the first axis.
 
-Pure functions of a nest of tensors: they only add ops to the default graph. The weight
-of a replica's shard while its step is built is set in its ReplicaContext:
-`replica.weighing(shard)`.
+Pure functions of a nest of tensors: they only add ops to the default graph.
 """
 
 from __future__ import annotations

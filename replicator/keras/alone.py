@@ -37,7 +37,7 @@ def run(repl: Any, model: Any, name: str, data: Any) -> Any:
         with (
             repl.context(),
             tf.device(repl._settings.world.devices[0]),
-            accumulating(model),
+            _accumulating(model),
         ):
             return getattr(model, name)(data)
     except errors.ContextError as error:
@@ -63,7 +63,7 @@ def warn_of_run_eagerly(repl: Any, model: Any) -> None:
 
 
 @contextlib.contextmanager
-def accumulating(model: Any) -> Iterator[None]:
+def _accumulating(model: Any) -> Iterator[None]:
     """Makes wrapped optimizers accumulate gradients outside of steps in this block."""
     combiners = [o._replicator_combiner for o in state.wrapped_in(model)]
     settings = [combiner.alone for combiner in combiners]

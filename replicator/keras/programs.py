@@ -89,7 +89,7 @@ class Program:
     def __init__(
         self, repl: Any, model: Any, name: str, batch: Tensors, specs: Sequence[Any]
     ) -> None:
-        self._repl, specs = repl, list(specs)
+        specs = list(specs)
 
         def step(*components: Any) -> Any:
             packed = tf.nest.pack_sequence_as(specs, components, expand_composites=True)
@@ -103,7 +103,7 @@ class Program:
         ]
         signature = tf.nest.flatten(specs, expand_composites=True)
         try:
-            with repl.context(), alone.accumulating(model):
+            with repl.context():
                 self._function = WholeBatchFunction(
                     _do_not_convert(step), repl, signature
                 )

@@ -77,12 +77,12 @@ class Wrapped:
             apply: Updates variables by gradients that are equal on all replicas, given
                 the stand-in that does so (None: this optimizer), gradients, variables.
         """
-        replica = context.current()
-        checks.check_counts(type(self).__name__, grads, variables)
+        replica, combiner = context.current(), self._replicator_combiner
+        name = type(self).__name__
+        checks.check_counts(name, grads, variables)
         view = single_device.view()
         if view is not None:
-            compression = self._replicator_combiner.compression
-            view.note_compression(map(plain, variables), compression)
+            view.note_compression(map(plain, variables), combiner.compression)
             self._track_compression(variables)
             division = parts.Division.none(variables)
         else:
@@ -93,7 +93,6 @@ class Wrapped:
             return apply(parts.stand_in(self, division), pieces, division.variables)
 
         if replica is None:
-            combiner = self._replicator_combiner
             accumulates = combiner.accumulation_steps > 1 and weight is None
             if accumulates and (combiner.alone or view is not None):
                 return alone.apply(
@@ -108,9 +107,27 @@ class Wrapped:
                 prepare(variables)
             return update(division.cut_all(grads))
         self._refuse_elsewhere(replica)
-        checks.check(type(self).__name__, grads, variables)
-        name, how = type(self).__name__, f'op="{self._replicator_combiner.op}"'
-        by_examples = False
+        checks.check(name, grads, variables)
+        grads, weight = self._weighed_grads(replica, grads, weight)
+        self._track_compression(division.variables)
+        return combiner.apply(
+            *(replica, grads, variables, weight, prepare, update, division),
+            self._replicator_scale,
+            self._replicator_takes_some,
+        )
+
+    def _weighed_grads(
+        self, replica: context.ReplicaContext, grads: Sequence[Any], weight: Any
+    ) -> tuple[Sequence[Any], Any]:
+        """Returns a replica's gradients and their weight in the mean, or None.
+
+        Args:
+            replica: The replica being built.
+            grads: Its gradients.
+            weight: The weight that the user gave them, if any.
+        """
+        name, combiner = type(self).__name__, self._replicator_combiner
+        how, by_examples = f'op="{combiner.op}"', False
         if weight is not None:
             weight = all_reduce.as_weight(name, weight)
             by_examples = by_hand.is_by_examples(replica, weight)
@@ -121,18 +138,13 @@ class Wrapped:
         elif id(self) in replica.weighed:
             replica.weighed.remove(id(self))
             how += ", whose loss is weighted"
-        elif self._replicator_combiner.op == "mean":
+        elif combiner.op == "mean":
             by_examples = True
-            single_step = self._replicator_combiner.accumulation_steps == 1
+            single_step = combiner.accumulation_steps == 1
             # When accumulating, each of the steps weighs the same.
             weight = replica.examples if single_step else replica.share
         grads = weighing.claim(replica, grads, by_examples, f"{name} ({how})")
-        self._track_compression(division.variables)
-        return self._replicator_combiner.apply(
-            *(replica, grads, variables, weight, prepare, update, division),
-            self._replicator_scale,
-            self._replicator_takes_some,
-        )
+        return grads, weight
 
     def _expanded(
         self, state: dict[str, Any], division: parts.Division

@@ -92,7 +92,7 @@ def all_reduce(
     if op == "mean" and weight is not None:
         weight = as_weight("all_reduce", weight)
         leaves, complete = by_hand.of_mean(leaves, weight, members)
-    reduced = _reduce_leaves(leaves, op, weight, members, algorithm=algorithm)
+    reduced = combine(leaves, op, weight, group=members, algorithm=algorithm)
     if complete:
         weighing.note_combined(reduced, op, members)
     return tf.nest.pack_sequence_as(value, reduced)
@@ -124,6 +124,8 @@ def combine(
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces gradients over all replicas, each to where it is needed.
 
+    Dense ones are reduced in one call, sparse ones by gathering their rows.
+
     Args:
         gradients: Any number of dense and sparse gradients.
         op: "sum" or "mean".
@@ -137,27 +139,8 @@ def combine(
         The reduced gradients, on every replica; unread copies are pruned, so they cost
         no transfer.
     """
-    return _reduce_leaves(
-        base.flatten(list(gradients), "all_reduce"),
-        op,
-        weight,
-        groups.members("all_reduce", None) if group is None else group,
-        policies,
-        algorithm,
-        together,
-    )
-
-
-def _reduce_leaves(
-    leaves: Sequence[tf.Tensor | tf.IndexedSlices],
-    op: str,
-    weight: Any,
-    group: tuple[int, ...],
-    policies: Sequence[OperandPolicy] | None = None,
-    algorithm: str | None = None,
-    together: bool = False,
-) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduces dense leaves in one call and sparse ones by gathering their rows."""
+    leaves = base.flatten(list(gradients), "all_reduce")
+    group = groups.members("all_reduce", None) if group is None else group
     if weight is not None:
         return _weighted_mean(leaves, op, weight, group, policies, algorithm, together)
     policies = policies or [NO_POLICY] * len(leaves)
@@ -261,8 +244,8 @@ def _weighted_mean(
     scaled = [_map_values(weighted, leaf) for leaf in leaves]
     if policies is not None:
         policies = [*policies, NO_POLICY]
-    *sums, total = _reduce_leaves(
-        [*scaled, weight], "sum", None, group, policies, algorithm, together
+    *sums, total = combine(
+        [*scaled, weight], "sum", None, policies, group, algorithm, together
     )
 
     def divided(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

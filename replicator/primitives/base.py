@@ -270,20 +270,25 @@ def communicate(
     with _tf.stop_recording():
         op = placeholder.put(call, operands, op_results)
     if differentiable:
-        forward = placeholder.Placeholder(op, call)
-        gradient = replica.build.gradients[primitive]
-        _tf.record_gradient(
-            primitive,
-            op.outputs,
-            op.inputs,
-            lambda *d: differentiate(gradient, forward, d),
-        )
+        _record(replica.build, placeholder.Placeholder(op, call))
     # The identities outlive the placeholder: whatever the user does with a result
     # (return it, keep it, fetch it, wait for it) is done to an op that remains.
     outputs = _identities(op)
     if receipt:
         replica.receipts.append(outputs.pop())
     return weighing.received(outputs, weights)
+
+
+def _record(build: context.Build, placed: placeholder.Placeholder) -> None:
+    """Tells tapes the gradient of a call."""
+    primitive, op = placed.call.primitive, placed.op
+    gradient = build.gradients[primitive]
+    _tf.record_gradient(
+        primitive,
+        op.outputs,
+        op.inputs,
+        lambda *d: differentiate(gradient, placed, d),
+    )
 
 
 def _captured(operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:

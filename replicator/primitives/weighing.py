@@ -65,7 +65,7 @@ def taken(
         upstream: The gradients of its results.
         take: Computes the gradients of its operands from them.
     """
-    if replica.examples is None or replica.synchronizes is not None:
+    if replica.examples is None:
         return list(take(upstream))
     key = placed.call.key
     number = replica.count(("gradients taken of", key))
@@ -110,7 +110,6 @@ def in_own_gradient(
     weights: list[tf.Tensor | None] = [None] * len(operands)
     if (
         replica.examples is None
-        or replica.synchronizes is not None
         or replica.writing is not None  # all replicas must receive the same
         or _tf.differentiated() is None
     ):

@@ -68,7 +68,7 @@ def read_once(draft: Draft) -> None:
     reads.join_reads(acting(draft.replicas), initializers, flow)
     draft.replicas = reads.read_rows(draft.replicas, initializers, flow)
     draft.active = acting(draft.replicas)
-    by_all = draft.sharing - draft.build.aliases.copied()
+    by_all = draft.sharing - draft.build.aliases.copied
     reads.share_reads(draft.active, initializers, by_all, flow)
     joins.share(draft.replicas, _near(draft.build.world.devices), initializers, flow)
 

@@ -48,9 +48,7 @@ def _sums(variable: Any, replica: context.ReplicaContext | None) -> bool:
 
     The value before is the same on all replicas, and would be added once for each.
     """
-    if replica is None or replica.agrees is not None:
-        return False
-    if agreement.is_equal(variable, replica):
+    if replica is None or agreement.is_equal(variable, replica):
         return False
     return bool(variable.aggregation == tf.VariableAggregation.SUM)
 

@@ -77,12 +77,8 @@ def agree(
     if _is_uneven(variable, replica) and how == tf.VariableAggregation.SUM:
         how = tf.VariableAggregation.MEAN  # each replica writes the whole update
     with replica.agreeing_on(variable.name, method, variable.key):
-        if replica.agrees is not None and how == tf.VariableAggregation.NONE:
-            agreed = replica.agrees(variable, value)
-            if agreed is not None:
-                return agreed
         if how == tf.VariableAggregation.SUM:
-            return _combined(value, "sum", variable, together=True)
+            return combined(value, "sum", variable)
         if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return broadcast.broadcast(value, root=0)
         has_mean = variable.dtype.is_floating or variable.dtype.is_complex
@@ -92,7 +88,7 @@ def agree(
             _doubt_count(variable, value, replica)
         if how == tf.VariableAggregation.MEAN or has_mean:
             # A batch without examples may give NaN statistics; they get no weight.
-            mean = _combined(value, "mean", variable, replica.examples, together=True)
+            mean = combined(value, "mean", variable, replica.examples)
             if how == tf.VariableAggregation.NONE:
                 _doubt_mean(variable, mean, value, replica)
             return mean
@@ -114,7 +110,7 @@ def _doubt_mean(
         own: The replica's own value.
         replica: The replica being built.
     """
-    if replica.agrees is not None or _tf.written_by_library():
+    if _tf.written_by_library():
         return
     warning = errors.compose(
         f"variable {variable.name} has no aggregation, and the replicas assign "
@@ -181,52 +177,6 @@ def _refuse_row_states(variable: Any) -> None:
     )
 
 
-def is_one(variable: Any, replica: context.ReplicaContext | None) -> bool:
-    """Whether a step takes a variable whose components add up for a single one.
-
-    So do programs that were written for one device: what they read is the aggregate,
-    and what they write is that of all examples, which is given to one component.
-
-    Args:
-        variable: The ReplicatedVariable.
-        replica: The replica being built, if any.
-    """
-    if replica is None or replica.agrees is None or replica.num_replicas == 1:
-        return False
-    return bool(variable.placement.is_aggregated)
-
-
-def read_as_one(variable: Any, value: tf.Tensor) -> tf.Tensor:
-    """Returns the aggregate of all components.
-
-    Args:
-        variable: The ReplicatedVariable, which `is_one`.
-        value: The value of this replica's component.
-    """
-    return _combined(value, "sum" if variable.placement.adds_up else "mean", variable)
-
-
-def agree_as_one(
-    variable: Any, value: Any, replica: context.ReplicaContext, method: str
-) -> tf.Tensor:
-    """Returns this replica's share of what one device would write, of all examples.
-
-    Args:
-        variable: The ReplicatedVariable, which `is_one`.
-        value: What this replica writes.
-        replica: The replica being built.
-        method: The method that writes it.
-    """
-    assert replica.agrees is not None and replica.takes is not None, "it is one"
-    value = tf.convert_to_tensor(arguments.native(value), dtype=variable.dtype)
-    with replica.agreeing_on(variable.name, method, variable.key):
-        agreed: tf.Tensor | None = replica.agrees(variable, value)
-        if agreed is None and (value.dtype.is_floating or value.dtype.is_complex):
-            agreed = _combined(value, "mean", variable, replica.examples)
-    whole = value if agreed is None else agreed
-    return replica.takes(whole) if variable.placement.adds_up else whole
-
-
 def of_examples(
     variable: Any, value: Any, replica: context.ReplicaContext, method: str
 ) -> Any:
@@ -278,17 +228,18 @@ def _is_of_nothing(given: Any) -> tf.Tensor:
     return tf.reduce_any(checks) if checks else tf.constant(False)
 
 
-def _combined(
-    value: tf.Tensor,
-    op: str,
-    variable: Any,
-    weight: Any = None,
-    together: bool = False,
-) -> Any:
-    """Reduces a value over all replicas, under the variable's operand policy."""
+def combined(value: tf.Tensor, op: str, variable: Any, weight: Any = None) -> Any:
+    """Reduces a value over all replicas, under the variable's operand policy.
+
+    Args:
+        value: This replica's value.
+        op: "sum" or "mean".
+        variable: The ReplicatedVariable.
+        weight: The replica's weight in the mean, or None.
+    """
     reductions.check("all_reduce", value, op)
     policies = [variable.policy]
-    return all_reduce.combine([value], op, weight, policies, together=together)[0]
+    return all_reduce.combine([value], op, weight, policies, together=True)[0]
 
 
 def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | None:

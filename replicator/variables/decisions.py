@@ -27,7 +27,6 @@ class Decisions:
     """
 
     def __init__(self, world: World, sharded: bool, strategy: Chooser | None) -> None:
-        self._world = world
         self._sharded = sharded and (world.num_replicas > 1 or rehearsal.is_on())
         self._strategy = strategy
         self._bytes = dict.fromkeys(world.local, 0)  # that each replica owns

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.variables import additions, doubts
+from replicator.variables import additions, agreement, doubts
 
 
 def check_write(
@@ -92,15 +92,21 @@ def is_for_result(variable: Any, replica: context.ReplicaContext | None) -> bool
     """
     if replica is None or not variable.placement.is_aggregated:
         return False
-    if variable.placement.grows or _is_for_all(replica):
+    if variable.placement.grows or replica.num_replicas == 1:
         return False
     return replica.merging or _tf.metric_call("result") is not None
 
 
+def aggregate(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    """Returns the aggregate of all components, for a result.
+
+    Args:
+        variable: The ReplicatedVariable.
+        value: The value of this replica's component.
+    """
+    how = "sum" if variable.placement.adds_up else "mean"
+    return agreement.combined(value, how, variable)
+
+
 def _adds_up(variable: Any, replica: context.ReplicaContext) -> bool:
-    return variable.placement.adds_up and not _is_for_all(replica)
-
-
-def _is_for_all(replica: context.ReplicaContext) -> bool:
-    """Whether a replica computes with the examples of all, or is the only one."""
-    return replica.num_replicas == 1 or replica.whole or replica.agrees is not None
+    return variable.placement.adds_up and replica.num_replicas > 1

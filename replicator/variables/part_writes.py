@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context
-from replicator.primitives import base
 from replicator.variables import (
     agreement,
     in_graphs,
@@ -75,8 +74,6 @@ class PartWriter(_tf.HandleVariable):
         """Writes a part of the value, inside a step."""
         replica = context.require(method)
         unbuilt.is_done(self, replica)
-        if agreement.is_one(self, replica):
-            return self._write_part_once(method, *args, **kwargs)
         claim = agreement.claim(self, replica)
         write = getattr(_tf.HandleVariable, method)
         if claim is not None or agreement.is_equal(self, replica):
@@ -93,13 +90,3 @@ class PartWriter(_tf.HandleVariable):
                 written = write(self, *args, **kwargs)
                 with tf.control_dependencies([written.op]):
                     return self.assign(self.read_value())
-
-    def _write_part_once(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Writes what one device would, where each replica has a value of its own."""
-        if not part_values.has_value(method):
-            raise base.bad_argument(
-                f"{method} of variable {self.name}, which is synchronized ON_READ,",
-                "has no meaning in a function for one device",
-                "assign the whole value, or use scatter_add or scatter_update.",
-            )
-        return self.assign(part_values.written(self, method, *args, **kwargs))

@@ -45,7 +45,6 @@ from replicator.variables import (
     python_calls,
     seen_as_one,
     single_device,
-    synchronized,
     unbuilt,
 )
 from replicator.variables.placement import Placement, Write
@@ -171,8 +170,7 @@ class ReplicatedVariable(
         function = compiled.function_around()
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
-        handle = replica.reading.get(self.key)
-        return self.placement.handle(self, replica) if handle is None else handle
+        return self.placement.handle(self, replica)
 
     def _handle_for(self, function: str) -> tf.Tensor:
         """Returns component 0's handle for a function of tf.compat.v1 that writes it.
@@ -245,19 +243,19 @@ class ReplicatedVariable(
     # --- Reading ----------------------------------------------------------------------
 
     def _read(self, no_copy: bool) -> tf.Tensor:
-        with self._afterwards(), synchronized.read(self):
+        with self._afterwards():
             replica = context.current()
             if replica is None and self.placement.differs:
                 return self._aggregated()
             value = self._read_once(no_copy)
-            is_one = agreement.is_one(self, replica)
-            is_one = is_one or metric_state.is_for_result(self, replica)
-            return agreement.read_as_one(self, value) if is_one else value
+            if metric_state.is_for_result(self, replica):
+                return metric_state.aggregate(self, value)
+            return value
 
     def _read_once(self, no_copy: bool) -> tf.Tensor:
         """Reads the variable, reusing the replica's earlier read if it still holds."""
         replica = context.current()
-        if replica is None or no_copy or replica.reading or tf.executing_eagerly():
+        if replica is None or no_copy or tf.executing_eagerly():
             return _tf.HandleVariable._read_variable_op(self, no_copy)
         handle = self.handle
         value = replica.reads.value(handle)
@@ -276,19 +274,15 @@ class ReplicatedVariable(
         return self.placement.brought(value, replica)
 
     def _read_rows(self, indices: Any, name: str | None) -> tf.Tensor:
-        with self._afterwards(), synchronized.read(self):
+        with self._afterwards():
             if context.current() is None and self.placement.differs:
                 return tf.gather(self._aggregated(), indices, name=name)
-            if agreement.is_one(self, context.current()):
-                return tf.gather(self._read_variable_op(), indices, name=name)
             return self._brought(_tf.HandleVariable.sparse_read(self, indices, name))
 
     def _read_slices(self, indices: Any, name: str | None) -> tf.Tensor:
-        with self._afterwards(), synchronized.read(self):
+        with self._afterwards():
             if context.current() is None and self.placement.differs:
                 return tf.gather_nd(self._aggregated(), indices, name=name)
-            if agreement.is_one(self, context.current()):
-                return tf.gather_nd(self._read_variable_op(), indices, name=name)
             return self._brought(_tf.HandleVariable.gather_nd(self, indices, name))
 
     def _aggregated(self) -> tf.Tensor:
@@ -311,9 +305,7 @@ class ReplicatedVariable(
                 return self._assign_all(value, method, name, read_value)
         claim = agreement.claim(self, replica)
         with self._entered(replica, claim), self._afterwards():
-            if agreement.is_one(self, replica):
-                value = agreement.agree_as_one(self, value, replica, method)
-            elif self.placement.differs:
+            if self.placement.differs:
                 metric_state.check_write(self, value, replica, method)
                 write = Write(self, replica.replica_id, method)
                 value = self.placement.assigned(value, write)

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -40,21 +39,6 @@ class View:
         # A variable's handle changes if its components move; the trace keeps the first.
         self._by_handle: dict[int, tuple[tf.Tensor, Any]] = {}
         self.compressions: dict[int, Any] = {}
-
-    def traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a user's function, to be traced by tf.function, in this view.
-
-        Variables that it returns are read before the view ends.
-        """
-
-        @_tf.not_converted
-        def trace(*args: Any, **kwargs: Any) -> Any:
-            with self.tracing():
-                own = functools.partial(function, **kwargs) if kwargs else function
-                returned = _tf.call_converted(own, args)
-                return tf.nest.map_structure(_read, returned)
-
-        return trace
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -110,11 +94,3 @@ def view() -> View | None:
     """Returns the view of the program for one device that is being traced, or None."""
     current = _current.get()
     return current if current is not None and current.shows_here() else None
-
-
-def _read(leaf: Any) -> Any:
-    """Reads a variable, also one of Keras; returns anything else as it is."""
-    is_variable = isinstance(leaf, tf.Variable) or isinstance(
-        getattr(leaf, "value", None), tf.Variable
-    )
-    return tf.convert_to_tensor(leaf) if is_variable else leaf

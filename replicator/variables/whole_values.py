@@ -23,18 +23,6 @@ from replicator.variables.placement import Write
 _PROGRAM = "a program for one device"
 
 
-def adds_up(variable: Any) -> bool:
-    """Whether a variable's value is the sum of what the replicas hold.
-
-    So do metrics, and the sums of gradients that optimizers accumulate.
-
-    Args:
-        variable: A ReplicatedVariable or PartitionedVariable, or anything else.
-    """
-    placement = getattr(variable, "placement", None)
-    return placement is not None and bool(placement.adds_up)
-
-
 def read(variable: Any) -> tf.Tensor:
     """Returns a variable's value on one device, or this replica's summand of it.
 

@@ -43,7 +43,6 @@ def test_reads_are_the_value_that_is_read_outside_or_summands_of_it(name):
     aggregation, values, whole = _AGGREGATIONS[name]
     repl = helpers.make(2)
     variable = _on_read(repl, aggregation, values)
-    assert whole_values.adds_up(variable) == (name == "sum")
     read = list(repl.run(lambda: whole_values.read(variable)))
     wanted = values if name == "sum" else [whole, whole]
     np.testing.assert_array_equal(read, wanted)
@@ -68,15 +67,6 @@ def test_rows_that_replicas_collect_are_read_together_and_written_to_the_first()
     lengths = [len(component.numpy()) for component in variable.components]
     assert lengths == [5, 0]
     np.testing.assert_array_equal(variable, [1, 2, 3, 3, 1])
-
-
-def test_adds_up_is_false_of_anything_else():
-    repl = replicator.Replicator(["CPU:0", "CPU:1"], strategy=strategy.PartitionedPS())
-    with repl.context():
-        parts = tf.Variable(tf.ones([4, 2]))
-    assert not whole_values.adds_up(parts)
-    assert not whole_values.adds_up(tf.Variable(1.0))
-    assert not whole_values.adds_up(tf.constant(1.0))
 
 
 @pytest.mark.parametrize("proven", [False, True])

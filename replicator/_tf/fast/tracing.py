@@ -77,7 +77,7 @@ def trace(
     _func_graph.func_graph_from_py_func(
         graph.name, traced, (), {}, func_graph=graph, add_control_dependencies=False
     )
-    leave_out_unused(graph)
+    _leave_out_unused(graph)
     returned = _trace_type.from_value(
         graph.structured_outputs, _trace_type.InternalTracingContext()
     )
@@ -105,7 +105,7 @@ def is_step(graph: tf.Graph) -> bool:
     return isinstance(graph, _StepGraph) and graph.alone
 
 
-def leave_out_unused(graph: Any) -> None:
+def _leave_out_unused(graph: Any) -> None:
     """Omits the ops that no result or effect of a function needs, if any was abandoned.
 
     Where replicas share variables, each builds all updates, and only one replica's are

@@ -38,7 +38,3 @@ _steps: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 def is_step(graph: tf.Graph) -> bool:
     """Whether a graph was traced by `trace`, with nothing but a step in it."""
     return graph in _steps
-
-
-def leave_out_unused(graph: Any) -> None:
-    """Does nothing: TensorFlow prunes unneeded ops before it runs the function."""

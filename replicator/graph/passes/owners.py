@@ -71,6 +71,10 @@ class Aliases:
         world: All replicas, and which of them are built here.
         noted: What earlier attempts at this build noted: functions that were traced
             then, and only once, still use those handles.
+
+    Attributes:
+        copied: The ids of resolved handles that only the owner uses: the others read
+            and write their copies of the variable.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class Aliases:
         self._variables: dict[int, Any] = {}
         self._noted: dict[int, Any] = dict(noted or {})
         self._captures = Captures()
-        self._copied: set[int] = set()
+        self.copied: set[int] = set()
 
     def of(self, variable: Any, replica_id: int) -> tf.Tensor:
         """Returns the handle through which a replica uses an owned variable."""
@@ -193,19 +197,11 @@ class Aliases:
         for alias in self._made.values():
             (handle,) = alias.op.inputs
             if self._variables[id(alias)].placement.has_copies:
-                self._copied.add(id(handle))
+                self.copied.add(id(handle))
             _tf.replace(alias, handle)
             _tf.abandon([alias.op])  # it is not part of the step
             handles.add(id(handle))
         return handles
-
-    def copied(self) -> set[int]:
-        """Returns the ids of resolved handles that not all replicas use.
-
-        Of a variable with copies, only the owner reads and writes the original; the
-        other replicas use their copies.
-        """
-        return self._copied
 
 
 @dataclasses.dataclass(frozen=True)
