@@ -321,16 +321,15 @@ def current() -> ReplicaContext | None:
     return _current.get()
 
 
-def will_be_copied(replica_id: int | None) -> bool:
-    """Whether this replica is being built, and further ones will be copies.
+def will_be_copied() -> bool:
+    """Whether a replica is being built of which further ones will be copies.
 
-    The device of a variable that it owns is then told to no code of TensorFlow's, like
-    tf.nn.embedding_lookup_sparse, which builds other ops where that is the replica's.
+    The devices of variables are then told to no code of TensorFlow's: which of them is
+    the replica's differs, and so do what tf.nn.embedding_lookup_sparse builds where the
+    table's is, and the order in which legacy Keras optimizers go through all of them.
     """
     replica = _current.get()
-    if replica is None or replica.replica_id != replica_id:
-        return False
-    return not replica.build.all_traced
+    return replica is not None and not replica.build.all_traced
 
 
 def require(what: str) -> ReplicaContext:

@@ -145,6 +145,7 @@ def pytest_collection_modifyitems(
     chosen = config.getoption("--with")
     sample = config.getoption("--sample")
     part = sampling.part(config.getoption("--part"), items)
+    part = sampling.concerned(part) if chosen else part
     options = sampling.draw(sample, part) if sample else {item: [] for item in part}
     for item, more in options.items():
         item.stash[_OPTIONS] = [*chosen, *more]

@@ -12,6 +12,7 @@ import itertools
 import random
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,34 @@ _LEFT_OUT = (
     *("tests/serve/", "tests/inputs/test_hosts.py", "tests/_tf/test_cluster.py"),
     *("tests/test_sampling.py", "tests/test_v1_behavior.py"),
 )
+# Of these, nothing runs in the process of the tests, not even in long runs.
+_APART = (
+    *("tests/benchmarks/", "tests/launch/", "tests/serve/", "tests/tools/"),
+    *("tests/asynchronous/test_training.py", "tests/between/test_faults.py"),
+    *("tests/between/test_restarts.py", "tests/cluster/test_faults.py"),
+)
+
+
+def concerned(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Drops tests that would be the same with any options of Replicator."""
+    return [item for item in items if not item.nodeid.startswith(_APART)]
+
+
+def in_turn(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Returns the product of all axes but the last, whose values come in turn.
+
+    Behind two or more axes that are at least as long, each two values of any two axes
+    are in a case.
+
+    Args:
+        *axes: Values, e.g. of a test's parameters.
+    """
+    *others, last = axes
+    cases = []
+    for numbered in itertools.product(*map(enumerate, others)):
+        numbers, values = zip(*numbered, strict=True)
+        cases.append((*values, last[sum(numbers) % len(last)]))
+    return cases
 
 
 def left_to_long_runs(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from tests import helpers
+from tests import helpers, sampling
 
 CLASSES = {
     "MismatchError": ValueError,
@@ -264,9 +264,10 @@ def _raised() -> dict[str, BaseException]:
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("kind", list(_raised()))
-@pytest.mark.parametrize("failing_replica", [0, 1])
-@pytest.mark.parametrize("mode", ["eager", "session"])
+@pytest.mark.parametrize(
+    ("kind", "mode", "failing_replica"),
+    sampling.in_turn(list(_raised()), ["eager", "session"], [0, 1]),
+)
 def test_exceptions_of_step_fn_pass_unchanged(mode, failing_replica, kind):
     repl = helpers.make(2)
     error, cause = _raised()[kind], LookupError("the cause")

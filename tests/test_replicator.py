@@ -16,7 +16,7 @@ import replicator
 from replicator import ContextError
 from replicator.compressors import all_reduce as compressed
 from replicator.primitives import permute
-from tests import helpers
+from tests import helpers, sampling
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 8])
@@ -256,8 +256,7 @@ def test_primitives_have_the_signatures_of_their_functions():
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("name", _IN_A_STEP)
-@pytest.mark.parametrize("others", [2, 3])
+@pytest.mark.parametrize(("name", "others"), sampling.in_turn([*_IN_A_STEP], [2, 3]))
 def test_a_replicator_is_refused_in_the_step_of_another(name, others):
     one, two = helpers.make(2), helpers.make(others)
     with pytest.raises(ContextError) as caught:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import pathlib
 import random
 import subprocess
@@ -161,6 +162,21 @@ def test_listed_tests_exist() -> None:
             assert f"def {function.split('::')[-1]}(" in (root / file).read_text(), (
                 entry
             )
+
+
+def test_each_two_values_meet() -> None:
+    axes = "abc", "xyzw", [0, 1, 2]
+    cases = sampling.in_turn(*axes)
+    assert len(cases) == len(set(cases)) == 12
+    for i, j in itertools.combinations(range(3), 2):
+        pairs = {(case[i], case[j]) for case in cases}
+        assert pairs == set(itertools.product(axes[i], axes[j]))
+
+
+def test_options_are_for_what_runs_here() -> None:
+    names = "tests/launch/test_x.py::test", "tests/step/test_x.py::test"
+    items = [_Item(name, None) for name in names]
+    assert sampling.concerned(items) == items[1:]
 
 
 def test_each_test_is_in_one_part() -> None:

@@ -211,7 +211,7 @@ class ReplicatedVariable(
     @property
     def device(self) -> str:
         """The component's device; "" where what is built must not differ by it."""
-        is_hidden = context.will_be_copied(self.owner) or self._is_plain()
+        is_hidden = context.will_be_copied() or self._is_plain()
         return "" if is_hidden else str(super().device)
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import sampling
 from tests.between import processes
 from tests.cluster import servers
 
@@ -73,9 +74,12 @@ def test_a_lost_host_is_named(kind: int, moment: str, which: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("moment", ["step", "first", "build", "variable"])
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("kind", "moment", "which"),
+    sampling.in_turn(
+        [signal.SIGKILL, signal.SIGSTOP], ["step", "first", "build", "variable"], [0, 1]
+    ),
+)
 def test_faults(kind: int, moment: str, which: int) -> None:
     _check(kind, moment, which, count=3)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import namespaces
+from tests import namespaces, sampling
 from tests.between import failing, launched
 from tests.between.launched import Life
 from tests.cluster import faulty
@@ -116,9 +116,9 @@ def _check_named(lives: Sequence[Life], stderr: Said, name: str, kind: str) -> N
     assert all(len(stderr.times(one)) == 1 for one in anew)
 
 
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("moment", _MOMENTS)
-@pytest.mark.parametrize("kind", ["kill", "stop"])
+@pytest.mark.parametrize(
+    ("kind", "moment", "which"), sampling.in_turn(["kill", "stop"], _MOMENTS, [0, 1])
+)
 def test_faults(
     place: Place,
     uninterrupted: dict[int, str],
@@ -154,8 +154,7 @@ def test_a_host_that_is_silent_for_a_moment(
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("moment", _MOMENTS)
+@pytest.mark.parametrize(("moment", "which"), sampling.in_turn(_MOMENTS, [1, 0]))
 def test_cut_links(
     place: Place,
     uninterrupted: dict[int, str],

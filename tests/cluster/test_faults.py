@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.cluster import faults
+from tests import sampling
 from tests.cluster import faulty, servers
 
 _MOMENTS = ("build", "step", "function", "checkpoint")
@@ -66,9 +67,10 @@ def test_a_step_is_freed_and_the_training_goes_on(kind, which):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("moment", _MOMENTS)
-@pytest.mark.parametrize("kind", ["kill", "stop", "cut"])
+@pytest.mark.parametrize(
+    ("kind", "moment", "which"),
+    sampling.in_turn(["kill", "stop", "cut"], _MOMENTS, [0, 1]),
+)
 def test_faults(kind, moment, which, request):
     if kind == "cut":
         _need_links()

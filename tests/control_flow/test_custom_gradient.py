@@ -105,6 +105,6 @@ def test_variables_are_found_in_a_session(wrap: Any, options: Any) -> None:
             return tape.gradient(y, variable)
 
         got = repl.run(step)
-        with tf.compat.v1.Session() as session:
+        with helpers.session() as session:
             session.run(tf.compat.v1.global_variables_initializer())
             np.testing.assert_array_equal(session.run(list(got)), [[3, 4], [6, 8]])

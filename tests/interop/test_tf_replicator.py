@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import errors
-from tests import helpers
+from tests import helpers, sampling
 
 REDUCED = {
     "sum": np.sum,
@@ -39,9 +39,9 @@ def test_named_reductions(op: str) -> None:
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-@pytest.mark.parametrize("op", REDUCED)
+@pytest.mark.parametrize(
+    ("op", "count", "mode"), sampling.in_turn([*REDUCED], [1, 2, 3, 5], helpers.MODES)
+)
 def test_map_reduce(op: str, count: int, mode: str) -> None:
     """With fewer values than replicas, as many, and more."""
     repl = helpers.make(3)

@@ -61,9 +61,11 @@ def _plain(name: str) -> list[np.ndarray]:
     )
 
 
-def _train(name: str, replicas: int, **options: Any) -> list[np.ndarray]:
+def _train(
+    name: str, replicas: int, *, build: str | None = None, **options: Any
+) -> list[np.ndarray]:
     return problem.train(
-        helpers.make(replicas),
+        helpers.make(replicas, **({"build": build} if build else {})),
         problem.LEGACY_KERAS,
         CATALOGUE[name],
         problem.batches(4),
@@ -94,6 +96,12 @@ def test_nadam_updates_all_replicas_alike() -> None:
 @pytest.mark.parametrize("name", ["Adam", "legacy_Adam"])
 def test_equals_plain_on_any_number_of_replicas(name: str, replicas: int) -> None:
     problem.assert_close(_train(name, replicas), _plain(name))
+
+
+@pytest.mark.parametrize("name", ["Adam", "legacy_Adam", "legacy_loss_scale"])
+def test_copies_equal_plain(name: str) -> None:
+    """The older kind computes its rate once on each of the variables' devices."""
+    problem.assert_close(_train(name, 3, build="clone"), _plain(name))
 
 
 @pytest.mark.battery(5)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import errors
-from tests import helpers
+from tests import helpers, sampling
 
 DTYPES = ["bool", "int8", "uint64", "float16", "bfloat16", "complex64", "string"]
 
@@ -46,9 +46,15 @@ def test_every_dtype(dtype: str, axis: int | None) -> None:
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("static", [(), [None, None, None], None], ids=str)
-@pytest.mark.parametrize("sizes", [[2, 0, 3], [0, 0, 1], [0, 0, 0]], ids=str)
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+@pytest.mark.parametrize(
+    ("axis", "sizes", "static"),
+    sampling.in_turn(
+        [0, 1, 2, -1, -2, -3],
+        [[2, 0, 3], [0, 0, 1], [0, 0, 0]],
+        [(), [None, None, None], None],
+    ),
+    ids=str,
+)
 def test_sizes_may_differ_along_the_axis(
     axis: int, sizes: Sequence[int], static: Any
 ) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.primitives.reductions import REDUCTIONS
-from tests import helpers
+from tests import helpers, sampling
 
 R = 3
 SIZES = [2, 0, 3]
@@ -84,14 +84,18 @@ def test_gathering_the_slices_gives_the_bits_of_all_reduce(op: str, kind: str) -
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("static", [(), [None, None], None], ids=str)
-@pytest.mark.parametrize(("rows", "axis"), [(7, 0), (7, -1), (2, 0), (0, 1)])
+@pytest.mark.parametrize(
+    ("size", "static", "mode"),
+    sampling.in_turn(
+        [(7, 0), (7, -1), (2, 0), (0, 1)], [(), [None, None], None], helpers.MODES
+    ),
+    ids=str,
+)
 def test_the_first_ones_receive_one_row_more(
-    rows: int, axis: int, static: Any, mode: str
+    size: tuple[int, int], static: Any, mode: str
 ) -> None:
     """As in NumPy's array_split; some receive none if there are few."""
-    shape = [5, 5]
+    (rows, axis), shape = size, [5, 5]
     shape[axis] = rows
     values = np.random.RandomState(0).rand(R, *shape)
     repl = helpers.make(R)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import errors
-from tests import helpers
+from tests import helpers, sampling
 
 DTYPES = ["bool", "int8", "uint64", "float16", "bfloat16", "complex64", "string"]
 
@@ -33,14 +33,18 @@ def test_every_dtype(dtype: str) -> None:
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("sizes", [(), [None, None], None], ids=str)
-@pytest.mark.parametrize(("rows", "axis"), [(7, 0), (7, -1), (2, 0), (0, 1)])
+@pytest.mark.parametrize(
+    ("size", "sizes", "mode"),
+    sampling.in_turn(
+        [(7, 0), (7, -1), (2, 0), (0, 1)], [(), [None, None], None], helpers.MODES
+    ),
+    ids=str,
+)
 def test_the_first_ones_receive_one_row_more(
-    rows: int, axis: int, sizes: Any, mode: str
+    size: tuple[int, int], sizes: Any, mode: str
 ) -> None:
     """As in NumPy's array_split; some receive none if there are few."""
-    shape = [5, 5]
+    (rows, axis), shape = size, [5, 5]
     shape[axis] = rows
     values = np.random.RandomState(0).rand(*shape)
     repl = helpers.make(3)

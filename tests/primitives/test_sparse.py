@@ -128,7 +128,7 @@ def test_components_stay_equal_where_sums_have_any_order(
 
         fetches = repl.run(step_fn)
         _deviate(graph)
-        with v1.Session() as session:
+        with helpers.session() as session:
             session.run(v1.global_variables_initializer())
             for _ in range(3):
                 session.run(list(fetches))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import helpers
+from tests import helpers, sampling
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 COMPLEX = ["complex64", "complex128"]
@@ -52,9 +52,10 @@ def test_all_weights_zero_give_zero(nothing: float) -> None:
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
-@pytest.mark.parametrize("nothing", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("nothing", "dtype", "mode"),
+    sampling.in_turn([np.nan, np.inf, -np.inf], [*FLOATS, *COMPLEX], helpers.MODES),
+)
 def test_weight_zero_keeps_nan_out(nothing: float, dtype: str, mode: str) -> None:
     repl = helpers.make(2)
 

@@ -16,6 +16,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from replicator import errors
+from tests import repeatable
 from tests.spmd import program as p
 
 _TAG = 99  # unique to these messages
@@ -55,7 +56,7 @@ class Draw:
         return self.draw(st.integers(least, most))
 
     def choice(self, among: Any) -> Any:
-        return self.draw(st.sampled_from(list(among)))
+        return repeatable.choice(self.draw, among)
 
     def data(
         self, name: str = "w0", dtype: str = "float32", shape: Any = _SHAPE

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from tests import repeatable
 from tests.spmd import calls, regions, simulator
 from tests.spmd import program as p
 
@@ -85,7 +86,7 @@ class Maker:
         return self.draw(st.integers(least, most))
 
     def choice(self, among: Sequence[T]) -> T:
-        return self.draw(st.sampled_from(list(among)))
+        return repeatable.choice(self.draw, among)
 
     def maybe(self) -> bool:
         return self.draw(st.booleans())

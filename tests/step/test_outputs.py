@@ -64,8 +64,9 @@ def _dense(value: Any) -> Any:
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("effects", [False, True], ids=["pure", "with effects"])
+@pytest.mark.parametrize(
+    ("effects", "replicas"), [(False, 1), (True, 2)], ids=["pure", "with effects"]
+)
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize(("make", "expected"), OUTPUTS.values(), ids=OUTPUTS)
 def test_outputs_of_every_kind_come_back(make, expected, mode, effects, replicas):

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import ArgumentError, InputError, PerReplica
-from tests import helpers
+from tests import helpers, sampling
 
 Pair = collections.namedtuple("Pair", "x y")
 _DATA = {
@@ -38,9 +38,9 @@ TWO = {
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("data", _DATA)
-@pytest.mark.parametrize("kind", TWO)
-@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize(
+    ("kind", "data", "mode"), sampling.in_turn([*TWO], [*_DATA], helpers.MODES)
+)
 def test_a_tuple_is_unpacked_for_two_parameters(
     mode: str, kind: str, data: str
 ) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 from typing import Any
 
@@ -117,8 +116,8 @@ def test_training_is_that_of_one_device(
 def test_training_is_that_of_one_device_whatever_there_is(
     builder: str, network: str
 ) -> None:
-    for optimizer, count in itertools.product(laws.OPTIMIZERS, (1, 2, 3)):
-        _check(builder, network, optimizer, count)
+    k = list(laws.BUILDERS).index(builder) + list(laws.NETWORKS).index(network)
+    _check(builder, network, list(laws.OPTIMIZERS)[k % 4], k % 3 + 1)
 
 
 def test_the_sample_has_everything() -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
+from tests import repeatable
 from tests.writes import program as p
 from tests.writes import updates, values, writes
 
@@ -71,7 +72,7 @@ class Maker:
         return self._draw(st.integers(least, most))
 
     def choice(self, among: Sequence[T]) -> T:
-        return self._draw(st.sampled_from(list(among)))
+        return repeatable.choice(self._draw, among)
 
     def fresh(self, prefix: str) -> str:
         return f"{prefix}{next(self._numbers)}"

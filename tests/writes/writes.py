@@ -89,8 +89,9 @@ def by_part(by: Drawing) -> p.Statement | None:
     text, method = _PARTS[by.choice(list(_PARTS))]
     same = by.integer(0, 2) > 0 or _is_taken_as_equal(variable) and not by.check
     verdict = _verdict(by, variable, value.equal and same)
-    if variable.aggregation == "SUM" and not variable.on_read:
-        verdict = p.WRONG
+    sums = variable.aggregation == "SUM" and not variable.on_read
+    if sums and method == "assign":
+        verdict = p.WRONG  # what is added to a part has a sum, its values have none
 
     def effect(state: p.State) -> None:
         values, held = value.value(state), state.held[variable.name]
@@ -100,7 +101,12 @@ def by_part(by: Drawing) -> p.Statement | None:
         for r, x in enumerate(changed):
             place = 1 if same else r
             x[place] = _METHODS[method](x[place], values[r][0])
-        state.held[variable.name] = variable.agreed(changed)
+        if sums:
+            total = sum(x - y for x, y in zip(changed, held, strict=True))
+            changed = [y + total for y in held]
+        else:
+            changed = variable.agreed(changed)
+        state.held[variable.name] = changed
 
     line = variable.name + text.format(v=value.text, i=1 if same else "repl.replica_id")
     return statement(line, verdict, variable, effect)

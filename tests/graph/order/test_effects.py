@@ -13,7 +13,7 @@ from absl import logging
 
 import replicator
 from replicator import DeadlockError
-from tests import helpers
+from tests import helpers, sampling
 
 
 class _Log:
@@ -54,11 +54,11 @@ EFFECTS = {
 
 
 @pytest.mark.battery(6)
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("effect", EFFECTS.values(), ids=EFFECTS)
-def test_an_effect_between_collectives_makes_no_circle(effect, mode, replicas):
-    repl = helpers.make(replicas)
+@pytest.mark.parametrize(
+    ("name", "mode", "replicas"), sampling.in_turn([*EFFECTS], helpers.MODES, [2, 3])
+)
+def test_an_effect_between_collectives_makes_no_circle(name, mode, replicas):
+    repl, effect = helpers.make(replicas), EFFECTS[name]
 
     def step_fn():
         x = tf.constant(1.0)
