@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
 import replicator
 from tests.autodist import helpers
@@ -134,3 +135,35 @@ def test_parts_of_a_run_are_refused():
         for name in ("partial_run_setup", "partial_run"):
             with pytest.raises(replicator.UnsupportedError, match=f"(?s){name}.*Fix"):
                 getattr(session, name)([])
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    texts: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *own: texts.append(text % own))
+    return texts
+
+
+def test_a_program_that_runs_on_one_device_is_warned_of(said):
+    with tf.Graph().as_default(), helpers.make(2).scope():
+        w = tf.Variable(1.0)
+        with v1.Session() as session:
+            session.run(w.initializer)
+            assert session.run(w) == 1
+    (text,) = said
+    assert "one device only" in text and "test_autodist.py" in text
+    assert "create_distributed_session" in text and "session_creator" in text
+
+
+def test_no_other_scope_is_warned_of(said):
+    with scope(2) as autodist:
+        tf.Variable(1.0)
+        autodist.create_distributed_session()
+    with scope(2):  # without variables
+        tf.constant(1.0)
+    with pytest.raises(KeyError), scope(2):
+        tf.Variable(1.0)
+        raise KeyError
+    with helpers.make(2).scope():  # eagerly
+        tf.Variable(1.0)
+    assert not said

@@ -132,6 +132,11 @@ def test_indexed_slices_are_fed(has_shape):
     helpers.in_sessions(run)
 
 
+def _handle() -> Any:
+    with tf.init_scope():
+        return tf.Variable(1.0).handle
+
+
 REFUSED: dict[str, tuple[Callable[[tf.Graph], Any], str]] = {
     "no dict": (lambda g: [("x:0", X)], "feed_dict=.*Fix: pass a dict"),
     "no tensor": (
@@ -145,7 +150,7 @@ REFUSED: dict[str, tuple[Callable[[tf.Graph], Any], str]] = {
     ),
     "part of a sparse tensor": (
         lambda g: {tf.SparseTensor([[0]], [1], [1]): X},
-        f"for a SparseTensor.*fed at .*{HERE}.*Fix: feed .*Value",
+        f"for a SparseTensor.*fed at .*{HERE}.*Fix: feed its components",
     ),
     "another size": (
         lambda g: {"x:0": X[:, :1]},
@@ -157,6 +162,7 @@ REFUSED: dict[str, tuple[Callable[[tf.Graph], Any], str]] = {
         f"x:0, float32.*could not convert.*fed at .*{HERE}",
     ),
     "a number that does not fit": (lambda g: {"y:0": 2**40}, "y:0, int32.*: "),
+    "a handle": (lambda g: {"x:0": _handle()}, "x:0, float32.*fed at .*Fix: feed"),
     "a tensor of a graph": (
         lambda g: {"x:0": g.get_tensor_by_name("x:0")},
         "a symbolic tensor, which has no value",
@@ -180,6 +186,19 @@ def test_a_session_goes_on_after_a_feed_that_is_refused():
             with pytest.raises(errors.ArgumentError, match=r"(?s)fed|feed_dict"):
                 session.run(x, wrong)
             assert session.run(x, {x: [1.0, 2.0]}).tolist() == [1, 2]
+
+
+def test_a_placeholder_that_is_not_fed_is_named_with_its_line():
+    with scope(2) as autodist:
+        x, y = (v1.placeholder(tf.float32, [None], name) for name in "xy")
+        total = tf.reduce_sum(x) + tf.reduce_sum(y)
+        session = autodist.create_distributed_session()
+        for feed in (None, {x: [1.0, 2.0]}):
+            with pytest.raises(
+                errors.ArgumentError, match=rf"(?s)\b[xy]\b.*{HERE} .*Fix"
+            ):
+                session.run(total, feed)
+        assert session.run(total, {x: [1.0, 2.0], y: [3.0]}) == 6
 
 
 # Of defaults of placeholders: losses, and whether examples are fed beside them.

@@ -170,6 +170,7 @@ PROGRAMS: tuple[Program, ...] = (
             "autodist.create_distributed_session().run(x, {x: bad})",
             "autodist.create_distributed_session().run(x, {bad: [1.0]})",
             "autodist.create_distributed_session().make_callable(bad)",
+            "autodist.session_creator(bad).create_session()",
         )
     ),
     # Variables in parts

@@ -420,6 +420,8 @@ def for_one_device(x: np.ndarray[Any, Any]) -> Any:
         loss = tf.reduce_mean(x)
         session: replicator.DistributedSession
         session = autodist.create_distributed_session()
+        creator: tf.compat.v1.train.SessionCreator = autodist.session_creator()
+        print(creator.create_session())
     train_step: replicator.DistributedFunction
     train_step = autodist.function(lambda batch: tf.reduce_sum(batch))
 
