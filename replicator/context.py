@@ -179,7 +179,6 @@ class ReplicaContext:
         weighed: The ids of optimizers whose loss is already multiplied by the replica's
             weight, until they apply its gradients.
         merging: True while variables that differ are read as their aggregate.
-        synchronizes: Always None; autodist/own_gradients.py still reads it.
     """
 
     build: Build
@@ -200,7 +199,6 @@ class ReplicaContext:
     weights: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     weighed: set[int] = dataclasses.field(default_factory=set)
     merging: bool = False
-    synchronizes: None = None
 
     @property
     def weight(self) -> Any:

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
-from tensorflow.python.framework import ops as _ops
-from tensorflow.python.ops import resource_variable_ops as _rvo
 
 
 def record_gradient(
@@ -42,49 +39,9 @@ def may_record() -> bool:
     return bool(record.could_possibly_record())
 
 
-def note_read(variable: Any) -> None:
-    """Makes all tapes watch a variable that is about to be read.
-
-    The public call has a single tape watch it.
-    """
-    _rvo.variable_accessed(variable)
-
-
 def stop_recording() -> Any:
     """Pauses all tapes in this block; the public call pauses only one."""
     return record.stop_recording()
-
-
-def begun_by_tape(graph: tf.Graph, count: int) -> list[tf.Operation]:
-    """Returns the ops of the ones from which the running GradientTape.gradient started.
-
-    The tape creates them first, unless upstream gradients are passed; nothing public
-    has them.
-
-    Args:
-        graph: The graph in which the tape runs.
-        count: The number of targets.
-
-    Returns:
-        The last `count` such ops, in order of creation; none if there are fewer.
-    """
-    ones: list[tf.Operation] = []
-    for op in reversed(graph.get_operations()):
-        if begins_tape(op):
-            ones.append(op)
-        if len(ones) == count:
-            return ones[::-1]
-    return []
-
-
-def begins_tape(op: tf.Operation) -> bool:
-    """Whether a tape itself created an op, and not the gradient function of an op.
-
-    Only the op's traceback tells.
-    """
-    if not op.name.rpartition("/")[2].startswith("ones"):
-        return False
-    return _created_by_tape(op)
 
 
 def _created_by_tape(op: tf.Operation) -> bool:
@@ -158,31 +115,3 @@ def is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
     if not record.could_possibly_record():
         return False
     return bool(record.should_record_backprop(list(tensors)))
-
-
-def own_gradient(op: tf.Operation) -> Callable[..., Any] | None:
-    """Returns the gradient that a user set for an op in place of TensorFlow's, or None.
-
-    Set by `tf.custom_gradient` or `gradient_override_map`; nothing public looks up what
-    was registered. Gradients that this library registered do not count.
-    """
-    try:
-        name: bytes = op.get_attr("_gradient_op_type")
-    except ValueError:
-        return None
-    if name.startswith(b"Replicator"):
-        return None
-    gradient: Callable[..., Any] | None = _ops.get_gradient_function(op)
-    return gradient
-
-
-def trains_variables(gradient: Any) -> bool:
-    """Whether the gradient of a `tf.custom_gradient` covers variables, too.
-
-    The gradient does not say so to code that looks it up; a name in its closure does.
-    """
-    closure = inspect.getclosurevars(gradient).nonlocals
-    inner = closure.get("tape_grad_fn")
-    if inner is None:
-        return False
-    return bool(inspect.getclosurevars(inner).nonlocals.get("variables"))

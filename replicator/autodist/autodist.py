@@ -186,7 +186,7 @@ class AutoDist:
         self,
         config: tf.compat.v1.ConfigProto | None = None,
         scaffold: tf.compat.v1.train.Scaffold | None = None,
-        checkpoint_dir: str | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
     ) -> SessionCreator:
         """Returns what makes a MonitoredSession, and its hooks, run on all replicas.
 
@@ -206,6 +206,9 @@ class AutoDist:
             config: A ConfigProto for the session.
             scaffold: As for a ChiefSessionCreator.
             checkpoint_dir: Where the newest checkpoint is restored from, if any.
+
+        Raises:
+            ArgumentError: An argument is of another kind.
         """
         return SessionCreator(self, config, scaffold, checkpoint_dir)
 

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, NoReturn
 
 import tensorflow as tf
+
+from replicator import errors
 
 
 class SessionCreator(tf.compat.v1.train.SessionCreator):
@@ -18,6 +21,9 @@ class SessionCreator(tf.compat.v1.train.SessionCreator):
         config: A ConfigProto for the session, or None.
         scaffold: What else is initialized and saved, as for a ChiefSessionCreator.
         checkpoint_dir: Where the newest checkpoint is restored from, if there is one.
+
+    Raises:
+        ArgumentError: An argument is of another kind.
     """
 
     def __init__(
@@ -25,11 +31,15 @@ class SessionCreator(tf.compat.v1.train.SessionCreator):
         autodist: Any,
         config: Any = None,
         scaffold: tf.compat.v1.train.Scaffold | None = None,
-        checkpoint_dir: str | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        if not isinstance(scaffold, tf.compat.v1.train.Scaffold | None):
+            _refuse("scaffold", scaffold, "a tf.compat.v1.train.Scaffold")
+        if not isinstance(checkpoint_dir, str | os.PathLike | None):
+            _refuse("checkpoint_dir", checkpoint_dir, "the path of a directory")
         self._autodist, self._config = autodist, config
         self._scaffold = tf.compat.v1.train.Scaffold() if scaffold is None else scaffold
-        self._directory = checkpoint_dir
+        self._directory = None if checkpoint_dir is None else os.fspath(checkpoint_dir)
 
     def create_session(self) -> Any:
         """Returns a distributed session whose variables have values.
@@ -54,3 +64,13 @@ class SessionCreator(tf.compat.v1.train.SessionCreator):
                 scaffold.init_fn(session)
         session.run(scaffold.local_init_op)
         return session
+
+
+def _refuse(name: str, value: Any, wanted: str) -> NoReturn:
+    raise errors.ArgumentError(
+        errors.compose(
+            f"session_creator was given {name}={errors.shown(value)}.",
+            [f"at {errors.user_line()}"],
+            f"pass {wanted}, or nothing.",
+        )
+    )

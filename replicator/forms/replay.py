@@ -298,8 +298,10 @@ class Replica(Conversions):
 
         def run() -> list[tf.Tensor]:
             made = self.stamp(op, inputs)
-            pairs = [(tf.reshape(x, [-1]), tf.shape(x)) for x in made]
-            return [x for pair in pairs for x in pair] or [tf.constant(True)]
+            # TensorFlow lets a branch end before some effects: those of SaveV2, say.
+            with tf.control_dependencies(self._done.get(op, [])):
+                pairs = [(tf.reshape(x, [-1]), tf.shape(x)) for x in made]
+                return [x for pair in pairs for x in pair] or [tf.constant(True)]
 
         def skip() -> list[tf.Tensor]:
             dtypes = [dtype for t in op.outputs for dtype in (t.dtype, tf.int32)]

@@ -103,4 +103,6 @@ class Traced:
 
 def _read(leaf: Any) -> Any:
     """Reads a variable that a function returns, as long as it is seen as plain."""
-    return tf.convert_to_tensor(leaf) if isinstance(leaf, tf.Variable) else leaf
+    inner = getattr(leaf, "value", leaf)  # a Keras variable's
+    is_variable = isinstance(leaf, tf.Variable) or isinstance(inner, tf.Variable)
+    return tf.convert_to_tensor(leaf) if is_variable else leaf

@@ -54,42 +54,6 @@ def test_may_record_where_there_is_a_tape_or_an_accumulator():
         assert _tf.may_record()
 
 
-def test_note_read_has_all_tapes_watch_a_variable():
-    v = tf.Variable(2.0)
-    with tf.GradientTape() as outer, tf.GradientTape() as inner:
-        _tf.note_read(v)
-    assert [x.ref() for x in outer.watched_variables()] == [v.ref()]
-    assert [x.ref() for x in inner.watched_variables()] == [v.ref()]
-
-
-def test_begun_by_tape_is_what_the_running_tape_started_from():
-    results = []
-
-    @tf.custom_gradient
-    def seen(z):
-        def back(d):
-            graph = tf.compat.v1.get_default_graph()
-            results.append(
-                (_tf.begun_by_tape(graph, 1), _tf.begun_by_tape(graph, 3), d)
-            )
-            return d * tf.ones_like(d)
-
-        return tf.identity(z), back
-
-    @tf.function
-    def step(x):
-        _ = tf.ones([])  # not the tape's
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = seen(x)
-        return tape.gradient(y, x)
-
-    step(tf.ones([2]))
-    ((begun,), none, start), *_ = results
-    assert begun.outputs[0] is start and _tf.begins_tape(begun)
-    assert none == []
-
-
 def test_ones_that_gradients_create_begin_no_pass() -> None:
     """Neither those of TensorFlow's gradients, nor of recorded and users' own ones."""
 
@@ -156,15 +120,3 @@ def test_is_recorded_by_a_tape_that_watches_a_tensor():
         tape.watch(x)
         assert _tf.is_recorded([y, x]) and not _tf.is_recorded([y])
     assert not _tf.is_recorded([x])
-
-
-def test_own_gradient_is_what_a_user_gave_and_says_whether_it_trains_variables():
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [None])
-        w = tf.compat.v1.get_variable("w", [], use_resource=True)
-        assert _tf.own_gradient(tf.tanh(x).op) is None
-        for make, trains in ((lambda z: 2.0 * z, False), (lambda z: w * z, True)):
-            (result,) = tf.nest.flatten(tf.recompute_grad(make)(x))
-            actual = _tf.own_gradient(result.op)
-            assert callable(actual) and _tf.trains_variables(actual) is trains
-        assert not _tf.trains_variables(lambda op, d: d)

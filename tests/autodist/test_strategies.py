@@ -161,7 +161,7 @@ def test_a_builder_is_told_which_gradients_are_sparse():
 def test_lookups_and_updates_join_no_parts():
     session = _session(trained.embedding, "adagrad", strategy.PartitionedPS(), 2)
     *_, step = session._steps._steps.values()
-    stack = [getattr(one, "op", one) for one in step.results]
+    stack = [getattr(one, "op", one) for one in step._fetches]
     needed = set(stack)
     while stack:
         op = stack.pop()

@@ -171,6 +171,8 @@ PROGRAMS: tuple[Program, ...] = (
             "autodist.create_distributed_session().run(x, {bad: [1.0]})",
             "autodist.create_distributed_session().make_callable(bad)",
             "autodist.session_creator(bad).create_session()",
+            "autodist.session_creator(scaffold=bad).create_session()",
+            "autodist.session_creator(checkpoint_dir=bad).create_session()",
         )
     ),
     # Variables in parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -72,4 +73,18 @@ def _applied() -> Any:
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("make", [_written, _applied])
 def test_variables_are_written_like_on_one_device(make, name):
+    helpers.run(make, BATCH, [6, 3], **STRATEGIES[name])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_variables_that_are_returned_are_read_after_what_was_written(name):
+    def make():
+        v, kept = tf.Variable([1.0, 2.0]), keras.Variable([3.0, 5.0])
+
+        def step(x):
+            kept.assign_add(tf.reduce_sum(x, 0)[:2])
+            return {"v": v, "new": v.assign_add([1.0, 1.0]), "kept": kept}
+
+        return step, [v, kept.value]
+
     helpers.run(make, BATCH, [6, 3], **STRATEGIES[name])
