@@ -39,9 +39,6 @@ class DistributedSession(tf.compat.v1.Session):
         steps: Builds what is run, in the graph of all replicas.
         config: A ConfigProto.
         autodist: Knows the strategy in force.
-
-    Raises:
-        ArgumentError: Something is fetched or fed that has no meaning for all replicas.
     """
 
     def __init__(self, steps: Steps, config: Any, autodist: Any) -> None:
@@ -80,8 +77,9 @@ class DistributedSession(tf.compat.v1.Session):
             row for each example is of shape [examples, ...], in the order of the batch.
 
         Raises:
-            ArgumentError: Something is fetched or fed that has no meaning for all
-                replicas, or arrays differ in their first dimension.
+            ArgumentError: Something is fetched or fed that is not in the graph, or a
+                value does not fit; or a placeholder is needed and not fed.
+            UnsupportedError: An op that is needed cannot run on replicas.
             RuntimeError: The session was closed.
         """
         if self._closed:
