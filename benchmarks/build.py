@@ -131,7 +131,7 @@ def build_replicated(
     watched = {
         (building, "build_step"): in_build,
         (ordering, "order_as_created"): around_it,
-        (tracing, "leave_out_unused"): around_it,
+        (tracing, "_leave_out_unused"): around_it,
     }
     with contextlib.ExitStack() as stack:
         for (module, name), watch in watched.items():

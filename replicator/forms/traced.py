@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator import _tf, errors
 from replicator.variables import single_device
 
 
@@ -102,7 +102,24 @@ class Traced:
 
 
 def _read(leaf: Any) -> Any:
-    """Reads a variable that a function returns, as long as it is seen as plain."""
+    """Returns what a function returns as a tensor, while variables are seen as plain.
+
+    Raises:
+        ArgumentError: It is none.
+    """
     inner = getattr(leaf, "value", leaf)  # a Keras variable's
-    is_variable = isinstance(leaf, tf.Variable) or isinstance(inner, tf.Variable)
-    return tf.convert_to_tensor(leaf) if is_variable else leaf
+    if isinstance(leaf, tf.Variable) or isinstance(inner, tf.Variable):
+        return tf.convert_to_tensor(leaf)
+    if leaf is None or tf.is_tensor(leaf) or isinstance(leaf, tf.TensorArray):
+        return leaf
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError) as error:
+        raise errors.ArgumentError(
+            errors.compose(
+                f"a function for one device returns {errors.shown(leaf)}, which is no "
+                "tensor.",
+                [f"at {errors.user_line()}"],
+                "return tensors, or lists, tuples and dicts of them.",
+            )
+        ) from error
