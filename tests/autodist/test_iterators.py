@@ -123,6 +123,29 @@ def test_an_iterator_of_several_datasets_is_begun_by_the_user():
     helpers.in_sessions(run)
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_a_handle_says_which_iterator_is_pulled_from(num_replicas):
+    with scope(num_replicas) as autodist:
+        first = tf.data.Dataset.range(12).batch(4)
+        second = tf.data.Dataset.range(100, 112).batch(4)
+        iterators = [
+            v1.data.make_initializable_iterator(first),
+            v1.data.make_one_shot_iterator(second),
+        ]
+        handle = v1.placeholder(tf.string, [])
+        facts = v1.data.get_output_types(first), v1.data.get_output_shapes(first)
+        element = v1.data.Iterator.from_string_handle(handle, *facts).get_next()
+        total = tf.reduce_sum(element)
+        session = autodist.create_distributed_session()
+        session.run(iterators[0].initializer)
+        handles = session.run([one.string_handle() for one in iterators])
+        for begin, k in ((0, 0), (100, 1), (4, 0), (104, 1)):
+            found = session.run([total, element], {handle: handles[k]})
+            rows = np.arange(begin, begin + 4)
+            np.testing.assert_array_equal(found[1], rows)
+            assert found[0] == rows.sum()
+
+
 @pytest.mark.parametrize("way", ["plain", "conditional"])
 def test_queues_give_whole_batches(way):
     def run(begin):

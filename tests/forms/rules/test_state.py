@@ -156,7 +156,8 @@ ALIKE = """
     RngReadAndSkip RngSkip StatefulRandomBinomial StatefulStandardNormal
     StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform
     StatefulUniformFullInt StatefulUniformInt IteratorGetNext IteratorGetNextSync
-    QueueDequeueManyV2 QueueDequeueUpToV2
+    QueueDequeueManyV2 QueueDequeueUpToV2 IteratorFromStringHandle
+    IteratorFromStringHandleV2
 """
 REFUSED = "IteratorGetNextAsOptional " + state._DATASETS
 
