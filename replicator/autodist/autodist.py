@@ -187,7 +187,7 @@ class AutoDist:
         config: tf.compat.v1.ConfigProto | None = None,
         scaffold: tf.compat.v1.train.Scaffold | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
-    ) -> SessionCreator:
+    ) -> tf.compat.v1.train.SessionCreator:
         """Returns what makes a MonitoredSession, and its hooks, run on all replicas.
 
         Example:
