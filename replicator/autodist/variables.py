@@ -120,7 +120,7 @@ class Variables:
                 name=op.name,
                 shape=variable.shape,
                 trainable=False,  # the strategy has decided already
-                slot_of=None if primary is None else self.made[primary.op],
+                slot_of=None if primary is None else self.made.get(primary.op),
                 chosen=chosen.get(op.name),
             )
             if _is_trained(variable):

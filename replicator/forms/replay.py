@@ -255,7 +255,7 @@ class Replica(Conversions):
             Its outputs.
         """
         if any(updates.is_variable(x) for x in inputs):
-            return self.update(op, inputs)
+            return updates.update(self, op, inputs)
         if self._context.num_replicas > 1:
             updates.refuse_outside(op, inputs)
         return list(self.add(op, inputs, **changes).outputs)
@@ -268,12 +268,6 @@ class Replica(Conversions):
         new = _tf.add_copy(op, inputs, attributes, changes, self._controls(op))
         self._done.setdefault(op, []).append(new)
         return new
-
-    def update(
-        self, op: tf.Operation, inputs: Sequence[Any], plan: OpPlan | None = None
-    ) -> list[tf.Tensor]:
-        """Adds an op on variables of the library's; see updates.py."""
-        return updates.update(self, op, inputs)
 
     def once(self, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         """Adds an op on replica 0, which sends the results to all."""
