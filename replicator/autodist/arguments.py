@@ -9,6 +9,7 @@ consist of, of which each replica has all.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -16,11 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import errors
+from replicator.forms.traced import Specs
 from replicator.graph.ir import shapes
 
 _ARRAYS = tf.Tensor, np.ndarray, np.generic
 _NUMBERS = int, float, complex
-Specs = tuple[tf.TypeSpec, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Arguments:
         name: The function's name, for messages.
         args: The positional arguments.
         kwargs: The keyword arguments.
+        declared: Specs of the positional arguments, if they are declared.
 
     Attributes:
         tensors: Those that are tensors.
@@ -77,12 +79,18 @@ class Arguments:
 
     Raises:
         ArgumentError: An argument is neither an array nor hashable, or arrays cannot be
-            split alike.
+            split alike, or arguments are not as declared.
     """
 
-    def __init__(self, name: str, args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, name: str, args: Any, kwargs: Any, declared: Specs | None = None
+    ) -> None:
         self._name, given = name, (args, kwargs)
         leaves: list[Any] = self._tried(tf.nest.flatten, given)
+        self._declared = declared or ()
+        if declared is not None:
+            count = len(tf.nest.flatten(args))
+            leaves[:count] = self._as_declared(leaves[:count])
         self._indices = [k for k, leaf in enumerate(leaves) if _is_array(leaf)]
         tensors = [self._tried(_tensor, leaves[k]) for k in self._indices]
         for k in self._indices:
@@ -103,6 +111,30 @@ class Arguments:
                     fix="pass numbers, strings, and arrays and tensors of these.",
                 )
             ) from error
+
+    def _as_declared(self, leaves: list[Any]) -> list[Any]:
+        """Returns positional arguments as tensors of their specs."""
+        pairs = list(zip(leaves, self._declared, strict=False))
+        tensors = [
+            self._tried(functools.partial(tf.convert_to_tensor, dtype=spec.dtype), leaf)
+            if type(spec) is tf.TensorSpec
+            else leaf
+            for leaf, spec in pairs
+        ]
+        fits = [
+            spec.is_compatible_with(x)
+            for x, spec in zip(tensors, self._declared, strict=False)
+        ]
+        if len(leaves) != len(self._declared) or not all(fits):
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"{self._name} was given {errors.shown(leaves)}, but its "
+                    f"input_signature is {list(self._declared)}.",
+                    [f"at {errors.user_line()}"],
+                    "pass positional arguments of these shapes and types.",
+                )
+            )
+        return tensors
 
     def _kind(self) -> tuple[Any, ...]:
         structure = repr(tf.nest.map_structure(lambda _: 0, self._given))
@@ -142,7 +174,9 @@ class Arguments:
     @property
     def specs(self) -> Specs:
         """Specs of the tensors, of any number of rows."""
-        return tuple(map(_spec, self.tensors))
+        others = self.tensors[len(self._declared) :]
+        specs = [*self._declared, *map(tf.type_spec_from_value, others)]
+        return tuple(map(shapes.of_any_rows, specs))
 
     @property
     def flat(self) -> list[tf.Tensor]:
@@ -169,6 +203,27 @@ class Arguments:
         return Signature(structure, self._indices, specs)
 
 
+def declared(signature: Sequence[Any] | None) -> Specs | None:
+    """Returns the specs of an `input_signature`.
+
+    Raises:
+        ArgumentError: It consists of something else.
+    """
+    if signature is None:
+        return None
+    specs = tuple(tf.nest.flatten(signature))
+    is_list = isinstance(signature, list | tuple)
+    if is_list and all(isinstance(spec, tf.TypeSpec) for spec in specs):
+        return specs
+    raise errors.ArgumentError(
+        errors.compose(
+            f"AutoDist.function was given input_signature={errors.shown(signature)}.",
+            [f"at {errors.user_line()}"],
+            "pass a list of tf.TensorSpec, of the positional arguments.",
+        )
+    )
+
+
 def is_batch(tensor: Any) -> bool:
     """Whether a tensor, or what has such a spec, is split into rows."""
     is_dense = isinstance(tensor, tf.Tensor) or type(tensor) is tf.TensorSpec
@@ -189,22 +244,6 @@ def _tensor(leaf: Any) -> Any:
         return leaf
     is_composite = not isinstance(leaf, _ARRAYS)
     return leaf if is_composite else tf.convert_to_tensor(leaf)
-
-
-def _spec(tensor: Any) -> tf.TypeSpec:
-    """Returns a spec with any number of rows, and of values of composite tensors."""
-    spec = tf.type_spec_from_value(tensor)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        shape = shapes.with_rows(spec.shape)
-        return tf.RaggedTensorSpec(
-            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
-        )
-    if isinstance(spec, tf.SparseTensorSpec) or type(spec) is tf.TensorSpec:
-        rank = spec.shape.rank
-        return type(spec)(
-            shapes.with_rows(spec.shape) if rank else spec.shape, spec.dtype
-        )
-    return spec
 
 
 def _hashed(value: Any) -> Any:

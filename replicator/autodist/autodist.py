@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, deprecation, errors
-from replicator.autodist import program, variables
+from replicator.autodist import arguments, program, variables
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.resources import devices_of
 from replicator.autodist.session import DistributedSession, configured
@@ -219,16 +220,28 @@ class AutoDist:
 
     @overload
     def function(
-        self, function: Callable[..., Any], *, loss: str | None = None
+        self,
+        function: Callable[..., Any],
+        *,
+        input_signature: Sequence[Any] | None = None,
+        loss: str | None = None,
     ) -> DistributedFunction: ...
 
     @overload
     def function(
-        self, function: None = None, *, loss: str | None = None
+        self,
+        function: None = None,
+        *,
+        input_signature: Sequence[Any] | None = None,
+        loss: str | None = None,
     ) -> Callable[[Callable[..., Any]], DistributedFunction]: ...
 
     def function(
-        self, function: Callable[..., Any] | None = None, *, loss: str | None = None
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        input_signature: Sequence[Any] | None = None,
+        loss: str | None = None,
     ) -> DistributedFunction | Callable[[Callable[..., Any]], DistributedFunction]:
         """Returns a function that runs on all replicas, each with a part of the batch.
 
@@ -236,9 +249,10 @@ class AutoDist:
         arguments are split along their first axis; scalars, sparse and ragged tensors
         go to every replica. An op that needs the whole batch gathers it.
 
-        The function is traced once for batches of all sizes and sequences of all
-        lengths. Variables that it makes at its first call are replicated. Python
-        numbers and other values are constants of a trace, as in a tf.function.
+        The function is traced once for batches of all sizes, and a second time if other
+        sizes vary, as the lengths of sequences do. Variables that it makes at its first
+        call are replicated. Python numbers and other values are constants of a trace,
+        as in a tf.function.
 
         Example:
             >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
@@ -256,14 +270,17 @@ class AutoDist:
         Args:
             function: Takes arrays, tensors and any comparable values; with None, a
                 decorator is returned.
+            input_signature: As for tf.function: tf.TensorSpecs and the like of the
+                positional arguments, for which there is one trace.
             loss: Deprecated, and changes nothing: "mean" or "sum".
 
         Raises:
-            ArgumentError: `function` is not callable, or `loss` is neither.
+            ArgumentError: `function` is not callable, `loss` is neither, or
+                `input_signature` has no specs.
         """
         _check_loss(loss, "AutoDist.function")
         if function is None:
-            return cast(Any, self.function)
+            return functools.partial(self.function, input_signature=input_signature)
         if not callable(function):
             raise errors.ArgumentError(
                 errors.compose(
@@ -271,7 +288,8 @@ class AutoDist:
                     fix="pass a function, or decorate one with @autodist.function.",
                 )
             )
-        return DistributedFunction(function, self._repl)
+        declared = arguments.declared(input_signature)
+        return DistributedFunction(function, self._repl, declared=declared)
 
     def keras_model(self, model: Any) -> Any:
         """Makes a Keras 3 model's fit, evaluate and predict run on all replicas.

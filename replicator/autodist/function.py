@@ -2,8 +2,8 @@
 """Runs a function that was written for one device on all replicas.
 
 Callers pass whole batches, which are split along their first axis. The function is
-traced once for each kind of arguments (see traces.py): batches of all sizes, and
-sequences of all lengths, share a trace.
+traced once for each kind of arguments (see traces.py), for batches of all sizes; and
+once more if other sizes vary, as the lengths of sequences do.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from absl import logging
 
 from replicator import _tf, errors
 from replicator.autodist import traces
-from replicator.autodist.arguments import Arguments, Specs
-from replicator.forms.traced import Made
+from replicator.autodist.arguments import Arguments
+from replicator.forms.traced import ByShape, Made, Specs
 from replicator.variables import single_device
 
 _MANY = 5  # traces for Python numbers
@@ -44,6 +44,7 @@ class DistributedFunction:
         function: The user's function.
         repl: The Replicator that runs it.
         owner: Returns the object whose method the function is, its first argument.
+        declared: Specs of the positional arguments, if they are declared.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class DistributedFunction:
         function: Callable[..., Any],
         repl: Any,
         owner: Callable[[], Any] | None = None,
+        declared: Specs | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._repl, self._owner = function, repl, owner
-        self._traces: dict[Hashable, _Kind] = {}
+        self._declared = declared
+        self._kinds: dict[Hashable, _Kind] = {}
         self._warns, self._lock, self._made = True, threading.RLock(), Made()
         self._methods: dict[int, DistributedFunction] = {}  # by the ids of their owners
         self._kept: Any = None
@@ -66,7 +69,9 @@ class DistributedFunction:
         key, methods = id(instance), self._methods
         if key not in methods:
             owner = self._reference(instance, lambda _: methods.pop(key, None))
-            methods[key] = DistributedFunction(self._function, self._repl, owner)
+            methods[key] = DistributedFunction(
+                self._function, self._repl, owner, self._declared
+            )
         method = copy.copy(methods[key])
         method._kept = instance  # which nothing else may keep until the call
         return method
@@ -106,13 +111,15 @@ class DistributedFunction:
             example are of shape [examples, ...], in the order of the batch.
 
         Raises:
-            ArgumentError: Arrays differ in their first dimension or are empty; or an
-                argument is neither an array nor hashable.
+            ArgumentError: Arrays differ in their first dimension or are empty; an
+                argument is neither an array nor hashable, or not as `input_signature`
+                of AutoDist.function declares it.
         """
         if single_device.view() is not None:  # a part of another function
             return traces.call(self._function, self._owner, args, kwargs)
-        arguments = Arguments(traces.name_of(self._function), args, kwargs)
-        kind = self._traces.get(arguments.kind)
+        name = traces.name_of(self._function)
+        arguments = Arguments(name, args, kwargs, self._declared)
+        kind = self._kinds.get(arguments.kind)
         trace = None if kind is None else kind.by_shapes.get(arguments.shapes)
         if trace is None:
             with self._lock:
@@ -120,40 +127,27 @@ class DistributedFunction:
         return trace(arguments)
 
     def _trace(self, arguments: Arguments) -> traces.Trace:
-        """Returns a trace for these and similar arguments.
-
-        Sequences of many lengths are traced twice, and not for each length. Where the
-        function needs to know the length, there is a trace for each after all.
-        """
-        if arguments.kind not in self._traces:
-            self._traces[arguments.kind] = _Kind(arguments.but_numbers)
+        """Returns a trace for these and similar arguments."""
+        if arguments.kind not in self._kinds:
+            self._kinds[arguments.kind] = _Kind(arguments.but_numbers)
             self._warn_of_numbers(arguments)
-        kind, specs = self._traces[arguments.kind], arguments.specs
-        for others, trace in kind.by_specs.items():
-            if all(map(_covers, others, specs)):
-                kind.by_shapes[arguments.shapes] = trace
-                return trace
-        if kind.by_specs:
-            widest = tuple(map(_common, [*kind.by_specs][-1], specs))
-            try:
-                return self._traced(arguments, kind, widest)
-            except Exception as error:
-                logging.debug("traced for one shape only: %s", error)
-        return self._traced(arguments, kind, specs)
+        kind = self._kinds[arguments.kind]
 
-    def _traced(self, arguments: Arguments, kind: _Kind, specs: Specs) -> traces.Trace:
-        trace = traces.Trace(
-            *(self._function, self._repl, arguments.signature(specs)),
-            *(self._made, self._owner),
-        )
-        kind.by_specs[specs] = kind.by_shapes[arguments.shapes] = trace
-        return trace
+        def trace(specs: Specs) -> traces.Trace:
+            signature = arguments.signature(specs)
+            return traces.Trace(
+                self._function, self._repl, signature, self._made, self._owner
+            )
+
+        found = kind.by_specs.get(arguments.specs, trace)
+        kind.by_shapes[arguments.shapes] = found
+        return found
 
     def _warn_of_numbers(self, arguments: Arguments) -> None:
         """Warns of traces of which there is one for each Python number."""
         if not arguments.numbers or not self._warns:
             return
-        same = [k.but_numbers == arguments.but_numbers for k in self._traces.values()]
+        same = [k.but_numbers == arguments.but_numbers for k in self._kinds.values()]
         if sum(same) == _MANY:
             self._warns = False
             logging.warning(
@@ -175,18 +169,10 @@ class _Kind:
 
     Attributes:
         but_numbers: The kind, but for Python numbers.
-        by_specs: The traces, in the order in which they were made.
-        by_shapes: The traces by shapes for which they were found.
+        by_specs: The traces, by the specs of arguments.
+        by_shapes: Those that were found for shapes.
     """
 
     but_numbers: Hashable
-    by_specs: dict[Specs, traces.Trace] = dataclasses.field(default_factory=dict)
+    by_specs: ByShape[traces.Trace] = dataclasses.field(default_factory=ByShape)
     by_shapes: dict[Hashable, traces.Trace] = dataclasses.field(default_factory=dict)
-
-
-def _common(one: Any, other: Any) -> Any:
-    return one.most_specific_common_supertype([other]) or other
-
-
-def _covers(one: Any, other: Any) -> bool:
-    return bool(other.is_subtype_of(one))

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces a function for one device: its graph, and the variables that it uses."""
+"""Traces a function for one device: its graph, and the variables that it uses.
+
+Also says how often: which arguments share a trace.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import _tf, errors
 from replicator.variables import single_device
+
+T = TypeVar("T")
+Specs = tuple[tf.TypeSpec, ...]
 
 
 class Made:
@@ -46,6 +53,57 @@ class Made:
             outside = _tf.last_variable_creator(creator)
         with outside, _tf.last_variable_creator(creator):
             yield
+
+
+class ByShape(Generic[T]):
+    """What is traced for arguments of one kind: of the first shapes, and then of any.
+
+    Static shapes are worth something: layers are built from them. So what varies is
+    found at the second call, and lengths are traced twice, however many there are.
+    Where a shape must be known, there is a trace for each after all.
+    """
+
+    def __init__(self) -> None:
+        self._traces: dict[Specs, T] = {}
+        self._failed: set[Specs] = set()
+
+    def get(
+        self,
+        specs: Specs,
+        trace: Callable[[Specs], T],
+        widen: Callable[[Specs], Specs] = lambda specs: specs,
+    ) -> T:
+        """Returns what was traced for specs that cover these, or is traced now.
+
+        Args:
+            specs: Of the arguments.
+            trace: Traces for specs.
+            widen: Returns specs in which what is declared to vary is unknown.
+        """
+        for others, traced in self._traces.items():
+            if all(map(_covers, others, specs)):
+                return traced
+        last = [*self._traces][-1] if self._traces else specs
+        widest = tuple(map(_common, last, widen(specs)))
+        if widest != specs and widest not in self._failed:
+            try:
+                return self._traced(widest, trace)
+            except Exception as error:
+                logging.debug("traced for one shape only: %s", error)
+                self._failed.add(widest)
+        return self._traced(specs, trace)
+
+    def _traced(self, specs: Specs, trace: Callable[[Specs], T]) -> T:
+        self._traces[specs] = trace(specs)
+        return self._traces[specs]
+
+
+def _common(one: Any, other: Any) -> Any:
+    return one.most_specific_common_supertype([other]) or other
+
+
+def _covers(one: Any, other: Any) -> bool:
+    return bool(other.is_subtype_of(one))
 
 
 class Traced:

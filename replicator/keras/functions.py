@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.cluster import faults
+from replicator.forms.traced import ByShape, Specs
 from replicator.graph.ir import shapes
 from replicator.inputs import shards
 from replicator.keras.programs import Program, Tensors
@@ -47,6 +48,7 @@ class BatchFunction:
     Args:
         make: Traces the model's step.
         settings: The Replicator's settings.
+        declared: Returns specs in which sizes that the model leaves open are unknown.
         eagerly: Runs a batch untraced on one device, for Keras' `run_eagerly`.
 
     Attributes:
@@ -57,14 +59,14 @@ class BatchFunction:
         self,
         make: Make,
         settings: draft.Settings,
+        declared: Callable[[Specs], Specs],
         eagerly: Callable[[Any], Any] | None = None,
     ) -> None:
         self._make, self._settings, self._eagerly = make, settings, eagerly
-        self._num_replicas = settings.world.num_replicas
-        self._programs: dict[Any, Program] = {}
-        self._traced: dict[Any, Traced] = {}
+        self._declared, self._num_replicas = declared, settings.world.num_replicas
+        self._programs: dict[Any, ByShape[Program]] = {}
+        self._traced: dict[Any, ByShape[Traced]] = {}
         self.loops: dict[Any, Any] = {}
-        self._freed: dict[Any, tuple[Any, ...]] = {}
         self._quick: tuple[Any, dict[Any, Callable[..., Any]]] = (None, {})
 
     @property
@@ -118,20 +120,24 @@ class BatchFunction:
         if self._eagerly is not None:
             return self._eagerly(batch.packed(tensors)), None
         split = int(shards.batch_size(tensors)) >= self._num_replicas
-        specs = self._free((split, batch.key), _specs(tensors, spec))
-        key = (split, batch.key, *specs)
-        if key not in self._traced:
-            program = self._program(batch, tuple(map(_free_spec, specs)))
-            self._traced[key] = self._trace(program, split, specs)
-        traced = self._traced[key]
+        specs = _specs(tensors, spec)
+        kinds = [(type(s), getattr(s, "dtype", None), s.shape.rank) for s in specs]
+        kind = batch.key, *kinds
+
+        def trace(specs: Specs) -> Traced:
+            return self._trace(self._program(batch, kind, specs), split, specs)
+
+        traced = self._traced.setdefault((split, kind), ByShape()).get(
+            specs, trace, self._declared
+        )
         return traced.call(*tensors), traced
 
-    def _program(self, batch: Tensors, specs: tuple[Any, ...]) -> Program:
+    def _program(self, batch: Tensors, kind: Any, specs: Specs) -> Program:
         """Returns the model's step for batches of any size, traced for one device."""
-        key = (batch.key, *specs)
-        if key not in self._programs:
-            self._programs[key] = self._make(batch.forget(), specs)
-        return self._programs[key]
+        return self._programs.setdefault(kind, ByShape()).get(
+            tuple(map(shapes.of_any_rows, specs)),
+            lambda specs: self._make(batch.forget(), specs),
+        )
 
     def equal_after_errors(self, function: Any) -> Callable[..., Any]:
         """Wraps a function to make the replicas equal after an error in it.
@@ -151,21 +157,6 @@ class BatchFunction:
             size: The number of examples.
         """
         return tf.equal(size >= self._num_replicas, split)
-
-    def _free(self, kind: Any, specs: Any) -> tuple[Any, ...]:
-        """Returns specs that cover batches of one kind of all sizes so far.
-
-        Sequences of many lengths are thus traced twice, and not for each length.
-        """
-        ranks = tuple((type(s), getattr(s, "dtype", None), s.shape.rank) for s in specs)
-        key = (kind, ranks)
-        widest = self._freed.get(key, specs)
-        common = tuple(
-            spec.most_specific_common_supertype([other]) or other
-            for spec, other in zip(widest, specs, strict=True)
-        )
-        self._freed[key] = common
-        return common
 
     def _trace(self, program: Program, split: bool, specs: Any) -> Traced:
         """Traces the function of a batch's tensors that the replicas run."""
@@ -205,9 +196,9 @@ def is_dense(spec: Any) -> bool:
     )
 
 
-def _specs(tensors: list[Any], spec: Any) -> tuple[Any, ...]:
+def _specs(tensors: list[Any], spec: Any) -> Specs:
     """Returns the function's specs for batches like this one, of any size."""
-    own = [_free_spec(tf.type_spec_from_value(tensor)) for tensor in tensors]
+    own = [shapes.of_any_rows(tf.type_spec_from_value(tensor)) for tensor in tensors]
     if spec is not None:
         leaves = tf.nest.flatten(spec)
         no_tensor = type(tf.type_spec_from_value(None))  # without a name before 2.19
@@ -218,15 +209,3 @@ def _specs(tensors: list[Any], spec: Any) -> tuple[Any, ...]:
             pairs = zip(given, own, strict=True)
             own = [one if one.shape.rank is not None else known for one, known in pairs]
     return tuple(own)
-
-
-def _free_spec(spec: Any) -> Any:
-    """Returns a tensor's spec with an unknown number of rows."""
-    if isinstance(spec, tf.RaggedTensorSpec):
-        shape = shapes.with_rows(spec.shape)
-        return tf.RaggedTensorSpec(
-            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
-        )
-    if spec.shape.rank == 0:
-        return spec
-    return type(spec)(shapes.with_rows(spec.shape), spec.dtype)

@@ -156,7 +156,8 @@ def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
         alone.warn_of_run_eagerly(repl, model)
         eagerly = functools.partial(alone.run, repl, model, f"{name}_step")
     make = functools.partial(programs.Program, repl, model, f"{name}_step")
-    function = functions.BatchFunction(make, repl._settings, eagerly)
+    declared = functools.partial(programs.declared, model)
+    function = functions.BatchFunction(make, repl._settings, declared, eagerly)
     if name == "predict":
         return functions.over_list(function)
     return executions.over_iterator(function, model.steps_per_execution)

@@ -14,6 +14,8 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.forms.engine import WholeBatchFunction
+from replicator.forms.traced import Specs
+from replicator.graph.ir import shapes
 from replicator.keras import alone
 
 _do_not_convert = tf.autograph.experimental.do_not_convert  # as Keras' own are not
@@ -70,6 +72,30 @@ def _read(leaf: Any) -> Any:
 
     is_variable = isinstance(leaf, keras.Variable | tf.Variable)
     return tf.convert_to_tensor(leaf) if is_variable else leaf
+
+
+def declared(model: Any, specs: Specs) -> Specs:
+    """Returns specs in which sizes that a model's keras.Input leaves open are unknown.
+
+    Targets and sample weights are like the outputs.
+
+    Args:
+        model: The Keras model.
+        specs: Of the tensors of a batch: inputs, targets and sample weights.
+    """
+    inputs, outputs = (getattr(model, name, None) for name in ("inputs", "outputs"))
+    known = [*(inputs or []), *(outputs or []), *(outputs or [])]
+    known += [None] * (len(specs) - len(known))
+    return tuple(map(_opened, specs, known))
+
+
+def _opened(spec: Any, like: Any) -> Any:
+    if like is None or type(spec) is not tf.TensorSpec or not spec.shape.rank:
+        return spec
+    rows, *sizes = shapes.sizes(spec)
+    for axis, size in enumerate(like.shape[1 : len(sizes) + 1]):
+        sizes[axis] = sizes[axis] if size is not None else None
+    return tf.TensorSpec([rows, *sizes], spec.dtype)
 
 
 class Program:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -57,6 +59,73 @@ def test_where_a_length_must_be_known_there_is_a_trace_for_each():
         np.testing.assert_allclose(total(x), 2 * x.sum(1), rtol=1e-4, atol=1e-5)
     known = [shape for shape in calls if shape[1] is not None]
     assert [shape[1] for shape in known] == [4, 3, 2]
+
+
+def _total(calls, x, factor=1.0):
+    calls.append(x.shape)
+    return tf.reduce_sum(x) * tf.cast(factor, tf.float32)
+
+
+SIGNATURE = [tf.TensorSpec([None, None]), tf.TensorSpec([], tf.float64)]
+
+
+@pytest.mark.parametrize("signature, wanted", [(None, 2), (SIGNATURE, 1)])
+def test_traces_and_builds_do_not_grow_with_lengths(signature, wanted):
+    calls, autodist = [], helpers.make(3)
+    total = autodist.function(
+        functools.partial(_total, calls), input_signature=signature
+    )
+    builds = []
+    for k in range(20):
+        rows, length = 1 + 7 * k % 20, 1 + 3 * k % 20
+        x = np.full([rows, length], 0.5, np.float32)
+        factor = 0.25 * k if signature else np.float64(0.25 * k)
+        assert float(total(x, factor)) == 0.125 * rows * length * k
+        builds.append(autodist.replicator.plan)
+    assert len(calls) == wanted
+    # Of few rows, which are not split, and of others.
+    assert len({id(plan) for plan in builds}) <= 2 * wanted
+
+
+def test_a_signature_is_of_positional_arguments():
+    calls, specs = [], [tf.TensorSpec([None, 2])]
+
+    class Scale:
+        @helpers.make(2).function(input_signature=[{"x": tf.TensorSpec([None, None])}])
+        def of(self, named, factor=1.0):
+            calls.append(named["x"].shape)
+            return named["x"] * factor
+
+    for length in (4, 3, 2):
+        x = X[:, :length]
+        np.testing.assert_array_equal(Scale().of({"x": x}, factor=2.0), x * 2)
+    assert len(calls) == 3  # of three objects
+    scale = Scale()
+    for length in (4, 3, 2):
+        scale.of({"x": X[:, :length]})
+    assert len(calls) == 4
+    first = helpers.make(2).function(lambda x, *_: x, input_signature=specs)
+    np.testing.assert_array_equal(first(np.array([[1, 2]])), [[1, 2]])
+    for bad in [(X,), (X, X), (), (tf.ones([3, 2], tf.int32),)]:
+        with pytest.raises(
+            replicator.ArgumentError, match=r"(?s)<lambda> (was given|cannot).*Fix"
+        ):
+            first(*bad)
+    with pytest.raises(replicator.ArgumentError, match=r"(?s)input_signature=3.*Fix"):
+        helpers.make(2).function(_total, input_signature=3)
+
+
+def test_what_cannot_be_traced_for_any_length_is_tried_once():
+    calls = []
+
+    @helpers.make(2).function
+    def total(x):
+        calls.append(x.shape[1])
+        return tf.reduce_sum(x @ tf.ones([int(x.shape[1]), 2]), 1)
+
+    for length in (4, 3, 2, 1, 3, 2):
+        total(X[:, :length])
+    assert calls == [4, None, 3, 2, 1]
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])

@@ -155,6 +155,7 @@ PROGRAMS: tuple[Program, ...] = (
         for call in (
             "function(bad)",
             "function(tf.identity, loss=bad)",
+            "function(tf.identity, input_signature=bad)",
             "function(lambda x: x)(bad)",
             "function(lambda x, y: x)(tf.ones([3]), bad)",
             "keras_model(bad)",

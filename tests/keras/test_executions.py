@@ -233,7 +233,8 @@ def test_a_function_that_fails_amid_its_writes_leaves_replicas_equal() -> None:
         with tf.control_dependencies([write]):
             tf.debugging.Assert(x < 0.0, ["no"])
 
-    function = functions.BatchFunction(lambda *given: None, repl._settings)
+    given = (lambda *given: None), repl._settings, (lambda specs: specs)
+    function = functions.BatchFunction(*given)
     concrete = fails.get_concrete_function(tf.TensorSpec([]))
     with pytest.raises(tf.errors.InvalidArgumentError):
         function.equal_after_errors(concrete)(tf.constant(5.0))

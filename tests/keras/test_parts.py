@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -168,25 +169,78 @@ def test_stateful_layers_are_refused() -> None:
         repl.keras_model(model)
 
 
-def test_sequences_of_many_lengths_are_traced_twice() -> None:
-    traced = []
+class Noting(layers.Layer):
+    """Notes with which shapes it is called."""
 
-    class Counting(layers.Layer):
-        def call(self, x: Any) -> Any:
-            traced.append(x.shape)
-            return tf.reduce_sum(x, axis=1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[Any] = []
 
-    repl = helpers.make(2, build="trace")
+    def call(self, x: Any) -> Any:
+        self.noted.append(tuple(x.shape))
+        return x
+
+
+class Around(keras.Model):
+    """Does not say which sizes its inputs have."""
+
+    def __init__(self, inside: Any) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def call(self, x: Any) -> Any:
+        return self.inside(x)
+
+
+def _of_sequences(declared: bool) -> tuple[Any, list[Any]]:
+    """Returns a model, and the shapes with which it is called."""
+    noting = Noting()
+    model = keras.Sequential([keras.Input([None, 3]), noting, layers.Dense(3)])
+    model = model if declared else Around(model)
+    model.compile("sgd", "mse")
+    model(np.zeros([1, 1, 3]))
+    return model, noting.noted
+
+
+@pytest.mark.parametrize("declared, wanted", [(False, 2), (True, 1)])
+@pytest.mark.parametrize(
+    "name", ["train", "predict", pytest.param("test", marks=pytest.mark.slow)]
+)
+def test_traces_and_builds_do_not_grow_with_lengths(
+    name: str, declared: bool, wanted: int
+) -> None:
+    """Lengths that keras.Input leaves open are unknown from the beginning."""
+    repl = helpers.make(2)
     with repl.context():
-        model = keras.Sequential([keras.Input([None, 3]), Counting()])
-        model.compile("sgd", "mse")
+        model, noted = _of_sequences(declared)
     repl.keras_model(model)
-    traced.clear()
-    for length in range(1, 9):
-        x = numbers(0, 4, length, 3)
-        expected = x.sum(axis=1)
-        assert abs(model.predict_on_batch(x) - expected).max() < 1e-5
-    assert len(traced) == 2  # for one device
+    expected, plans, counts = _of_sequences(declared)[0], set(), []
+    expected.set_weights(model.get_weights())
+    for k in range(20):
+        x = numbers(k, 1 + 7 * k % 20, 1 + 3 * k % 20, 3)
+        given = [x] if name == "predict" else [x, x]
+        actual = getattr(model, f"{name}_on_batch")(*given)
+        wanted_now = getattr(expected, f"{name}_on_batch")(*given)
+        np.testing.assert_allclose(actual, wanted_now, rtol=1e-4, atol=1e-5)
+        counts.append(len(noted))  # the first: with what Keras needs to build it
+        plans.add(id(repl.plan))
+    assert counts[-1] - counts[0] == wanted - 1 and noted[-1][1] is None
+    assert len(plans) <= 2 * wanted  # of few rows, which are not split, and of others
+
+
+def test_lengths_of_data_sets_are_traced_once() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        model, noted = _of_sequences(declared=False)
+    repl.keras_model(model)
+    parts = [numbers(k, k, 3) for k in range(1, 9)]
+    data = tf.data.Dataset.from_generator(
+        lambda: ((part, part) for part in parts),
+        output_signature=(tf.TensorSpec([None, 3]),) * 2,
+    )
+    noted.clear()
+    model.fit(data.padded_batch(2), epochs=2, verbose=0)
+    assert set(noted) == {(None, None, 3)} and len(noted) <= 2  # Keras builds it, too
 
 
 def test_what_is_inside_is_found_once() -> None:

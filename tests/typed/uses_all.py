@@ -425,7 +425,7 @@ def for_one_device(x: np.ndarray[Any, Any]) -> Any:
     train_step: replicator.DistributedFunction
     train_step = autodist.function(lambda batch: tf.reduce_sum(batch))
 
-    @autodist.function(loss="mean")
+    @autodist.function(input_signature=[tf.TensorSpec([None])], loss="mean")
     def evaluate(batch: tf.Tensor) -> tf.Tensor:
         return tf.reduce_mean(batch)
 

@@ -38,6 +38,19 @@ def with_rows(shape: tf.TensorShape, rows: int | None = None) -> tf.TensorShape:
     return tf.TensorShape([rows]).concatenate(shape[1:])
 
 
+def of_any_rows(spec: tf.TypeSpec) -> tf.TypeSpec:
+    """Returns the spec of a tensor, also a sparse or ragged one, of any first size."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        shape = with_rows(spec.shape)
+        return tf.RaggedTensorSpec(
+            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
+        )
+    if isinstance(spec, tf.SparseTensorSpec) or type(spec) is tf.TensorSpec:
+        shape = with_rows(spec.shape) if spec.shape.rank else spec.shape
+        return type(spec)(shape, spec.dtype)
+    return spec
+
+
 def when_run(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor's run-time shape, hidden from TensorFlow's shape inference.
 
