@@ -171,10 +171,15 @@ def _warn_of_jit_compile(model: Any) -> None:
     if _only_cpus():
         logging.log_first_n(
             logging.WARNING,
-            "The model %s is compiled with jit_compile=True, but runs without XLA: "
-            "its step is divided among the replicas op by op, with the same results.",
+            "%s",
             1,
-            model.name,
+            errors.compose(
+                f"the model {model.name} is compiled with jit_compile=True, but runs "
+                "without XLA: its step is divided among the replicas op by op, with "
+                "the same results.",
+                [f"at {errors.user_line()}"],
+                "leave out jit_compile=True.",
+            ),
         )
 
 

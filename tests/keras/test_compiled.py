@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -115,11 +116,22 @@ def test_what_xla_could_not_compile(make: Any) -> None:
 
 
 def test_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages: list[Any] = []
-    monkeypatch.setattr(logging, "log_first_n", lambda *given: messages.append(given))
-    model = World(helpers.make(2)).made(lambda: classifier(jit_compile=True))
+    """None for Keras' own choice, "auto"."""
+    told: list[Any] = []
+    monkeypatch.setattr(logging, "log_first_n", lambda *given: told.append(given))
+    world = World(helpers.make(2))
+    model = world.made(lambda: classifier(jit_compile="auto"))
     model.make_train_function()
-    assert messages and "runs without XLA" in messages[0][1]
+    assert not told
+    with world.context():
+        model.compile("sgd", worlds.SPARSE, jit_compile=True)
+    model.predict(X, verbose=0)
+    ((_, form, times, text),) = told
+    assert times == 1
+    assert re.search(
+        r"(?s)runs without XLA.*test_compiled.py:\d+.*Fix: leave out jit_compile",
+        form % text,
+    )
 
 
 @pytest.mark.parametrize(
