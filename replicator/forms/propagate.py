@@ -63,7 +63,8 @@ class GraphPlan:
     def before(self, op: tf.Operation) -> list[tf.Operation]:
         """Returns the ops that an op waits for, in the same order in all processes."""
         controls = sorted(op.control_inputs, key=lambda one: one.name)
-        return [*(t.op for t in op.inputs), *controls, *self.after.get(op, ())]
+        others = [*controls, *self.after.get(op, ()), *self.twins.of(op)]
+        return [*(t.op for t in op.inputs), *others]
 
     def fact(self, tensor: tf.Tensor) -> Fact:
         """Returns what is known of a tensor of the graph."""

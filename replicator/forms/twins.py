@@ -37,6 +37,10 @@ class Twins:
         self._twins[op] = first
         return first
 
+    def of(self, op: tf.Operation) -> list[tf.Operation]:
+        """Returns the first op that computes the same as a later one, if there is."""
+        return [self._twins[op]] if op in self._twins else []
+
     def first(self, tensor: tf.Tensor) -> Any:
         """Returns the reference of the first tensor that is the same."""
         twin = self._twins.get(tensor.op)
@@ -68,16 +72,15 @@ def can_stand_for(plan: OpPlan) -> bool:
 def again(twin: tf.Operation, plan: OpPlan) -> OpPlan:
     """Returns the plan of an op that has a twin, whose outputs it takes over.
 
-    It waits for what the twin waits for.
+    It waits for the twin (`GraphPlan.before`), and so for what that takes.
 
     Args:
         twin: The twin.
         plan: The plan of that.
     """
-    waits = plan.build_local is None
     return dataclasses.replace(
         plan,
-        needs=plan.needs if waits else [UNUSED] * len(plan.needs),
+        needs=[UNUSED] * len(plan.needs),
         build=lambda replica, op, inputs: [replica.value(t) for t in twin.outputs],
         build_local=None,
     )

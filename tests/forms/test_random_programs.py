@@ -29,8 +29,8 @@ def _faults(seed: int, counts: tuple[int, ...]) -> list[str]:
     return faults
 
 
-# 3049: tensors of unknown rank.
-@pytest.mark.parametrize("seed", [*range(COUNT, COUNT + 16), 3049])
+# 9: an op is built before the one that computes the same. 3049: tensors of unknown rank.
+@pytest.mark.parametrize("seed", [*range(COUNT, COUNT + 16), 9, 3049])
 def test_a_random_program(seed):
     assert not _faults(seed, (2 + seed % 2,))
 

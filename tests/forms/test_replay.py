@@ -224,6 +224,9 @@ def test_ops_that_compute_the_same_are_built_once():
     found = plan.twins
     assert found.first(again) == found.first(doubled)
     assert found.first(twin) == found.first(first)
+    made = found.first(twin).deref().op
+    (taken,) = {first.op, twin.op} - {made}
+    assert made in plan.before(taken)
     assert found.first(later) != found.first(first)
     assert found.first(drawn[0]) != found.first(drawn[1])
 

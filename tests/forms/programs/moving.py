@@ -231,32 +231,32 @@ def of_images(p: Builder) -> Made:
     if len(dims) != 3 or dims[0] != "n" or dims[2] != 3:
         times: Any = p.values[[v.maker for v in p.values].index("t")].dims[1]
         a, dims = p.given["t"], ("n", times, 3)
-    image = tf.cast(tf.expand_dims(a, 1), tf.float32)
-    kernel = tf.cast(p.variables["w"][None, None], tf.float32)
-    made = tf.nn.conv2d(image, kernel, 1, "SAME") if not p.is_exact else image @ kernel
+    # In float32, TensorFlow's oneDNN takes no empty batch: the shape of a convolution is
+    # wrong, and the gradient of a pool ends the process.
+    image, kernel = (
+        tf.cast(v, tf.float64) for v in (tf.expand_dims(a, 1), p.variables["w"])
+    )
+    made = image @ kernel
+    filters = tf.cast(p.variables["u"], tf.float64)[None, None, :, :1]
     options: list[Any] = [
         lambda: tf.nn.max_pool2d(made, [1, 1], 1, "SAME"),
         lambda: tf.nn.avg_pool2d(made, [1, 2], 1, "SAME"),
-        lambda: tf.compat.v1.nn.fused_batch_norm(
-            made, tf.ones([4]), tf.zeros([4]), epsilon=0.1
-        )[0],
-        lambda: tf.nn.depthwise_conv2d(
-            made, tf.ones([1, 2, 4, 1]) / 2, [1] * 4, "SAME"
+        lambda: tf.nn.conv2d(
+            made, filters * tf.ones([1, 2, 1, 4], tf.float64), 1, "SAME"
         ),
+        lambda: tf.nn.depthwise_conv2d(
+            made, tf.ones([1, 2, 4, 1], tf.float64) / 2, [1] * 4, "SAME"
+        ),
+        lambda: tf.nn.batch_normalization(
+            made, *tf.nn.moments(made, [0, 1, 2]), None, None, 0.1
+        ),
+        lambda: tf.nn.space_to_batch(made, [1, 1], [[0, 0], [0, 0]]),
     ]
-    if p.is_exact:  # computed in float64, where these ops have kernels
-        exact = tf.expand_dims(a, 1) @ p.variables["w"]
-        mean, variance = tf.nn.moments(exact, [0, 1, 2])
-        options = [
-            lambda: tf.nn.avg_pool2d(exact, [1, 2], 1, "SAME"),
-            lambda: tf.nn.conv2d(
-                exact,
-                p.variables["u"][None, None, :, :1] * tf.ones([1, 2, 1, 4], p.dtype),
-                1,
-                "SAME",
-            ),
-            lambda: tf.nn.batch_normalization(exact, mean, variance, None, None, 0.1),
-            lambda: tf.nn.space_to_batch(exact, [1, 1], [[0, 0], [0, 0]]),
+    if not p.is_exact:
+        options += [
+            lambda: tf.compat.v1.nn.fused_batch_norm(
+                tf.cast(made, tf.float32), tf.ones([4]), tf.zeros([4]), epsilon=0.1
+            )[0]
         ]
     result = p.number(p.of(options)())
     return calm(tf.squeeze(result, 1)), [dims[0], dims[1], 4]
