@@ -89,8 +89,10 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if made is None or WHOLE in sizes:
         return None
     if sizes[made.axis] == -1:
-        others = [one for one in sizes if one != -1]
-        return None if any(map(is_size, others)) else plan(op, [form, REPLICATED], made)
+        is_told = made.outer is not None or product(sizes[: made.axis]) == 1
+        if not is_told or any(map(is_size, sizes)):
+            return None  # the sizes in front may be of the rows
+        return plan(op, [form, REPLICATED], made)
     if fitting(sizes, made) is LOCAL:
         build = _with_inferred_size(form, made) if -1 in sizes else None
         return plan(op, [form, LOCAL], made, build=build)

@@ -21,7 +21,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import tensorflow as tf
 
-from tests.forms.programs import inputs, running
+from tests.forms.programs import inputs, running, sessions
 from tests.forms.programs.random_programs import Program
 
 
@@ -30,36 +30,20 @@ def _door(name: str) -> running.Door:
     return getattr(importlib.import_module(module), function)
 
 
-def outcome(program: Program, door: running.Door, counts: list[int]) -> tuple[str, str]:
-    """Returns what becomes of a program, in a word, and the details."""
-    try:
-        right = running.run(program)
-    except Exception as error:
-        return "not built by TensorFlow", running.cause(error)
-    for count in counts:
-        try:
-            problem = running.problem(program, right, door, count)
-        except Exception as error:
-            return "error", f"{count} replicas: {running.cause(error)}"
-        if problem:
-            return "different", f"{count} replicas: {problem}"
-    return "equal", ""
-
-
 def smaller(program: Program, door: running.Door, counts: list[int]) -> Program:
     """Returns a program of fewer computations that fails alike."""
-    kind, details = outcome(program, door, counts)
+    kind, details = running.outcome(program, door, counts)
     word = details.split(":")[1][:20] if kind == "error" else ""
 
     def fails(other: Program) -> bool:
-        found, text = outcome(other, door, counts)
+        found, text = running.outcome(other, door, counts)
         return found == kind and word in text
 
-    without = Program(program.seed, program.steps, False, program.length)
+    without = type(program)(program.seed, program.steps, False, program.length)
     program = without if fails(without) else program
     for step in list(program.steps):
         steps = [k for k in program.steps if k != step]
-        other = Program(program.seed, steps, program.has_training, program.length)
+        other = type(program)(program.seed, steps, program.has_training, program.length)
         if fails(other):
             program = other
     return program
@@ -102,6 +86,7 @@ def main() -> None:
     parser.add_argument("--forward", action="store_true", help="train nothing")
     parser.add_argument("--steps", help="only these, e.g. 0,3")
     parser.add_argument("--door", default="tests.forms.programs.doors.engine")
+    parser.add_argument("--session", action="store_true", help="as a graph")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after these")
     arguments = parser.parse_args()
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -112,14 +97,17 @@ def main() -> None:
         _door(arguments.door),
         [int(k) for k in arguments.replicas.split(",")],
     )
+    make = sessions.GraphProgram if arguments.session else Program
     found: collections.Counter[str] = collections.Counter()
     began = time.time()
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         steps = (
             [int(k) for k in arguments.steps.split(",")] if arguments.steps else None
         )
-        program = Program(seed, steps, not arguments.forward, arguments.length)
-        kind, details = outcome(program, door, counts)
+        if arguments.session:
+            door = sessions.of_setting(seed)
+        program = make(seed, steps, not arguments.forward, arguments.length)
+        kind, details = running.outcome(program, door, counts)
         found[kind] += 1
         if time.time() - began > arguments.seconds:
             break

@@ -19,7 +19,7 @@ def _condition(p: Builder) -> tf.Tensor:
         lambda: p.n > 4,
         lambda: tf.reduce_any(p.mask()),
         lambda: tf.reduce_all(p.mask()),
-        lambda: tf.reduce_max(p.given["i"]) % 2 == 0,
+        lambda: tf.equal(tf.reduce_max(p.given["i"]) % 2, 0),
         lambda: p.variables["is_on"].read_value(),
         lambda: tf.logical_and(p.n > 2, tf.reduce_min(y) < -0.5),
     ]

@@ -124,7 +124,7 @@ def across(p: Builder) -> Made:
     b = tf.math.l2_normalize(tf.sin(a) + 0.1, 1, 0.1)
     products = tf.matmul(a, a, transpose_b=True)
     eye = tf.eye(n, dtype=p.dtype)
-    same = p.number(i[:, None] == i[None, :]) - eye
+    same = p.number(tf.equal(i[:, None], i[None, :])) - eye
     squares = tf.reduce_sum((a[:, None] - a[None]) ** 2, -1)
     far = tf.reduce_sum((tf.reduce_sum(a, 1)[:, None] - y[None]) ** 2)
 

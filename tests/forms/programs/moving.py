@@ -231,7 +231,7 @@ def of_images(p: Builder) -> Made:
     if len(dims) != 3 or dims[0] != "n" or dims[2] != 3:
         times: Any = p.values[[v.maker for v in p.values].index("t")].dims[1]
         a, dims = p.given["t"], ("n", times, 3)
-    # In float32, TensorFlow's oneDNN takes no empty batch: the shape of a convolution is
+    # In float32, oneDNN takes no empty batch: the shape of a convolution is
     # wrong, and the gradient of a pool ends the process.
     image, kernel = (
         tf.cast(v, tf.float64) for v in (tf.expand_dims(a, 1), p.variables["w"])

@@ -16,11 +16,13 @@ import tensorflow as tf
 from tests.forms.programs import (
     arithmetic,
     derivatives,
+    doors,
     flows,
     inputs,
     lookups,
     losses,
     moving,
+    rarely,
     training,
     values,
     writes,
@@ -41,6 +43,8 @@ class Program:
         made: What made the values that the last trace returned.
     """
 
+    one_device: Any = staticmethod(doors.one_device)
+
     def __init__(
         self,
         seed: int,
@@ -57,7 +61,10 @@ class Program:
         def of(options):
             return options[int(rng.integers(len(options)))]
 
-        self.makers = [of(ROOMS[k].MAKERS) for k in rooms]
+        self.makers: list[values.Maker] = [of(ROOMS[k].MAKERS) for k in rooms]
+        rarely_ = np.random.default_rng([seed, 5])
+        for k in np.flatnonzero(rarely_.random(count) < 0.15):
+            self.makers[k] = rarely.MAKERS[int(rarely_.integers(len(rarely.MAKERS)))]
         self.seed, self.has_training = seed, has_training
         self.length, self.made = length, list[str]()
         self.steps = list(range(count)) if steps is None else list(steps)
@@ -74,26 +81,31 @@ class Program:
 
     def step(self, variables: dict[str, tf.Variable], *arguments: Any) -> Any:
         """Computes and trains on one batch; returns what was computed."""
+        with tf.GradientTape() as tape:
+            builder, loss = self.compute(variables, *arguments)
+        result: dict[str, Any] = {"loss": loss}
+        if self.has_training:
+            result["norms"] = training.train(self.seed, tape, loss, variables)
+        result["values"] = [v.tensor for v in builder.values if v.step >= 0]
+        return result
+
+    def compute(
+        self, variables: dict[str, tf.Variable], *arguments: Any
+    ) -> tuple[values.Builder, tf.Tensor]:
+        """Computes on one batch; returns what was computed, and a loss."""
         given = dict(zip(inputs.NAMES, arguments, strict=True))
         kind = inputs.kind(self.seed)
         builder = values.Builder(self.seed, kind, given, variables)
         for k, (name, made) in enumerate(inputs.values_given(self.seed, given)):
             builder.begin(k - 20)
             builder.add(made, name)
-        with tf.GradientTape() as tape:
-            for k in self.steps:
-                builder.begin(k)
-                builder.add(self.makers[k](builder), self.makers[k].__name__)
-            made = [v for v in builder.values if v.step >= 0]
-            loss = tf.add_n(
-                [self._mean(k, v.tensor) for k, v in enumerate(made[-4:])] or [0.0]
-            )
-        result: dict[str, Any] = {"loss": loss}
-        self.made = [v.maker for v in made]
-        if self.has_training:
-            result["norms"] = training.train(self.seed, tape, loss, variables)
-        result["values"] = [v.tensor for v in made]
-        return result
+        for k in self.steps:
+            builder.begin(k)
+            builder.add(self.makers[k](builder), self.makers[k].__name__)
+        own = [v for v in builder.values if v.step >= 0]
+        self.made = [v.maker for v in own]
+        terms = [self._mean(k, v.tensor) for k, v in enumerate(own[-4:])]
+        return builder, tf.add_n(terms or [tf.zeros([], builder.dtype)])
 
     def _mean(self, k: int, a: tf.Tensor) -> tf.Tensor:
         fold = (tf.reduce_mean, tf.reduce_sum)[(self.seed + k) % 5 == 0]

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tests.forms.programs import doors, inputs
+from tests.forms.programs import inputs
 from tests.forms.programs.random_programs import Program
 
+NOT_BUILT = "not built by TensorFlow"
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "mixed": 3e-2}
 # Given a step, a function that makes its variables, a signature and a number of
 # replicas: returns the variables and a function of a batch (doors.py).
@@ -27,17 +28,17 @@ class Results:
 
 
 def run(
-    program: Program, door: Door = doors.one_device, count: int = 1, noise: float = 0
+    program: Program, door: Door | None = None, count: int = 1, noise: float = 0
 ) -> Results:
     """Runs two steps of a program.
 
     Args:
         program: The program.
-        door: What runs it.
+        door: What runs it; None: one device.
         count: The number of replicas.
         noise: By how much, relatively, arguments are changed.
     """
-    variables, function = door(
+    variables, function = (door or program.one_device)(
         program.step, program.variables, program.signature, count
     )
     steps, rng = [], np.random.default_rng(0)
@@ -111,6 +112,22 @@ def problem(program: Program, right: Results, door: Door, count: int) -> str | N
     if difference < 30 * changed and np.isfinite(difference):
         return None
     return f"{difference:.1e} in {where} (noise: {changed:.0e})"
+
+
+def outcome(program: Program, door: Door, counts: Sequence[int]) -> tuple[str, str]:
+    """Returns what becomes of a program, in a word, and the details."""
+    try:
+        right = run(program)
+    except Exception as error:
+        return NOT_BUILT, cause(error)
+    for count in counts:
+        try:
+            fault = problem(program, right, door, count)
+        except Exception as error:
+            return "error", f"{count} replicas: {cause(error)}"
+        if fault:
+            return "different", f"{count} replicas: {fault}"
+    return "equal", ""
 
 
 def cause(error: BaseException) -> str:

@@ -79,7 +79,7 @@ def accumulated(
             slot.assign(tf.zeros_like(slot))
         return tf.constant(True)
 
-    tf.cond(step % 2 == 0, apply, lambda: tf.constant(False))
+    tf.cond(tf.equal(step % 2, 0), apply, lambda: tf.constant(False))
 
 
 def unless_infinite(

@@ -135,7 +135,7 @@ class Builder:
         (x, y), (i, lengths) = (self.given[k] for k in "xy"), self._integers()
         options = [
             lambda: y > 0,
-            lambda: i % 3 == 1,
+            lambda: tf.equal(i % 3, 1),
             lambda: tf.range(self.n) < 2,
             lambda: tf.range(self.n) >= self.n - 1,
             lambda: lengths > 2,

@@ -28,6 +28,11 @@ def rows(x: tf.Tensor) -> tf.Tensor:
     return tf.shape(x)[0]
 
 
+def as_many(x: tf.Tensor) -> tf.Tensor:
+    """Returns the number of rows, of which is not known that it is."""
+    return tf.size(tf.unique(tf.range(rows(x))).y)
+
+
 def reshape(x: Any, *shape: Any) -> tf.Tensor:
     return raw.Reshape(tensor=x, shape=shape)
 
@@ -84,6 +89,7 @@ OTHERS = [
     Sample("Mul", lambda v: tf.tile(ROW[None] * 1.0, [rows(v.x), 2]) * v("y", 6)),
     Sample("Mul", lambda v: tf.range(rows(v.x))[:, None] * tf.ones([1, 3], tf.int32)),
     Sample("Reshape", lambda v: reshape(transpose(v.x, 1, 0), -1, 3), WHOLE),
+    Sample("Reshape", lambda v: reshape(v("x", 2), as_many(v.x), -1), WHOLE),
     Sample("Squeeze", lambda v: raw.Squeeze(input=v("x", 1, 3)), WHOLE),
     Sample("Fill", lambda v: raw.Fill(dims=[rows(v.x) + 1], value=3.0), WHOLE),
     Sample("Range", lambda v: raw.Range(start=1, limit=rows(v.x), delta=1), WHOLE),
