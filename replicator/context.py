@@ -265,8 +265,7 @@ class ReplicaContext:
             optimizer: The class that assigns, for messages.
             proven: Whether it is known from elsewhere; otherwise it is proven later.
         """
-        claim = None if proven else Claim(optimizer, wrapped=True)
-        agreed = self.build.ledger.agreed(claim)
+        agreed = self.build.ledger.agreed(Claim(optimizer, True, proven))
         with self._setting(updating=True), agreed:
             yield
 

@@ -159,7 +159,11 @@ from replicator._tf.python import (
     python_function,
     register_python_function,
 )
-from replicator._tf.sessions import IndexedSlicesValue, session_callable
+from replicator._tf.sessions import (
+    IndexedSlicesValue,
+    leave_session,
+    session_callable,
+)
 from replicator._tf.state import (
     SaveableObject,
     SaveSpec,
@@ -206,6 +210,7 @@ __all__ = [
     "PythonFunction",
     "IndexedSlicesValue",
     "ResourceVariable",
+    "leave_session",
     "session_callable",
     "SaveSpec",
     "SaveableObject",

@@ -19,6 +19,7 @@ from replicator.autodist.resources import devices_of
 from replicator.autodist.session import DistributedSession, configured
 from replicator.autodist.session_creator import SessionCreator
 from replicator.autodist.steps import Steps
+from replicator.cluster import peers, sessions
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
 from replicator.replicator import Replicator
@@ -54,7 +55,8 @@ class AutoDist:
             this one; if it lists several, call `connect` with it first.
         strategy: How each variable is kept equal; as for `Replicator`.
         **options: Further options of `Replicator`. By default, build="clone" for
-            functions, and "trace" for Keras models, whose metrics may be the user's.
+            functions; "trace" for Keras models, whose metrics may be the user's, and
+            where each host runs a program of its own.
 
     Raises:
         DeviceError: A device does not exist.
@@ -81,8 +83,9 @@ class AutoDist:
                 )
             strategy = None
         # A program unaware of replicas builds the same on all: two builds are enough to
-        # clone the rest.
-        chosen = {"build": "clone", **options}
+        # clone the rest. Where each host builds its own, there is nothing to clone.
+        default = "clone" if peers.facts() is None else "trace"
+        chosen = {"build": default, **options}
         self._repl = Replicator(devices_of(resource), strategy=strategy, **chosen)
         # What Keras adds to a program is aware of replicas: a metric that is not a sum
         # over the examples is updated on one of them.
@@ -162,7 +165,9 @@ class AutoDist:
 
         Raises:
             ArgumentError: `loss` is neither.
-            ContextError: Called outside a scope in a tf.Graph.
+            ContextError: Called outside a scope in a tf.Graph, or where each host runs
+                a program of its own.
+            HostLostError: A host of the connection is lost.
             UnsupportedError: The graph holds something that cannot be copied.
         """
         scope = self._scope
@@ -175,13 +180,32 @@ class AutoDist:
                     "autodist.function or autodist.keras_model.",
                 )
             )
+        self._refuse_other_programs()
         _check_loss(loss, "AutoDist.create_distributed_session")
         config = configured(config, self._repl.devices)
-        steps = Steps(scope.graph, scope.variables, self._repl, config)
+        arguments = sessions.arguments_for(self._repl.devices, config)
+        steps = Steps(scope.graph, scope.variables, self._repl, arguments)
         session = DistributedSession(steps, config, self)
         scope.initialize(session)
         scope.has_session = True
         return session
+
+    def _refuse_other_programs(self) -> None:
+        """Refuses a session where each host runs a program, with graphs of its own."""
+        settings = self._repl._settings
+        if settings.peers is None and settings.clock is None:
+            return
+        mode = "between-graph" if settings.clock is None else "asynchronous"
+        flag = "between" if settings.clock is None else "async"
+        raise errors.ContextError(
+            errors.compose(
+                f"a distributed session was created in {mode} mode, in which hosts "
+                "share eager programs only.",
+                [f"at {errors.user_line()}"],
+                "run the program in-graph: python -m replicator.launch without "
+                f"--mode={flag}; or write its steps as functions: @autodist.function.",
+            )
+        )
 
     def session_creator(
         self,

@@ -131,7 +131,7 @@ class DistributedSession(tf.compat.v1.Session):
             ...
             RuntimeError: Attempted to use a closed Session.
         """
-        self._steps.session.close()
+        self._steps.close()
         super().close()
 
     def list_devices(self) -> Any:

@@ -17,8 +17,10 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.autodist import program
 from replicator.autodist.variables import PlainVariable, Variables
+from replicator.cluster import faults
 from replicator.forms import engine, homes, told
 from replicator.forms.forms import Layout
+from replicator.inputs import places
 from replicator.optimizers.totals import Totals
 
 Element: TypeAlias = "tf.Tensor | tf.Operation"
@@ -66,10 +68,13 @@ class Step:
             options: RunOptions, or None.
             metadata: RunMetadata, or None.
         """
-        run = self._run if options is None else self._prepared(options)
         try:
+            run = self._run if options is None else self._prepared(options)
             found = iter(run(*values, run_metadata=metadata))
         except tf.errors.OpError as error:
+            host_error = faults.lost(error)
+            if host_error is not None:
+                raise host_error from error
             told.note_lines(error, self._session.graph)
             raise
         return [
@@ -84,7 +89,7 @@ class Steps:
         source: The user's graph.
         variables: Its variables, of which more may be made.
         repl: The Replicator on whose devices they run.
-        config: A ConfigProto for the session.
+        arguments: The arguments of the session.
 
     Attributes:
         source: The user's graph.
@@ -97,10 +102,10 @@ class Steps:
         source: tf.Graph,
         variables: Sequence[PlainVariable],
         repl: Any,
-        config: Any,
+        arguments: Mapping[str, Any],
     ) -> None:
         self.graph = tf.Graph()
-        self.session = tf.compat.v1.Session(graph=self.graph, config=config)
+        self.session = tf.compat.v1.Session(graph=self.graph, **arguments)
         self.source, self._repl, self._plain = source, repl, variables
         self._variables = Variables(repl._settings)
         self._totals = Totals("AutoDist", {})
@@ -151,9 +156,17 @@ class Steps:
                         x for (_, x), k in zip(fed, which, strict=True) if k is not None
                     ]
                     rows = len(batches[0]) if batches else None
-                    step = self._build(fetches, [t for t, _ in fed], which, rows)
+                    with faults.named():
+                        step = self._build(fetches, [t for t, _ in fed], which, rows)
                     self._steps[key] = step
         return step
+
+    def close(self) -> None:
+        """Closes the session; TensorFlow would wait for hosts that are lost."""
+        if self._program() is not None and faults.of_hosts():
+            _tf.leave_session(self.session)
+        else:
+            self.session.close()
 
     def _build(
         self,
@@ -198,11 +211,14 @@ class Steps:
         feeds = [*rows, *(one for each in parts for one in each)]
         return Step(self.session, self._lock, results, feeds)
 
+    def _program(self) -> str | None:
+        return places.of_program(self._repl.devices)
+
     def _resource(self, op: tf.Operation) -> tf.Operation:
         """Returns what creates the same iterator, table or queue for all replicas."""
         if op not in self._resources:
             _tf.copy_functions(self.source, self.graph)  # that its functions call
-            with tf.device(op.device or "CPU:0"):
+            with tf.device(self._program() or op.device or "CPU:0"):
                 copy = _tf.add_copy(op, [], _tf.attributes_of(op), {})
             self._resources[op] = copy
         return self._resources[op]
@@ -220,7 +236,7 @@ class Steps:
             replica is given of both.
         """
         count = self.num_replicas
-        with tf.device("CPU:0"):
+        with tf.device(self._program() or "CPU:0"):
             rows = [tf.compat.v1.placeholder(tf.int32, []) for _ in layouts]
             parts = [
                 [_placeholder(t) for _ in range(1 if k is None else count)]

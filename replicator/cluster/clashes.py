@@ -17,7 +17,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -81,6 +81,26 @@ class Doing(threading.Thread):
             self._usual = max(self._usual, time.monotonic() - since)
         finally:
             self._now = None
+
+    def noted(
+        self, run: Callable[[], Any], function: Any, text: str
+    ) -> Callable[[], Any]:
+        """Wraps the run of a traced step such that it is known to run meanwhile.
+
+        Args:
+            run: Runs it.
+            function: The traced step.
+            text: What this process does meanwhile, for messages.
+        """
+        step_key = of_all(function, len(self._names))
+        if step_key is None:
+            return run
+
+        def call() -> Any:
+            with self.running(step_key, text):
+                return run()
+
+        return call
 
     def next_number(self) -> int:
         """Returns the number of this process's next exchange, equal in all."""

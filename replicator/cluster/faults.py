@@ -54,7 +54,7 @@ def lost(error: BaseException) -> errors.HostLostError | None:
     if _tf.joined() is not None:
         problems = _between(error, watched)
         return _named(problems, len(watched) + 1, "lost", _FIX_BETWEEN)
-    problems, condition = _problems(watched), "lost"
+    problems, condition = of_hosts(), "lost"
     if not problems and isinstance(error, tf.errors.UnavailableError):
         problems, condition = _told_by(error, watched), "there, but connections broke"
     return _named(problems, len(watched), condition, _FIX)
@@ -76,6 +76,25 @@ def _named(
         ),
         tuple(names),
     )
+
+
+def of_hosts() -> list[tuple[str, str]]:
+    """Returns the hosts of the connection that are lost now, and why.
+
+    Takes milliseconds, or half a second if a host is silent.
+    """
+    return _problems(watch.watchers())
+
+
+def require_all() -> None:
+    """Checks that no host of the connection is lost.
+
+    Raises:
+        HostLostError: One is.
+    """
+    error = _named(of_hosts(), len(watch.watchers()), "lost", _FIX)
+    if error is not None:
+        raise error
 
 
 def check() -> None:

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
-from replicator.cluster import state
-from replicator.cluster.state import WORKER
-
-# A job name for this process within sessions: TensorFlow refuses a session in which a
-# server has the name that it was started with, and this process's is "client".
-_MASTER = "master"
+from replicator import _tf, errors
+from replicator.cluster import faults, state
+from replicator.cluster.state import MASTER, WORKER
+from replicator.inputs import places
 
 
 def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
@@ -35,15 +33,32 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
             problem = errors.shown(config)
         raise errors.ArgumentError(
             errors.compose(
-                f"session_arguments was given config={problem}.",
+                f"a session on all hosts was given config={problem}.",
                 fix="pass a tf.compat.v1.ConfigProto without a cluster_def; the "
                 "connection sets it.",
             )
         )
     spec = tf.train.ClusterSpec(connection.cluster)
     master = state.own_address(connection)
-    jobs = {WORKER: spec.job_tasks(WORKER), _MASTER: [master]}
+    jobs = {WORKER: spec.job_tasks(WORKER), MASTER: [master]}
     session_config = tf.compat.v1.ConfigProto()
     session_config.CopyFrom(config)
     session_config.cluster_def.CopyFrom(tf.train.ClusterSpec(jobs).as_cluster_def())
     return {"target": f"grpc://{master}", "config": session_config}
+
+
+def arguments_for(devices: Sequence[str], config: Any) -> dict[str, Any]:
+    """Returns the arguments of a session that runs on these devices.
+
+    Args:
+        devices: The devices, perhaps of other hosts.
+        config: A ConfigProto.
+
+    Raises:
+        ArgumentError: The devices are of other hosts, and `config` describes a cluster.
+        HostLostError: One of these hosts is lost: TensorFlow would wait for it.
+    """
+    if places.of_program(devices) is None:
+        return {"config": config}
+    faults.require_all()
+    return arguments(_tf.connection(), config)

@@ -12,6 +12,9 @@ from replicator import _tf, errors
 # The jobs of connections that `connect` makes: the program, one of the programs in
 # asynchronous mode, and the hosts' servers.
 CLIENT, TRAINER, WORKER = "client", "trainer", "worker"
+# The program within sessions: TensorFlow refuses a session in which a server has the
+# name that it was started with.
+MASTER = "master"
 # TensorFlow reads this variable at each call. Unless it is false, eager calls to other
 # hosts use a separate stream, where a step may overtake the write before it.
 ORDERING = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"

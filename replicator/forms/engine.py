@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator import _tf, devices, errors
 from replicator.costs import cost
 from replicator.forms import homes, told
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
@@ -24,7 +24,9 @@ from replicator.forms.replay import Replica, Value
 from replicator.forms.traced import Made, Traced
 from replicator.graph.ir import shapes
 from replicator.graph.order import ordering
+from replicator.inputs import shared_pipelines
 from replicator.optimizers.totals import Totals
+from replicator.step import repair
 
 Pattern = tuple[int | None, ...]
 
@@ -206,6 +208,8 @@ class WholeBatchFunction:
         try:
             built = self._built.get(which)
             if built is None:
+                peers = self._repl._settings.peers
+                shared_pipelines.check_values("a function", tensors, peers)
                 with self._lock:
                     built = self._built.get(which) or self._build(which)
                     self._built[which] = built
@@ -243,7 +247,14 @@ class WholeBatchFunction:
             return self.add(which, tensors)
 
         traced = _tf.trace(build, ordering.order_as_created, alone=False)
+        settings = self._repl._settings
         run = _tf.prepare_call(traced, cost.share_memory(self._repl.devices))
+        if settings.peers is not None:
+            text = f"runs the function called at {errors.user_line()}"
+            run = settings.peers.doing.noted(run, traced, text)
+        variables = repair.mirrored(traced.captured_inputs, settings.factory.owners())
+        run = repair.equal_after_errors(run, variables, settings.peers)
+        run = devices.ordered(run, settings.world.devices)
 
         def call() -> Any:
             try:

@@ -19,6 +19,7 @@ from replicator.forms import evaluation, sizes, twins
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
 from replicator.forms.rule import AS_IS, UNUSED, OpPlan, Version, replicated
 from replicator.forms.tables import RULES
+from replicator.graph.cloning import pythons
 
 # These pass on numbers of rows.
 _KEEP_ROWS = set("Squeeze ExpandDims Reshape Cast Identity StopGradient Pack".split())
@@ -174,6 +175,16 @@ def has_effect(op: tf.Operation) -> bool:
     """Whether an op must run even if nothing uses its outputs."""
     is_random = op.type.startswith("Random")
     return _tf.has_state(op) and op.type not in _ONLY_READ and not is_random
+
+
+def is_of_program(op: tf.Operation) -> bool:
+    """Whether an op, of no variable, runs in the program's process on whatever host.
+
+    What has an effect, Python, files, datasets and other resources.
+    """
+    has_resource = any(t.dtype == tf.resource for t in [*op.inputs, *op.outputs])
+    is_outside = op.type in ("ReadFile", "MatchingFiles", *pythons.OPS)
+    return has_resource or is_outside or "Dataset" in op.type or has_effect(op)
 
 
 def in_order(

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.forms import homes, sizes, updates
+from replicator.forms import homes, propagate, sizes, updates
 from replicator.forms.conversions import Conversions, in_graph
 from replicator.forms.forms import (
     REPLICATED,
@@ -29,6 +29,7 @@ from replicator.forms.forms import (
 )
 from replicator.forms.propagate import GraphPlan, has_effect
 from replicator.forms.rule import LOCAL, UNUSED, Need, OpPlan, Version
+from replicator.inputs import places
 from replicator.primitives import base
 from replicator.variables import whole_values
 
@@ -113,6 +114,7 @@ class Replica(Conversions):
     def __init__(self, repl: Any, plan: GraphPlan, sums: homes.Sums) -> None:
         super().__init__(repl)
         self._sums, self._plan = sums, plan
+        self._program = places.of_program(repl.devices)
         self._values: dict[Any, Value] = {}
         self._done: dict[tf.Operation, list[tf.Operation]] = {}
         self._graph = tf.compat.v1.get_default_graph()
@@ -258,7 +260,8 @@ class Replica(Conversions):
             return updates.update(self, op, inputs)
         if self._context.num_replicas > 1:
             updates.refuse_outside(op, inputs)
-        return list(self.add(op, inputs, **changes).outputs)
+        with places.at(self._program if propagate.is_of_program(op) else None):
+            return list(self.add(op, inputs, **changes).outputs)
 
     def add(
         self, op: tf.Operation, inputs: Sequence[Any], **changes: Any
@@ -280,6 +283,8 @@ class Replica(Conversions):
         made = self.stamp(op, inputs) if is_here else []
         if not op.outputs:
             return []
+        for x, output in zip(made, op.outputs, strict=is_here):
+            x.set_shape(output.shape)  # as the program may have done
         sent = (
             made if is_here else [tf.TensorSpec(t.shape, t.dtype) for t in op.outputs]
         )

@@ -78,10 +78,11 @@ def note_lines(error: Exception, graph: Any) -> None:
     TensorFlow knows only where the replicas' ops were built: not by the user.
 
     Args:
-        error: The error.
+        error: The error; or one with a shorter message, raised while it was handled.
         graph: The graph of the step.
     """
-    found = [_line(graph, name) for name in _NODE.findall(str(error))]
+    text = str(error.__context__ or error)
+    found = [_line(graph, name) for name in _NODE.findall(text)]
     for line in dict.fromkeys(line for line in found if line):
         error.add_note(f"at {line}")
 

@@ -64,6 +64,20 @@ def middle(devices: Sequence[str]) -> str | None:
     return f"/job:{job}/replica:0/task:{task}/device:CPU:0" if eager else None
 
 
+def of_program(devices: Sequence[str]) -> str | None:
+    """Returns the CPU of the program, if it runs on the devices of other processes.
+
+    In a tf.Graph: for sessions of which the program is the master.
+    """
+    if _tf.joined() is not None or all(map(is_here, devices)):
+        return None
+    job, task = _own_task()
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            job, task = state.MASTER, 0
+    return f"/job:{job}/replica:0/task:{task}/device:CPU:0"
+
+
 def at(place: str | None) -> contextlib.AbstractContextManager[object]:
     """Returns a context that places ops; None: where they would be anyway."""
     return contextlib.nullcontext() if place is None else tf.device(place)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, devices, errors, values
-from replicator.cluster import clashes, peers
+from replicator.cluster import peers
 from replicator.costs import cost, rehearsal
 from replicator.graph.order import ordering
 from replicator.graph.passes import once
@@ -228,7 +228,10 @@ class Step:
             on_cpus = cost.share_memory(self._settings.world.devices)
             owners = self._settings.factory.owners()
             variables = repair.mirrored(function.captured_inputs, owners)
-            run = self._noted(_tf.prepare_call(function, on_cpus), function)
+            run = _tf.prepare_call(function, on_cpus)
+            if self._settings.peers is not None:
+                text = f"runs {errors.definition(self._request.step_fn)}"
+                run = self._settings.peers.doing.noted(run, function, text)
         run = repair.equal_after_errors(
             eager_calls.warning_of_rest(run, feed, self._request.steps_per_call),
             *(variables, self._settings.peers),
@@ -243,22 +246,6 @@ class Step:
         def call(leaves: Sequence[Any]) -> Any:
             with eager_calls.holding(current, leaves):
                 return packed()
-
-        return call
-
-    def _noted(self, run: Callable[[], Any], function: Any) -> Callable[[], Any]:
-        """Wraps the run of a traced step to record while it runs; see clashes.py."""
-        processes = self._settings.peers
-        if processes is None:
-            return run
-        step_key = clashes.of_all(function, len(processes.everyone))
-        if step_key is None:
-            return run
-        text = f"runs {errors.definition(self._request.step_fn)}"
-
-        def call() -> Any:
-            with processes.doing.running(step_key, text):
-                return run()
 
         return call
 

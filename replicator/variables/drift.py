@@ -148,8 +148,14 @@ class _Checker:
             self._claims[op.graph] = self._build.ledger.claims(op.graph)
         claims = self._claims[op.graph]
         if op in claims:
-            return claims[op] is None, claims[op]
+            claim = claims[op]
+            agreed = claim is None or claim.proven
+            return agreed, None if agreed else claim
         return False, around
+
+    def _is_proven(self, op: tf.Operation) -> bool:
+        claim = self._claims[op.graph].get(op)
+        return claim is not None and claim.proven
 
     def _check_write(
         self,
@@ -164,7 +170,8 @@ class _Checker:
         copies.check(self._build, variable, ops)
         claims = [self._claim(op, around) for op in ops]
         if all(agreed for agreed, _ in claims):
-            if agreement.is_taken_as_equal(variable):
+            is_proven = all(map(self._is_proven, ops))
+            if agreement.is_taken_as_equal(variable) and not is_proven:
                 self._doubt(variable, ops, level.difference_of_inputs(ops))
             return
         claim = next((claim for _, claim in claims if claim is not None), None)
@@ -221,7 +228,9 @@ class _Checker:
                     continue
                 if not agreed:
                     self._settle(variable, ops, claim, choice)
-                elif agreement.is_taken_as_equal(variable):
+                elif agreement.is_taken_as_equal(variable) and not all(
+                    map(self._is_proven, ops)
+                ):
                     self._doubt(variable, ops, choice)
 
     def _doubt(

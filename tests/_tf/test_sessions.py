@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from replicator import _tf
@@ -44,3 +45,13 @@ def test_indexed_slices_value_is_what_sessions_return():
             tf.ones([1, 2]), tf.constant([3]), tf.constant([4, 2])
         )
         assert isinstance(session.run(slices), _tf.IndexedSlicesValue)
+
+
+def test_a_session_that_is_left_is_not_closed_but_cannot_run():
+    with tf.Graph().as_default():
+        session = v1.Session()
+        x = tf.constant(1.0)
+        _tf.leave_session(session)
+        session.close()
+        with pytest.raises(RuntimeError, match="closed Session"):
+            session.run(x)

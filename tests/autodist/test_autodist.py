@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -167,3 +170,14 @@ def test_no_other_scope_is_warned_of(said):
     with helpers.make(2).scope():  # eagerly
         tf.Variable(1.0)
     assert not said
+
+
+def test_sessions_are_refused_where_programs_share_variables(monkeypatch):
+    autodist = helpers.make(2)
+    shared = dataclasses.replace(autodist.replicator._settings, clock=mock.Mock())
+    monkeypatch.setattr(autodist.replicator, "_settings", shared)
+    with tf.Graph().as_default(), autodist.scope():
+        with pytest.raises(
+            replicator.ContextError, match="(?s)asynchronous.*=async; or"
+        ):
+            autodist.create_distributed_session()

@@ -21,7 +21,15 @@ import tensorflow as tf
 
 import replicator
 from replicator.cluster import addresses
-from tests.between import backing_up, ending, faulty, mismatched, programs, proven
+from tests.between import (
+    backing_up,
+    doors,
+    ending,
+    faulty,
+    mismatched,
+    programs,
+    proven,
+)
 from tests.cluster import digits as training
 from tests.cluster import servers
 from tests.keras import test_programs, worlds
@@ -193,7 +201,7 @@ PROGRAMS = {
         *(all_steps, several, fits, resumed, trains_by_factors),
         *(proven.proofs, ending.input_ends, faulty.lost),
         *(mismatched.mismatches, mismatched.clash, faulty.a_step_fails),
-        *(backing_up.backs_up, digits),
+        *(backing_up.backs_up, digits, doors.doors, doors.differ),
         *(faulty.ends_by_an_error, faulty.ends_at_different_times),
     )
 }

@@ -49,7 +49,7 @@ _SAID: dict[str, tuple[str, list[str]]] = {
     "strings": ("ReplicatorError", ["string cannot cross hosts in between-graph mode"]),
     "unknown_rank": (
         "ReplicatorError",
-        ["a tensor of unknown rank cannot cross hosts", "with tf.ensure_shape"],
+        ["a tensor of unknown rank cannot cross hosts", "tensor.set_shape(["],
     ),
     "in_a_graph": (
         "ContextError",

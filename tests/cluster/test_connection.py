@@ -195,7 +195,7 @@ def test_sessions_run_on_all_hosts(addresses):
     for case, what in (("not one", "'grpc://mine'"), ("two", "one with a cluster_def")):
         kind, message = results[case]
         assert kind == "ArgumentError"
-        assert message.startswith(f"session_arguments was given config={what}")
+        assert message.startswith(f"a session on all hosts was given config={what}")
         assert "Fix: pass a tf.compat.v1.ConfigProto without a cluster_def" in message
     # v = 1, and four replicas add up 2
     assert results["values"] == [[9.0] * 4, [17.0] * 4]

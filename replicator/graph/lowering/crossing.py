@@ -278,7 +278,7 @@ def check(call: Call) -> None:
             problem, fix = f"{dtype.name} cannot cross hosts", "communicate numbers"
         elif value.shape is None:
             problem = "a tensor of unknown rank cannot cross hosts"
-            fix = "set its rank with tf.ensure_shape"
+            fix = "set its rank, tensor.set_shape([None]) for a vector"
         else:
             continue
         raise errors.ReplicatorError(

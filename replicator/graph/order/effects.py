@@ -30,15 +30,17 @@ _VARIABLE_WRITERS = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim, yet to be proven, that the value written is equal on all replicas.
+    """A claim that the value written is equal on all replicas.
 
     Attributes:
         optimizer: The class of the optimizer that writes.
         wrapped: Whether its gradients are combined over the replicas.
+        proven: Whether that is known; else it is yet to be proven.
     """
 
     optimizer: str
     wrapped: bool
+    proven: bool = False
 
 
 class Ledger:
@@ -60,7 +62,7 @@ class Ledger:
         """Records that ops of the default graph, created in this block, write alike.
 
         Args:
-            claim: Who claims so, if it is still to be proven.
+            claim: Who claims so; None: they agreed by communication.
         """
         graph = tf.compat.v1.get_default_graph()
         start = _tf.operation_count(graph)
@@ -77,15 +79,20 @@ class Ledger:
 
     def agreed_ops(self, graph: tf.Graph) -> set[tf.Operation]:
         """Returns the ops of `graph` on which the replicas are known to agree."""
-        return {op for op, claim in self.claims(graph).items() if claim is None}
+        claims = self.claims(graph).items()
+        return {op for op, claim in claims if claim is None or claim.proven}
 
     def optimizers_ops(self, graph: tf.Graph) -> set[tf.Operation]:
         """Returns the ops of `graph` with which wrapped optimizers write."""
         claims = self.claims(graph).items()
-        return {op for op, claim in claims if claim is not None and claim.wrapped}
+        return {
+            op
+            for op, claim in claims
+            if claim is not None and claim.wrapped and not claim.proven
+        }
 
     def claims(self, graph: tf.Graph) -> dict[tf.Operation, Claim | None]:
-        """Returns the recorded ops of `graph`, with the claims that are to be proven.
+        """Returns the recorded ops of `graph`, with the claims that are made of them.
 
         An op in several blocks belongs to the innermost, which is recorded first.
         """
