@@ -8,6 +8,7 @@ passes, optimizers and metrics are ops like all others.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -251,8 +252,9 @@ def _of_numbers(op: tf.Operation, numbers: Sequence[Any]) -> OpPlan:
             return OpPlan([REPLICATED] * len(op.inputs), makes, build_local=_same)
 
         def whole(replica: Any, op: tf.Operation, inputs: Any, local: Any) -> Any:
+            of = replica.whole_sizes
             pairs = zip(makes, local, strict=True)
-            return [replica.whole_sizes(fact.numbers, own) for fact, own in pairs]
+            return [functools.partial(of, fact.numbers, own) for fact, own in pairs]
 
         return OpPlan([AS_IS] * len(op.inputs), makes, whole, _same)
     is_known = all(sizes.ints(fact) is not None for fact in makes)

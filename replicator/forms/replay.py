@@ -231,7 +231,8 @@ class Replica(Conversions):
                 with _tf.on_behalf_of(op):
                     more = [local] if plan.build else []
                     results.extend(self._made(op, plan, inputs, *more))
-            return results[k]
+            made = results[k]  # sizes are made one by one
+            return made() if callable(made) else made
 
         return [
             Value(

@@ -150,8 +150,9 @@ def _looped(
     def turn(*flat: tf.Tensor) -> list[tf.Tensor]:
         with replica.frame(body.plan, bound(flat)) as found:
             tensors = replica.flat([found(body.outputs[k]) for k in own], own_facts)
-            with tf.control_dependencies(replica.effects()):
-                return _of_shapes(tensors, shapes)
+            effects = replica.effects()
+            with tf.control_dependencies(effects):
+                return _of_shapes(tensors, shapes, bool(effects))
 
     first = _of_shapes(replica.flat([values[k] for k in own], own_facts), shapes)
     iterations = op.get_attr("parallel_iterations")
@@ -181,13 +182,24 @@ def _shapes(tensor: tf.Tensor, fact: Fact) -> list[tf.TensorShape]:
 
 
 def _of_shapes(
-    tensors: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]
+    tensors: Sequence[tf.Tensor],
+    shapes: Sequence[tf.TensorShape],
+    is_after: bool = False,
 ) -> list[tf.Tensor]:
-    """Returns tensors with static shapes, of which conversions may know less."""
-    results = [tf.identity(tensor) for tensor in tensors]
-    for result, shape in zip(results, shapes, strict=True):
-        if result.dtype != tf.variant:
-            result.set_shape(shape)
+    """Returns tensors with static shapes, of which conversions may know less.
+
+    Args:
+        tensors: The tensors.
+        shapes: Their shapes.
+        is_after: Whether they come after what the block depends on.
+    """
+    results = []
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        is_list = tensor.dtype == tf.variant
+        is_known = is_list or tensor.shape.is_subtype_of(shape)
+        results.append(tensor if is_known and not is_after else tf.identity(tensor))
+        if not is_known:
+            results[-1].set_shape(shape)
     return results
 
 
