@@ -194,7 +194,9 @@ def select(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 def ensured(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of EnsureShape, which checks the length of a sharded axis as a whole."""
     form, shape = facts[0].form, tf.TensorShape(op.get_attr("shape"))
-    if not isinstance(form, Sharded) or shape.rank is None or shape[form.axis] is None:
+    if not isinstance(form, Sharded) or shape.rank is None:
+        return elementwise(op, facts, scope)
+    if shape.as_list()[form.axis] is None:
         return elementwise(op, facts, scope)
 
     def build(

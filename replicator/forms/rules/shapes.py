@@ -273,7 +273,7 @@ def broadcast_to(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | No
     if whole is None:
         return None
     axis = whole.axis - (len(sizes) - source.rank)
-    has_axis = axis >= 0 and source[axis] != 1
+    has_axis = axis >= 0 and source.as_list()[axis] != 1
     return plan(op, [whole.at(axis) if has_axis else REPLICATED, LOCAL], whole)
 
 

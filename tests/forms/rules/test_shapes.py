@@ -85,6 +85,7 @@ SAMPLES = [
 ]
 # Ops among others, and ops that are computed as a whole.
 OTHERS = [
+    Sample("BroadcastTo", lambda v: tf.broadcast_to(v("x", 1)[::-1], tf.shape(v.x))),
     Sample("Mul", lambda v: v.x * v("y", 1)),  # in the gradient of broadcasting
     Sample("Mul", lambda v: tf.tile(ROW[None] * 1.0, [rows(v.x), 2]) * v("y", 6)),
     Sample("Mul", lambda v: tf.range(rows(v.x))[:, None] * tf.ones([1, 3], tf.int32)),
