@@ -82,12 +82,15 @@ def bring_handles(factory: VariableFactory, build: context.Build) -> None:
     build.aliases.make(list(shared.values()), build.world.local)
     if build.graph.building_function:
         owners = factory.owners()
-        used = [owners.get(id(outside)) for outside, _ in build.graph.captures]
+        used = [
+            (owners.get(id(outside)), bool(inside.device))
+            for outside, inside in build.graph.captures
+        ]
         _tf.capture_all(
             build.graph,
             [
-                component.handle
-                for variable in used
+                (component.handle, component.handle.device if is_placed else "")
+                for variable, is_placed in used  # as on the replica that used it first
                 if variable is not None and _has_components(variable)
                 for component in variable.components
             ],

@@ -62,10 +62,10 @@ def _plain(name: str) -> list[np.ndarray]:
 
 
 def _train(
-    name: str, replicas: int, *, build: str | None = None, **options: Any
+    name: str, replicas: int, *, made: dict[str, Any] | None = None, **options: Any
 ) -> list[np.ndarray]:
     return problem.train(
-        helpers.make(replicas, **({"build": build} if build else {})),
+        helpers.make(replicas, **(made or {})),
         problem.LEGACY_KERAS,
         CATALOGUE[name],
         problem.batches(4),
@@ -98,10 +98,15 @@ def test_equals_plain_on_any_number_of_replicas(name: str, replicas: int) -> Non
     problem.assert_close(_train(name, replicas), _plain(name))
 
 
+@pytest.mark.parametrize("variables", [None, "mirrored"])
 @pytest.mark.parametrize("name", ["Adam", "legacy_Adam", "legacy_loss_scale"])
-def test_copies_equal_plain(name: str) -> None:
-    """The older kind computes its rate once on each of the variables' devices."""
-    problem.assert_close(_train(name, 3, build="clone"), _plain(name))
+def test_copies_equal_plain(name: str, variables: str | None) -> None:
+    """The older kind computes its rate once on each of the variables' devices.
+
+    And it updates them on the devices of their handles.
+    """
+    made = {"build": "clone"} | ({"variables": variables} if variables else {})
+    problem.assert_close(_train(name, 3, made=made), _plain(name))
 
 
 @pytest.mark.battery(5)

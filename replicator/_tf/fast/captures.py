@@ -20,17 +20,23 @@ _NEEDED = (
 )
 
 
-def capture_all(graph: Any, handles: Sequence[tf.Tensor]) -> None:
+def capture_all(graph: Any, handles: Sequence[tuple[tf.Tensor, str]]) -> None:
     """Captures eager resources in a function graph, before anything uses them.
 
     The graph would capture each on its first use, which takes several times as long.
     Its captures can be read publicly, but not added to.
+
+    Args:
+        graph: The graph.
+        handles: The resources, and for each the device of what stands for it: code that
+            colocates ops with a variable builds them there.
     """
     captures = graph.function_captures
-    new = [t for t in handles if id(t) not in captures.by_val_internal]
-    nodes = Nodes()
-    for handle in new:
-        nodes.add("Placeholder", dtype=handle.dtype, shape=handle.shape)
+    pairs = [pair for pair in handles if id(pair[0]) not in captures.by_val_internal]
+    new, nodes = [handle for handle, _ in pairs], Nodes()
+    for handle, device in pairs:
+        shape = handle.shape
+        nodes.add("Placeholder", device=device, dtype=handle.dtype, shape=shape)
     with graph.as_default(), tf.control_dependencies(None):
         ops = nodes.finish("captured") if new else []
     for handle, op in zip(new, ops, strict=True):

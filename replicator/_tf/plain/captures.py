@@ -9,5 +9,5 @@ from typing import Any
 import tensorflow as tf
 
 
-def capture_all(graph: Any, handles: Sequence[tf.Tensor]) -> None:
+def capture_all(graph: Any, handles: Sequence[tuple[tf.Tensor, str]]) -> None:
     """Does nothing: the graph captures each resource on its first use."""

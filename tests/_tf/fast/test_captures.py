@@ -13,15 +13,15 @@ pytestmark = pytest.mark.fast
 
 def test_capture_all_knows_what_is_captured_later():
     variables = [tf.Variable([float(k)]) for k in range(3)]
-    handles = [variable.handle for variable in variables]
+    handles = [(variable.handle, "") for variable in variables]
 
     @tf.function(autograph=False)
     def function():
         graph = tf.compat.v1.get_default_graph()
-        first = graph.capture(handles[1])
+        first = graph.capture(variables[1].handle)
         _tf.capture_all(graph, handles)
         count = len(graph.get_operations())
-        assert graph.capture(handles[1]) is first
+        assert graph.capture(variables[1].handle) is first
         values = [variable.read_value() for variable in variables]
         assert values[0].shape == [1]  # a resource knows its contents
         types = [op.type for op in graph.get_operations()[count:]]

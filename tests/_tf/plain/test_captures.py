@@ -14,7 +14,7 @@ def test_capture_all_leaves_it_to_the_graph():
     @tf.function(autograph=False)
     def function():
         graph = tf.compat.v1.get_default_graph()
-        captures.capture_all(graph, [variable.handle for variable in variables])
+        captures.capture_all(graph, [(v.handle, "") for v in variables])
         assert not graph.inputs
         return tf.concat([variable.read_value() for variable in variables], 0)
 
