@@ -132,15 +132,25 @@ class Traced:
         made: Made,
         user: Any,
     ) -> None:
-        factory, view = repl._settings.factory, single_device.View()
+        factory = repl._settings.factory
 
-        def body(*tensors: tf.Tensor) -> Any:
-            with view.tracing(), made.keeping(factory):
-                returned = _tf.call_converted(function, tensors)
-                return tf.nest.map_structure(_read, returned)
+        def trace() -> tuple[Any, single_device.View]:
+            view = single_device.View()
 
-        with factory.traced_by(user):
-            traced = tf.function(_tf.not_converted(body)).get_concrete_function(*specs)
+            def body(*tensors: tf.Tensor) -> Any:
+                with view.tracing(), made.keeping(factory):
+                    returned = _tf.call_converted(function, tensors)
+                    return tf.nest.map_structure(_read, returned)
+
+            with factory.traced_by(user):
+                whole = tf.function(_tf.not_converted(body))
+                return whole.get_concrete_function(*specs), view
+
+        before = list(factory.owners().values())
+        traced, view = trace()
+        if not {id(v) for v in factory.owners().values()} <= set(map(id, before)):
+            # As tf.function does: `if optimizer.built` may do something else now.
+            traced, view = trace()
         self.graph: Any = traced.graph
         self.structure = traced.structured_outputs
         # The functions of a SavedModel, traced before, have handles of components.
