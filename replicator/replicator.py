@@ -304,7 +304,7 @@ class Replicator(running.Running, methods.InStep):
         )
 
     @methods.in_own_steps
-    def keras_model(self, model: Any) -> Any:
+    def keras_model(self, model: Any, *, local_statistics: bool = False) -> Any:
         """Makes a Keras 3 model's fit, evaluate and predict run on the replicas.
 
         The model is changed in place, and keeps its class, config and files. Its own
@@ -324,6 +324,8 @@ class Replicator(running.Running, methods.InStep):
         Args:
             model: A model created under `context()`, and compiled there, before or
                 after.
+            local_statistics: Whether each replica normalizes batches by the statistics
+                of its own rows, which communicates nothing.
 
         Returns:
             The model.
@@ -331,9 +333,9 @@ class Replicator(running.Running, methods.InStep):
         Raises:
             ContextError: The model or its optimizer was created outside the context.
             ArgumentError: `model` is not a Keras 3 model, or makes the functions that
-                fit calls itself.
+                fit calls itself; or `local_statistics` is not a Boolean.
         """
-        return keras_model.replicate(self, model)
+        return keras_model.replicate(self, model, local_statistics)
 
     # --- Groups -----------------------------------------------------------------------
 

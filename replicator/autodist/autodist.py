@@ -22,6 +22,7 @@ from replicator.autodist.steps import Steps
 from replicator.cluster import peers, sessions
 from replicator.cluster.resources import ResourceSpec
 from replicator.options import VARIABLES
+from replicator.primitives import base
 from replicator.replicator import Replicator
 from replicator.strategy import choosing
 from replicator.strategy.description import Strategy
@@ -54,6 +55,7 @@ class AutoDist:
             for all accelerators, else the CPU. A file that lists one host describes
             this one; if it lists several, call `connect` with it first.
         strategy: How each variable is kept equal; as for `Replicator`.
+        local_statistics: As for `Replicator.keras_model`.
         **options: Further options of `Replicator`. By default, build="clone" for
             functions; "trace" for Keras models, whose metrics may be the user's, and
             where each host runs a program of its own.
@@ -69,8 +71,11 @@ class AutoDist:
         self,
         resource: str | os.PathLike[str] | ResourceSpec | Sequence[str] | None = None,
         strategy: Any = None,
+        *,
+        local_statistics: bool = False,
         **options: Any,
     ) -> None:
+        base.check_flag("AutoDist", "local_statistics", local_statistics)
         if isinstance(strategy, str) and strategy in VARIABLES:  # the simplest ones
             if options.setdefault("variables", strategy) != strategy:
                 raise errors.ArgumentError(
@@ -87,10 +92,10 @@ class AutoDist:
         default = "clone" if peers.facts() is None else "trace"
         chosen = {"build": default, **options}
         self._repl = Replicator(devices_of(resource), strategy=strategy, **chosen)
-        # What Keras adds to a program is aware of replicas: a metric that is not a sum
-        # over the examples is updated on one of them.
+        # Metrics of Keras that are no sums of examples are updated on one replica.
         self._keras = self._repl if "build" in options else self._repl._tracing()
         self._scope: _Scope | None = None
+        self._is_local = local_statistics
 
     @property
     def replicator(self) -> Replicator:
@@ -183,8 +188,8 @@ class AutoDist:
         self._refuse_other_programs()
         _check_loss(loss, "AutoDist.create_distributed_session")
         config = configured(config, self._repl.devices)
-        arguments = sessions.arguments_for(self._repl.devices, config)
-        steps = Steps(scope.graph, scope.variables, self._repl, arguments)
+        given = sessions.arguments_for(self._repl.devices, config)
+        steps = Steps(scope.graph, scope.variables, self._repl, given, self._is_local)
         session = DistributedSession(steps, config, self)
         scope.initialize(session)
         scope.has_session = True
@@ -313,7 +318,7 @@ class AutoDist:
                 )
             )
         declared = arguments.declared(input_signature)
-        return DistributedFunction(function, self._repl, declared=declared)
+        return DistributedFunction(function, self._repl, None, declared, self._is_local)
 
     def keras_model(self, model: Any) -> Any:
         """Makes a Keras 3 model's fit, evaluate and predict run on all replicas.
@@ -333,7 +338,7 @@ class AutoDist:
         Args:
             model: Created and compiled in the scope.
         """
-        return self._keras.keras_model(model)
+        return self._keras.keras_model(model, local_statistics=self._is_local)
 
 
 class _Scope:

@@ -45,6 +45,7 @@ class DistributedFunction:
         repl: The Replicator that runs it.
         owner: Returns the object whose method the function is, its first argument.
         declared: Specs of the positional arguments, if they are declared.
+        local_statistics: Whether batch normalization uses those of each replica's rows.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class DistributedFunction:
         repl: Any,
         owner: Callable[[], Any] | None = None,
         declared: Specs | None = None,
+        local_statistics: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._repl, self._owner = function, repl, owner
-        self._declared = declared
+        self._declared, self._local_statistics = declared, local_statistics
         self._kinds: dict[Hashable, _Kind] = {}
         self._warns, self._lock, self._made = True, threading.RLock(), Made()
         self._methods: dict[int, DistributedFunction] = {}  # by the ids of their owners
@@ -70,7 +72,8 @@ class DistributedFunction:
         if key not in methods:
             owner = self._reference(instance, lambda _: methods.pop(key, None))
             methods[key] = DistributedFunction(
-                self._function, self._repl, owner, self._declared
+                *(self._function, self._repl, owner),
+                *(self._declared, self._local_statistics),
             )
         method = copy.copy(methods[key])
         method._kept = instance  # which nothing else may keep until the call
@@ -136,7 +139,8 @@ class DistributedFunction:
         def trace(specs: Specs) -> traces.Trace:
             signature = arguments.signature(specs)
             return traces.Trace(
-                self._function, self._repl, signature, self._made, self._owner
+                *(self._function, self._repl, signature),
+                *(self._made, self._owner, self._local_statistics),
             )
 
         found = kind.by_specs.get(arguments.specs, trace)

@@ -90,6 +90,7 @@ class Steps:
         variables: Its variables, of which more may be made.
         repl: The Replicator on whose devices they run.
         arguments: The arguments of the session.
+        local_statistics: Whether batch normalization uses those of each replica's rows.
 
     Attributes:
         source: The user's graph.
@@ -103,7 +104,9 @@ class Steps:
         variables: Sequence[PlainVariable],
         repl: Any,
         arguments: Mapping[str, Any],
+        local_statistics: bool = False,
     ) -> None:
+        self._local_statistics = local_statistics
         self.graph = tf.Graph()
         self.session = tf.compat.v1.Session(graph=self.graph, **arguments)
         self.source, self._repl, self._plain = source, repl, variables
@@ -188,6 +191,7 @@ class Steps:
                 *([*fed, *needed.handles, *resources], which, given),
                 *([op for op in targets if op in needed.ops],),
                 program.reads_first(needed.ops),
+                self._local_statistics,
             )
             if batch is not None and not self._has_warned:
                 self._has_warned = told.warn_of_gathers(plan, batch)

@@ -28,6 +28,7 @@ class Trace:
         signature: The kind of the arguments.
         made: The variables that the function has made so far.
         owner: Returns the first argument of a method.
+        local_statistics: Whether batch normalization uses those of each replica's rows.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Trace:
         signature: Signature,
         made: Made,
         owner: Callable[[], Any] | None,
+        local_statistics: bool,
     ) -> None:
         self._signature, self._few = signature, repl.num_replicas
         rows = [0 if has_rows else None for has_rows in signature.have_rows]
@@ -47,7 +49,9 @@ class Trace:
             return call(function, owner, *signature.packed(tensors))
 
         specs = signature.flat_specs
-        self._function = WholeBatchFunction(flat, repl, specs, made=made)
+        self._function = WholeBatchFunction(
+            flat, repl, specs, made=made, local_statistics=local_statistics
+        )
 
     def __call__(self, arguments: Arguments) -> Any:
         """Runs the function.

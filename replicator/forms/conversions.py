@@ -5,6 +5,7 @@
     Sharded     -> Replicated   all_gather
     Replicated  -> Sharded      each replica takes its part: no communication
     Replicated  -> Partial      replica 0 keeps it, and the others have zeros: none
+    Own         -> Partial      each replica's, times its share of the rows: none
     others                      by way of Replicated
 
 The primitives are the library's, called as a user's step_fn would call them.
@@ -24,6 +25,7 @@ from replicator.forms.forms import (
     REPLICATED,
     Form,
     Layout,
+    Own,
     Partial,
     Sharded,
     Unset,
@@ -217,6 +219,10 @@ class Conversions:
                     "stack the list into a tensor first.",
                 )
             )
+        if isinstance(have, Own):
+            x, have = self._share(x, have), Partial()
+            if want == have:
+                return x
         if have == REPLICATED:
             if isinstance(want, Sharded):
                 return self._part(x, want)
@@ -255,6 +261,12 @@ class Conversions:
             own = length // blocks
         apart = resized(x, axis, [blocks, own])
         return resized(self._repl.all_gather(apart, axis + 1), axis, [total], 2)
+
+    def _share(self, x: tf.Tensor, have: Own) -> tf.Tensor:
+        """Returns a summand of the mean over the replicas."""
+        own, rows = self.own_rows(have.layout), self.rows(have.layout)
+        share = tf.cast(own / tf.maximum(rows, 1), x.dtype)
+        return tf.math.multiply_no_nan(x, share)
 
     def _kept(self, x: tf.Tensor, want: Partial) -> tf.Tensor:
         """Returns a summand, of which all but one are zeros."""

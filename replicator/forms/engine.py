@@ -17,11 +17,12 @@ import tensorflow as tf
 
 from replicator import _tf, devices, errors
 from replicator.costs import cost
-from replicator.forms import homes, told
+from replicator.forms import homes, local, told
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, Scope
-from replicator.forms.replay import Replica, Value
+from replicator.forms.replay import Replica
 from replicator.forms.traced import Made, Traced
+from replicator.forms.values import Value
 from replicator.graph.ir import shapes
 from replicator.graph.order import ordering
 from replicator.inputs import shared_pipelines
@@ -68,6 +69,7 @@ def plan_of(
     given: Sequence[Any],
     targets: Sequence[tf.Operation],
     after: Mapping[tf.Operation, Sequence[tf.Operation]] | None = None,
+    local_statistics: bool = False,
 ) -> tuple[GraphPlan, dict[int, Layout]]:
     """Returns the plan of a graph, and the layouts of its batches.
 
@@ -77,15 +79,24 @@ def plan_of(
         given: What is given for the others: tensors, and the library's variables.
         targets: What is computed.
         after: Ops that come before others, though nothing in the graph says so.
+        local_statistics: Whether batch normalization uses those of each replica's rows.
     """
     layouts = layouts_of(which)
     forms = [REPLICATED if k is None else Sharded(0, layouts[k]) for k in which]
     facts = [Fact(form) for form in [*forms, *map(_form_of, given)]]
-    scope = Scope()
-    for _ in range(2):  # the second time, all sums that something needs are known
-        plan = GraphPlan.of(inputs, facts, after)
-        scope.extend(plan, targets)
-        scope.whole.update(homes.gradients(plan))
+    own = local.Statistics(inputs[0].graph) if local_statistics and layouts else None
+    while True:
+        scope = Scope(own=own)
+        for _ in range(2):  # the second time, all sums that something needs are known
+            plan = GraphPlan.of(inputs, facts, after)
+            scope.extend(plan, targets)
+            scope.whole.update(homes.gradients(plan))
+            if own is not None:
+                own.settle(plan)
+        if own is None or not own.drop():
+            break
+    if own is not None:
+        told.warn_of_statistics(list(own.missed))
     return plan, layouts
 
 
@@ -155,6 +166,7 @@ class WholeBatchFunction:
         empty: Whether replicas may be given no rows. Else batches of fewer rows than
             there are replicas are computed whole by each of them.
         made: The variables that it has made in other traces.
+        local_statistics: Whether batch normalization uses those of each replica's rows.
 
     Attributes:
         memory: What compressors remember, for checkpoints.
@@ -167,7 +179,9 @@ class WholeBatchFunction:
         signature: Sequence[tf.TensorSpec],
         empty: bool = False,
         made: Made | None = None,
+        local_statistics: bool = False,
     ) -> None:
+        self._local_statistics = local_statistics
         self._repl, self._signature = repl, list(signature)
         self._few = 0 if empty else repl.num_replicas
         self._lock, self._arguments = threading.RLock(), _Arguments()
@@ -236,7 +250,10 @@ class WholeBatchFunction:
         # In an order that is the same in all processes.
         controls = sorted(graph.control_outputs, key=lambda op: op.name)
         targets = [*controls, *(t.op for t in graph.outputs)]
-        return plan_of(graph.inputs, which, self._captured, targets)
+        is_local = self._local_statistics
+        return plan_of(
+            *(graph.inputs, which, self._captured, targets), local_statistics=is_local
+        )
 
     def _build(self, which: Pattern) -> Callable[[], Any]:
         def build() -> Any:

@@ -8,6 +8,7 @@ replica. Its form says how the copies make up the value of one device:
     Sharded(axis, layout)      the copies, concatenated along the axis, are the value
     Partial("sum")             the sum of the copies is the value; or "max", "min", ...
     Unset()                    an empty list, which takes its first element's form
+    Own(layout, op)            statistics of each replica's rows, in place of the value
 
 The invariant, of every tensor: its copies, joined as the form says, are exactly the
 value of one device. After GSPMD (Xu et al. 2021, arXiv:2105.04663) and PyTorch's
@@ -101,7 +102,22 @@ class Sharded:
         return same_outer or (self.inner is not None and self.inner == other.inner)
 
 
-Form = Replicated | Sharded | Partial | Unset
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """Each copy is a statistic of the replica's own rows, in place of the value.
+
+    Where one value is needed, it is the mean over the replicas, weighted by their rows.
+
+    Attributes:
+        layout: How many rows each replica has.
+        of: Says which statistics they are computed from.
+    """
+
+    layout: Layout
+    of: Any
+
+
+Form = Replicated | Sharded | Partial | Unset | Own
 REPLICATED, UNSET = Replicated(), Unset()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.forms import evaluation, sizes, twins
+from replicator.forms import evaluation, local, sizes, twins
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
 from replicator.forms.rule import AS_IS, UNUSED, OpPlan, Version, replicated
 from replicator.forms.tables import RULES
@@ -93,22 +93,21 @@ class Scope:
         depth: The number of bodies of conditionals and loops around an op.
         whole: References of sums that something needs as they are on one device. What
             else is computed from these need not be a sum.
-        local_statistics: Whether fused batch normalization uses the statistics of each
-            replica's rows.
+        own: Which statistics are those of each replica's rows; None: none.
     """
 
     def __init__(
         self,
         depth: int = 0,
         whole: set[Any] | None = None,
-        local_statistics: bool = False,
+        own: local.Statistics | None = None,
     ) -> None:
-        self.depth, self.local_statistics = depth, local_statistics
+        self.depth, self.own = depth, own
         self.whole: set[Any] = set() if whole is None else whole
 
     def inner(self) -> Scope:
         """Returns the scope of the ops in the body of a conditional or a loop."""
-        return Scope(self.depth + 1, self.whole, self.local_statistics)
+        return Scope(self.depth + 1, self.whole, self.own)
 
     def plan(
         self,
@@ -142,7 +141,7 @@ class Scope:
             if twin is not None and twins.can_stand_for(plan.plans[twin]):
                 its = twins.again(twin, plan.plans[twin])
             else:
-                facts = [self._seen(plan, t) for t in op.inputs]
+                facts = [self._seen(plan, op, t) for t in op.inputs]
                 its = decide(op, facts, self)
             plan.plans[op] = its
             refs = (t.ref() for t in op.outputs)
@@ -154,8 +153,10 @@ class Scope:
             }
         return added
 
-    def _seen(self, plan: GraphPlan, tensor: tf.Tensor) -> Fact:
+    def _seen(self, plan: GraphPlan, op: tf.Operation, tensor: tf.Tensor) -> Fact:
         fact, first = plan.fact(tensor), plan.twins.first(tensor)
+        if self.own is not None and not self.own.may_be_known(op):
+            return fact
         is_known = isinstance(fact.form, Partial) and first in self.whole
         return Fact() if is_known else fact
 
@@ -227,6 +228,10 @@ def decide(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
         facts: What is known of its inputs.
         scope: What else its rule may want to know.
     """
+    if scope.own is not None:
+        own = scope.own.plan(op, facts, scope, decide)
+        if own is not None:
+            return own
     numbers = evaluation.evaluate(op, facts)
     if numbers is not None:
         return _of_numbers(op, numbers)

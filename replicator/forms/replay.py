@@ -18,88 +18,13 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.forms import homes, propagate, sizes, updates
 from replicator.forms.conversions import Conversions, in_graph
-from replicator.forms.forms import (
-    REPLICATED,
-    UNSET,
-    Fact,
-    Form,
-    Partial,
-    Sharded,
-    equal,
-)
+from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, has_effect
-from replicator.forms.rule import LOCAL, UNUSED, Need, OpPlan, Version
+from replicator.forms.rule import OpPlan
+from replicator.forms.values import Value
 from replicator.inputs import places
 from replicator.primitives import base
 from replicator.variables import whole_values
-
-
-class Value:
-    """A replica's copies of a tensor, in the forms that were asked for so far.
-
-    Attributes:
-        fact: What is known of the tensor.
-        local: The copy of its local version, or None.
-    """
-
-    def __init__(
-        self, replica: Replica, fact: Fact, made: Any, local: tf.Tensor | None = None
-    ) -> None:
-        self.fact, self.local = fact, local
-        self._replica, self._made = replica, made
-        self._graph = tf.compat.v1.get_default_graph()
-        self._versions: list[tuple[Form, tf.Tensor]] = []
-
-    def copy(self, form: Form | None = None) -> Any:
-        """Returns the copy in this form, or as it was made.
-
-        Whatever must be built for it is built in the graph of the tensor: outside of a
-        loop, if the tensor is from outside.
-        """
-        if callable(self._made):
-            with in_graph(self._graph):
-                self._made = self._made()
-        have = self.fact.form
-        if form is None or UNSET in (have, form) or equal(have, form):
-            return self._made
-        for known, copy in self._versions:
-            if known == form:
-                return copy
-        source = self._made
-        if form != REPLICATED and have != REPLICATED:
-            source, have = self.copy(REPLICATED), REPLICATED
-        with in_graph(self._graph):
-            copy = self._replica.convert(source, have, form)
-        self.keep(form, copy)
-        return copy
-
-    def taken(self, need: Need) -> Any:
-        """Returns what an op takes that needs it so."""
-        if not isinstance(need, Version):
-            return self.copy(need)
-        if need == UNUSED:
-            return None
-        has_local = self.local is not None
-        if need == LOCAL:
-            return self.local if has_local else self.copy(REPLICATED)
-        is_local = has_local and self.fact.form == REPLICATED
-        return self.local if is_local else self.copy()
-
-    def waits_for(self, need: Need) -> bool:
-        """Whether a communication that others can join comes before what needs it."""
-        form = self.fact.form
-        is_apart = (
-            isinstance(form, Partial) or isinstance(form, Sharded) and form.outer == 1
-        )
-        if need != REPLICATED or not is_apart or callable(self._made):
-            return False
-        is_here = self._graph is tf.compat.v1.get_default_graph()
-        is_known = any(known == REPLICATED for known, _ in self._versions)
-        return is_here and not is_known and self._made.dtype != tf.variant
-
-    def keep(self, form: Form, copy: tf.Tensor) -> None:
-        """Says what the copy is in another form."""
-        self._versions.append((form, copy))
 
 
 class Replica(Conversions):
@@ -175,21 +100,21 @@ class Replica(Conversions):
         """Makes values replicated, by one call for all of the same form."""
         by_form: dict[Any, list[Value]] = {}
         for value in awaited:
-            form: Any = value.fact.form
-            key = form.how if isinstance(form, Partial) else form.axis
+            form = value.sent_as
+            key = form.axis if isinstance(form, Sharded) else form
             by_form.setdefault(key, []).append(value)
-        for key, values in by_form.items():
-            own = [value.copy() for value in values]
-            first = awaited[values[0]]
+        for values in by_form.values():
+            form, first = values[0].sent_as, awaited[values[0]]
             with _tf.on_behalf_of(first.op):
-                if key == "sum":
+                own = [value.sent() for value in values]
+                if form == Partial():
                     tensors = [awaited[value] for value in values]
                     results = self._sums.added(tensors, own)
-                elif isinstance(key, str):
-                    results = self.sums(own, key)
-                else:
-                    form = values[0].fact.form
+                elif isinstance(form, Sharded):
                     results = self.gathered(own, form)
+                else:
+                    how = form.how if isinstance(form, Partial) else "sum"
+                    results = self.sums(own, how)
             for value, result in zip(values, results, strict=True):
                 value.keep(REPLICATED, result)
 

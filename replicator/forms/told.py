@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -47,6 +47,26 @@ def warn_of_gathers(plan: GraphPlan, rows: int) -> bool:
     )
     logging.warning("%s", text)
     return True
+
+
+def warn_of_statistics(ops: Sequence[tf.Operation]) -> None:
+    """Warns of statistics that are not each replica's own, though that was asked for.
+
+    Args:
+        ops: What computes them.
+    """
+    if not ops:
+        return
+    lines = dict.fromkeys(f"at {errors.line_of(op)}" for op in ops)
+    text = errors.compose(
+        f"local_statistics=True leaves {len(ops)} statistics of batch normalization "
+        "those of the whole batch: they are computed in a function, a branch or a "
+        "loop, or do more than normalize rows.",
+        list(lines)[:3],
+        "nothing, if that is meant; else normalize outside of nested functions, and "
+        "use mean and variance for nothing else.",
+    )
+    logging.warning("%s", text)
 
 
 def _sent(plan: GraphPlan, rows: int) -> Iterator[tuple[Any, int]]:

@@ -33,21 +33,24 @@ from replicator.primitives import base
 _NAMES = ("train", "test", "predict")
 
 
-def replicate(repl: Any, model: Any) -> Any:
+def replicate(repl: Any, model: Any, local_statistics: bool = False) -> Any:
     """Makes a model run on replicas; see Replicator.keras_model.
 
     Args:
         repl: The Replicator.
         model: As for `keras_model`.
+        local_statistics: Likewise.
     """
     _check(model)
+    base.check_flag("keras_model", "local_statistics", local_statistics)
     _refuse_own_functions(model)
     if repl._settings.peers is not None:
         _check_seed(repl._settings.peers)
         backups.refuse(model, repl._settings.peers)
     state.prepare(repl, model)
     for name in _NAMES:
-        setattr(model, f"make_{name}_function", _maker(repl, weakref.ref(model), name))
+        maker = _maker(repl, weakref.ref(model), name, local_statistics)
+        setattr(model, f"make_{name}_function", maker)
         setattr(model, f"{name}_function", None)
     files.keep_whole(model)
     return model
@@ -125,13 +128,16 @@ def _check_seed(peers: Peers) -> None:
     peers.same("shuffles by a random seed", int(seed), fix)
 
 
-def _maker(repl: Any, kept: Any, name: str) -> Callable[..., Any]:
+def _maker(
+    repl: Any, kept: Any, name: str, local_statistics: bool
+) -> Callable[..., Any]:
     """Returns a model's replacement for one of the make_..._function methods.
 
     Args:
         repl: The Replicator.
         kept: A weak reference to the model.
         name: "train", "test" or "predict".
+        local_statistics: As for `keras_model`.
     """
     attribute = f"{name}_function"
 
@@ -139,7 +145,8 @@ def _maker(repl: Any, kept: Any, name: str) -> Callable[..., Any]:
         model = kept()
         if getattr(model, attribute) is None or force:
             state.prepare(repl, model)
-            setattr(model, attribute, _function(repl, model, name))
+            function = _function(repl, model, name, local_statistics)
+            setattr(model, attribute, function)
         return getattr(model, attribute)
 
     make.__name__ = f"make_{attribute}"
@@ -147,7 +154,9 @@ def _maker(repl: Any, kept: Any, name: str) -> Callable[..., Any]:
     return make
 
 
-def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
+def _function(
+    repl: Any, model: Any, name: str, local_statistics: bool
+) -> Callable[..., Any]:
     """Returns the function that a model calls per batch, or per several batches."""
     eagerly = None
     if model.jit_compile:
@@ -155,7 +164,8 @@ def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
     if model.run_eagerly:
         alone.warn_of_run_eagerly(repl, model)
         eagerly = functools.partial(alone.run, repl, model, f"{name}_step")
-    make = functools.partial(programs.Program, repl, model, f"{name}_step")
+    program = functools.partial(programs.Program, local_statistics=local_statistics)
+    make = functools.partial(program, repl, model, f"{name}_step")
     declared = functools.partial(programs.declared, model)
     function = functions.BatchFunction(make, repl._settings, declared, eagerly)
     if name == "predict":

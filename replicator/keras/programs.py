@@ -110,10 +110,17 @@ class Program:
         name: Its method, such as "train_step".
         batch: The structure of the batches.
         specs: The specs of their tensors.
+        local_statistics: Whether batch normalization uses those of each replica's rows.
     """
 
     def __init__(
-        self, repl: Any, model: Any, name: str, batch: Tensors, specs: Sequence[Any]
+        self,
+        repl: Any,
+        model: Any,
+        name: str,
+        batch: Tensors,
+        specs: Sequence[Any],
+        local_statistics: bool = False,
     ) -> None:
         specs = list(specs)
 
@@ -131,7 +138,8 @@ class Program:
         try:
             with repl.context():
                 self._function = WholeBatchFunction(
-                    _do_not_convert(step), repl, signature
+                    *(_do_not_convert(step), repl, signature),
+                    local_statistics=local_statistics,
                 )
         except errors.ContextError as error:
             call = errors.called_outside(error)

@@ -150,6 +150,7 @@ PROGRAMS: tuple[Program, ...] = (
     _plain("replicator.AutoDist(bad)"),
     _plain("replicator.AutoDist(['CPU:0', 'CPU:1'], bad)"),
     _plain("replicator.AutoDist(['CPU:0', 'CPU:1'], build=bad)"),
+    _plain("replicator.AutoDist(['CPU:0', 'CPU:1'], local_statistics=bad)"),
     *(
         _plain(f"autodist.{call}", modes=("eager",))
         for call in (
@@ -355,6 +356,7 @@ PROGRAMS: tuple[Program, ...] = (
     # Optimizers
     _plain("repl.wrap_optimizer(bad)"),
     _plain("repl.keras_model(bad)"),
+    _plain("repl.keras_model(tf.keras.Sequential(), local_statistics=bad)"),
     _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), bad)"),
     _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), accumulation_steps=bad)"),
     _plain("repl.wrap_optimizer(tf.keras.optimizers.SGD(0.1), compressor=bad)"),

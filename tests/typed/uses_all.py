@@ -42,7 +42,7 @@ def train(devices: Sequence[str]) -> np.ndarray[Any, Any]:
         optimizer = repl.wrap_optimizer(
             tf.keras.optimizers.SGD(0.1), compressor="ef(int8)", accumulation_steps=2
         )
-    repl.keras_model(tf.keras.Sequential())
+    repl.keras_model(tf.keras.Sequential(), local_statistics=True)
     assert isinstance(v, replicator.ReplicatedVariable)
     components: tuple[tf.Variable, ...] = v.components
     owner: int | None = v.owner

@@ -6,9 +6,9 @@ a replica's part are computed around its own mean, and those of all parts combin
 float64 (Chan, Golub and LeVeque 1979): the variance is as accurate as on one device,
 even where it is much smaller than the square of the mean.
 
-`Scope.local_statistics` lets fused ops normalize each part by its own statistics,
-without a message. What they return for moving averages are then means over the
-replicas.
+Where statistics are each replica's own (local.py), fused ops normalize each part by
+its own, without a message. What they return for moving averages are then means over
+the replicas.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from replicator.forms.rule import (
     rules_of,
 )
 from replicator.forms.rules.reductions import axes, elements_per_result, reduction
+from replicator.forms.values import OfSum
 
 _Tensors = list[tf.Tensor]
 
@@ -58,7 +59,7 @@ def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     They are found as tf.nn.moments makes them, and with it the layers of Keras and
     Sonnet: Mean(SquaredDifference(x, StopGradient(Mean(x)))).
     """
-    form, along, pair = facts[0].form, axes(op, facts), _moments(op)
+    form, along, pair = facts[0].form, axes(op, facts), moments_of(op)
     if pair is None or not isinstance(form, Sharded) or along is None:
         return reduction(op, facts, scope)
     if form.axis not in along:
@@ -70,7 +71,7 @@ def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, [form, UNUSED], REPLICATED, build=build)
 
 
-def _moments(op: tf.Operation) -> tuple[tf.Operation, tf.Operation] | None:
+def moments_of(op: tf.Operation) -> tuple[tf.Operation, tf.Operation] | None:
     """Returns the ops of a mean and of the variance around it, given either one."""
     if op.outputs[0].dtype not in (tf.float32, tf.float64):
         return None
@@ -110,71 +111,53 @@ def _is_variance(op: tf.Operation, of_mean: tf.Operation) -> bool:
 
 def _mean(
     replica: Any, op: tf.Operation, inputs: _Tensors, along: list[int], form: Sharded
-) -> _Tensors:
-    found, variance, _ = moments(replica, inputs[0], along, form)
-    # Where `_variance` finds it.
-    return tf.raw_ops.IdentityN(input=[found, variance])[:1]
+) -> list[Any]:
+    x = inputs[0]
+    rows = tf.cast(_count(x, along), x.dtype)
+    own = tf.reduce_sum(x, along, True) / tf.maximum(rows, 1)
+    squares = tf.reduce_sum(tf.math.squared_difference(x, own), along, True)
+    count = elements_per_result(replica, x, form, along)
+    finish = functools.partial(_finish, count=count, dtype=x.dtype)
+    return [OfSum(replica, _summand(own, squares, rows), finish)]
 
 
 def _variance(
     replica: Any, op: tf.Operation, inputs: _Tensors, mean: tf.Tensor
 ) -> _Tensors:
     # No other op stands for that of the mean: see twins.py.
-    return [replica.value(mean).copy().op.outputs[1]]
-
-
-def moments(
-    replica: Any, x: tf.Tensor, along: Sequence[int], form: Sharded
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the mean and the variance of a sharded tensor, by one message.
-
-    Args:
-        replica: The replica that is being built.
-        x: Its copy.
-        along: The axes that are reduced, with the sharded one.
-        form: The form of x.
-
-    Returns:
-        The mean and the variance, with all axes, and how many elements of all replicas
-        they are of, in x's type.
-    """
-    rows = tf.cast(_count(x, along), x.dtype)
-    own = tf.reduce_sum(x, along, True) / tf.maximum(rows, 1)
-    squares = tf.reduce_sum(tf.math.squared_difference(x, own), along, True)
-    count = elements_per_result(replica, x, form, list(along))
-    return _combined(replica, own, squares, rows, count)
+    return [replica.value(mean).values[1]]
 
 
 def _count(x: tf.Tensor, along: Sequence[int]) -> tf.Tensor:
     return tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), list(along)))
 
 
-def _combined(
-    replica: Any,
-    own: tf.Tensor,
-    squares: tf.Tensor,
-    rows: tf.Tensor,
-    count: tf.Tensor,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns mean, variance and number of all replicas' elements.
+def _summand(own: tf.Tensor, squares: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns what replicas add up: the sums of their elements and of the squares.
 
     Args:
-        replica: The replica that is being built.
-        own: The mean of its elements.
+        own: The mean of this replica's elements.
         squares: The sum of the squares of their distances from that.
         rows: How many they are.
-        count: How many there are on all replicas.
     """
-    dtype, wide = own.dtype, tf.float64
-    own, squares, rows, count = (tf.cast(x, wide) for x in (own, squares, rows, count))
-    total = replica.convert(
-        tf.stack([rows * own, squares + rows * own**2]), Partial(), REPLICATED
-    )
+    own, squares, rows = (tf.cast(x, tf.float64) for x in (own, squares, rows))
+    return tf.stack([rows * own, squares + rows * own**2])
+
+
+def _finish(total: tf.Tensor, count: tf.Tensor, dtype: tf.DType) -> _Tensors:
+    """Returns the mean and the variance of all replicas' elements.
+
+    Args:
+        total: The sum of what `_summand` returns.
+        count: How many elements there are.
+        dtype: Of the results.
+    """
     first, second = tf.unstack(total)
+    count = tf.cast(count, tf.float64)
     mean = first / count
     # NaN where there are no elements, as on one device.
     variance = tf.maximum(second / count - mean**2, tf.zeros_like(mean))
-    return tf.cast(mean, dtype), tf.cast(variance, dtype), tf.cast(count, dtype)
+    return [tf.cast(mean, dtype), tf.cast(variance, dtype)]
 
 
 # Fused ops.
@@ -189,7 +172,9 @@ def fused(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
         )
     if not op.get_attr("is_training"):
         return OpPlan([form, *others], _makes(op, form, "native"), _infer)
-    if scope.local_statistics and _is_only_saved(op):
+    if scope.own is not None and not _is_only_saved(op):
+        scope.own.missed[op] = None
+    elif scope.own is not None:
         makes = _makes(op, form, "own")
         makes[1:3] = [Fact(Partial()), Fact(Partial())]
         return OpPlan(
@@ -256,7 +241,7 @@ def _normalize(
     replica: Any, op: tf.Operation, inputs: _Tensors, form: Sharded
 ) -> _Tensors:
     x, scale, offset, *old = inputs
-    found, variance, count = _moments_of(replica, op, x, form)
+    found, variance, count = _of_channels(replica, op, x, form)
     y = _fused_infer(op, x, scale, offset, found, variance)
     unbiased = variance * (count / tf.maximum(count - 1, 1))
     factor = op.get_attr("exponential_avg_factor")
@@ -266,7 +251,7 @@ def _normalize(
     return _padded(op, [y, *new, found, variance])
 
 
-def _moments_of(
+def _of_channels(
     replica: Any, op: tf.Operation, x: tf.Tensor, form: Sharded
 ) -> _Tensors:
     """Returns the mean and variance per channel, and the number of elements of one.
@@ -283,7 +268,9 @@ def _moments_of(
     own = tf.where(rows > 0, own, tf.zeros_like(own))
     squares = tf.where(rows > 1, unbiased * (rows - 1), tf.zeros_like(unbiased))
     count = elements_per_result(replica, x, form, along)
-    return list(_combined(replica, own, squares, rows, count))
+    summand = _summand(own, squares, rows)
+    total = replica.convert(summand, Partial(), REPLICATED)
+    return [*_finish(total, count, scale), tf.cast(count, scale)]
 
 
 def _normalize_own(
@@ -347,7 +334,7 @@ def _backward(
     """
     dy, x, scale, found, variance, *_ = inputs
     if found is None:
-        found, variance, count = _moments_of(replica, op, x, form)
+        found, variance, count = _of_channels(replica, op, x, form)
     else:
         others = elements_per_result(replica, x, form, _axes(op))
         count = tf.cast(others, scale.dtype)

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import replicator
 from replicator.forms import engine
-from replicator.forms.forms import Fact, Layout, Partial, Sharded
-from replicator.forms.propagate import GraphPlan, Scope
+from replicator.forms.forms import Partial
+from replicator.forms.propagate import GraphPlan
 from replicator.forms.rules import normalization
 from tests.forms import laws
 from tests.forms.laws import SUM, WHOLE, Inputs, Sample
@@ -128,43 +128,3 @@ def _adds_up(plan: GraphPlan, op: tf.Operation) -> bool:
         isinstance(plan.fact(t).form, Partial) and need == engine.REPLICATED
         for t, need in pairs
     )
-
-
-def planned(step: Any, scope: Scope) -> GraphPlan:
-    """Returns the plan of a function of one batch of images."""
-    traced = tf.function(step).get_concrete_function(tf.TensorSpec([None, 3, 2, 2]))
-    layout = Layout("batch")
-    plan = GraphPlan.of(traced.graph.inputs, [Fact(Sharded(0, layout))])
-    scope.extend(plan, [t.op for t in traced.graph.outputs])
-    return plan
-
-
-def fused_step(x: tf.Tensor) -> list[tf.Tensor]:
-    y, mean, *_ = raw.FusedBatchNormV3(x=x, **PARAMETERS, **OLD)
-    return [*tf.gradients(y, x, tf.cos(y)), mean]
-
-
-def test_local_statistics_need_no_message_where_values_are_normalized() -> None:
-    plan = planned(fused_step, Scope(local_statistics=True))
-    by_type = {op.type: its for op, its in plan.plans.items()}
-    forward, backward = by_type["FusedBatchNormV3"], by_type["FusedBatchNormGradV3"]
-    assert forward.makes[1].form == Partial() and backward.build is None
-    assert isinstance(backward.makes[0].form, Sharded)
-    assert backward.makes[1].form == Partial()
-
-
-def test_local_statistics_are_those_of_each_replica(monkeypatch: Any) -> None:
-    """What moving averages take is the mean over the replicas, by their rows."""
-    monkeypatch.setattr(engine, "Scope", lambda: Scope(local_statistics=True))
-    repl = replicator.Replicator(["cpu:0", "cpu:1"])
-    spec = tf.TensorSpec([None, 3, 2, 2])
-    run = engine.WholeBatchFunction(fused_step, repl, [spec])
-    x = np.random.default_rng(0).normal(size=[5, 3, 2, 2]).astype(np.float32)
-    dx, mean = run(x)
-    plain = tf.function(fused_step)
-    parts = [plain(x[:3]), plain(x[3:])]
-    np.testing.assert_allclose(
-        dx, np.concatenate([one[0] for one in parts]), 1e-4, 1e-5
-    )
-    want = 0.6 * parts[0][1] + 0.4 * parts[1][1]
-    np.testing.assert_allclose(mean, want, 1e-5)
