@@ -50,7 +50,8 @@ def test_random_programs_of_sharded_variables(first):
     assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("seed", [SESSIONS + k for k in (0, 1, 4, 5, 8, 9)])  # short
+# 171: a shape is inferred of no rows, in a graph, where == compares identities.
+@pytest.mark.parametrize("seed", [*(SESSIONS + k for k in (0, 1, 4, 5, 8)), 171])
 def test_a_random_graph(seed):
     door = sessions.of_setting(seed)
     assert not _faults(seed, door, 2 + seed % 2, of=sessions.GraphProgram)

@@ -134,7 +134,7 @@ def _with_inferred_size(form: Sharded, made: Sharded) -> Build:
         source = tf.shape(x, shape.dtype)
         count = tf.reduce_prod(_without(source, form.axis)) * form.factor
         others = -tf.reduce_prod(_without(shape, made.axis)) * made.factor
-        return [tf.reshape(x, tf.where(shape == -1, count // others, shape))]
+        return [tf.reshape(x, tf.where(tf.equal(shape, -1), count // others, shape))]
 
     return build
 
