@@ -49,11 +49,11 @@ class Options:
     calibration: rates.Calibration = rates.Calibration()
 
     def __post_init__(self) -> None:
-        _check("variables", self.variables, VARIABLES)
-        _check("algorithm", self.algorithm, (None, *ALGORITHM_NAMES))
-        _check("build", self.build, BUILDS)
+        check("Replicator", "variables", self.variables, VARIABLES)
+        check("Replicator", "algorithm", self.algorithm, (None, *ALGORITHM_NAMES))
+        check("Replicator", "build", self.build, BUILDS)
         for name in ("check", "fusion", "factors", "kernels"):
-            _check(name, getattr(self, name), (False, True))
+            check("Replicator", name, getattr(self, name), (False, True))
 
     @property
     def policy(self) -> Policy:
@@ -61,11 +61,12 @@ class Options:
         return Policy(self.algorithm, self.fusion, self.factors, self.calibration)
 
 
-def _check(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+def check(what: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raises ArgumentError if the value of an option is none of its choices."""
     if not arguments.is_choice(value, choices):
         raise errors.ArgumentError(
             errors.compose(
-                f"Replicator was given {name}={errors.shown(value)}.",
+                f"{what} was given {name}={errors.shown(value)}.",
                 fix=f"{name} is one of {', '.join(map(repr, choices))}.",
             )
         )

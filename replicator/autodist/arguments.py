@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import errors
+from replicator import deprecation, errors
 from replicator.forms.traced import Specs
 from replicator.graph.ir import shapes
 
@@ -287,4 +287,27 @@ def _compose_sizes_differ(shapes_known: Sequence[Any]) -> str:
         f"but their shapes are {shapes_known}.",
         fix="pass the same number of rows in each, at least one; to give every "
         "replica all of a value, refer to it inside the function.",
+    )
+
+
+def check_loss(loss: Any, where: str) -> None:
+    """Warns that a declared loss changes nothing; raises if it is none.
+
+    Raises:
+        ArgumentError: It is not "mean" or "sum".
+    """
+    if loss is None:
+        return
+    if not isinstance(loss, str) or loss not in ("mean", "sum"):
+        raise errors.ArgumentError(
+            errors.compose(
+                f"loss={errors.shown(loss)} does not say how a loss combines examples.",
+                fix="pass nothing: every loss is that of one device.",
+            )
+        )
+    deprecation.warn(
+        f"loss= of {where}",
+        since="0.1",
+        removed_in="0.3",
+        use="no argument: every loss is that of one device",
     )

@@ -12,7 +12,7 @@ from typing import Any, overload
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, deprecation, errors
+from replicator import _tf, errors
 from replicator.autodist import arguments, program, variables
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.resources import devices_of
@@ -21,11 +21,8 @@ from replicator.autodist.session_creator import SessionCreator
 from replicator.autodist.steps import Steps
 from replicator.cluster import peers, sessions
 from replicator.cluster.resources import ResourceSpec
-from replicator.options import VARIABLES
-from replicator.primitives import base
+from replicator.options import VARIABLES, check
 from replicator.replicator import Replicator
-from replicator.strategy import choosing
-from replicator.strategy.description import Strategy
 
 
 class AutoDist:
@@ -75,7 +72,7 @@ class AutoDist:
         local_statistics: bool = False,
         **options: Any,
     ) -> None:
-        base.check_flag("AutoDist", "local_statistics", local_statistics)
+        check("AutoDist", "local_statistics", local_statistics, (False, True))
         if isinstance(strategy, str) and strategy in VARIABLES:  # the simplest ones
             if options.setdefault("variables", strategy) != strategy:
                 raise errors.ArgumentError(
@@ -186,11 +183,11 @@ class AutoDist:
                 )
             )
         self._refuse_other_programs()
-        _check_loss(loss, "AutoDist.create_distributed_session")
+        arguments.check_loss(loss, "AutoDist.create_distributed_session")
         config = configured(config, self._repl.devices)
         given = sessions.arguments_for(self._repl.devices, config)
         steps = Steps(scope.graph, scope.variables, self._repl, given, self._is_local)
-        session = DistributedSession(steps, config, self)
+        session = DistributedSession(steps, config)
         scope.initialize(session)
         scope.has_session = True
         return session
@@ -241,11 +238,6 @@ class AutoDist:
             ArgumentError: An argument is of another kind.
         """
         return SessionCreator(self, config, scaffold, checkpoint_dir)
-
-    def _in_force(self, steps: Steps) -> Strategy:
-        with steps.graph.as_default():
-            chooser = self._repl._settings.chooser
-            return choosing.in_force(steps.trained, self._repl._resources, chooser)
 
     @overload
     def function(
@@ -307,7 +299,7 @@ class AutoDist:
             ArgumentError: `function` is not callable, `loss` is neither, or
                 `input_signature` has no specs.
         """
-        _check_loss(loss, "AutoDist.function")
+        arguments.check_loss(loss, "AutoDist.function")
         if function is None:
             return functools.partial(self.function, input_signature=input_signature)
         if not callable(function):
@@ -406,21 +398,3 @@ def _control_flow_v2() -> Iterator[None]:
     finally:
         if not was_on:
             tf.compat.v1.disable_control_flow_v2()
-
-
-def _check_loss(loss: Any, where: str) -> None:
-    if loss is None:
-        return
-    if not isinstance(loss, str) or loss not in ("mean", "sum"):
-        raise errors.ArgumentError(
-            errors.compose(
-                f"loss={errors.shown(loss)} does not say how a loss combines examples.",
-                fix="pass nothing: every loss is that of one device.",
-            )
-        )
-    deprecation.warn(
-        f"loss= of {where}",
-        since="0.1",
-        removed_in="0.3",
-        use="no argument: every loss is that of one device",
-    )

@@ -38,12 +38,11 @@ class DistributedSession(tf.compat.v1.Session):
     Args:
         steps: Builds what is run, in the graph of all replicas.
         config: A ConfigProto.
-        autodist: Knows the strategy in force.
     """
 
-    def __init__(self, steps: Steps, config: Any, autodist: Any) -> None:
+    def __init__(self, steps: Steps, config: Any) -> None:
         super().__init__(graph=steps.source, config=config)
-        self._steps, self._autodist = steps, autodist
+        self._steps = steps
 
     def run(
         self,
@@ -115,7 +114,7 @@ class DistributedSession(tf.compat.v1.Session):
             >>> session.strategy.node("w").partitioner
             '2,1'
         """
-        return self._autodist._in_force(self._steps)
+        return self._steps.strategy
 
     def close(self) -> None:
         """Closes the session.

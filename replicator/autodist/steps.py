@@ -22,6 +22,8 @@ from replicator.forms import engine, homes, told
 from replicator.forms.forms import Layout
 from replicator.inputs import places
 from replicator.optimizers.totals import Totals
+from replicator.strategy import choosing
+from replicator.strategy.description import Strategy
 
 Element: TypeAlias = "tf.Tensor | tf.Operation"
 _VARIABLES = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES
@@ -126,6 +128,13 @@ class Steps:
     def trained(self) -> dict[str, Any]:
         """The variables that a strategy decides on, by the user's names."""
         return self._variables.trained
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy in force."""
+        with self.graph.as_default():
+            chooser = self._repl._settings.chooser
+            return choosing.in_force(self.trained, self._repl._resources, chooser)
 
     def variable_of(self, op: tf.Operation) -> PlainVariable | None:
         """Returns the user's variable that an op makes the handle of, or None."""

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, errors
+from replicator import _tf, errors, options
 from replicator.cluster.peers import Peers
 from replicator.keras import (
     alone,
@@ -42,7 +42,7 @@ def replicate(repl: Any, model: Any, local_statistics: bool = False) -> Any:
         local_statistics: Likewise.
     """
     _check(model)
-    base.check_flag("keras_model", "local_statistics", local_statistics)
+    options.check("keras_model", "local_statistics", local_statistics, (False, True))
     _refuse_own_functions(model)
     if repl._settings.peers is not None:
         _check_seed(repl._settings.peers)

@@ -135,14 +135,6 @@ def bad_argument(what: str, problem: str, fix: str) -> errors.ArgumentError:
     )
 
 
-def check_flag(what: str, name: str, value: Any) -> None:
-    """Raises ArgumentError if the value of an argument is not a Boolean."""
-    if not arguments.is_choice(value, (False, True)):
-        raise bad_argument(
-            what, f"was given {name}={errors.shown(value)}", "pass True or False."
-        )
-
-
 def check_replica(what: str, name: str, replica_id: Any, num_replicas: int) -> int:
     """Returns `replica_id` if it is a valid root, source or destination."""
     if not arguments.is_whole(replica_id, -arguments.LARGEST):

@@ -128,7 +128,7 @@ def test_what_is_no_boolean_is_refused() -> None:
     model = made("float32")
     with pytest.raises(
         errors.ArgumentError,
-        match="keras_model was given local_statistics='yes'(.|\n)*Fix: pass True or",
+        match="keras_model was given local_statistics='yes'(.|\n)*is one of False",
     ):
         helpers.make(1).keras_model(model, local_statistics="yes")
 
