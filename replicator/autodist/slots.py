@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import _tf
 from replicator.graph.ir.kinds import resource_inputs
 
 UPDATES = re.compile(r"Resource(Sparse)?Apply\w+")
@@ -27,6 +28,8 @@ ELEMENTWISE = frozenset(
     "Round Rsqrt Select SelectV2 Sigmoid Sign Sin Softplus Sqrt Square "
     "SquaredDifference StopGradient Sub Tanh ZerosLike".split()
 )
+
+_CALLS = re.compile(r"(Stateful)?PartitionedCall|(Stateless)?(If|Case|While)")
 
 Behind = Callable[[tf.Tensor], Any]  # returns a handle's variable, or None
 
@@ -51,7 +54,20 @@ def find(ops: Sequence[tf.Operation], behind: Behind) -> dict[str, str]:
         if variable is not None and variable.trainable and variable.dtype.is_floating:
             for slot in _read(op.inputs[1], variable, behind):
                 primaries.setdefault(slot.op.name, variable.op.name)
+    for op in ops:
+        for body in _bodies(op):
+            given = zip(body.inputs, op.inputs[-len(body.inputs) :], strict=True)
+            handles = {inside.ref(): behind(outside) for inside, outside in given}
+            found = find(body.get_operations(), lambda t, of=handles: of.get(t.ref()))
+            primaries = found | primaries
     return primaries
+
+
+def _bodies(op: tf.Operation) -> list[Any]:
+    """Returns the functions that an op calls with its own inputs."""
+    if not _CALLS.fullmatch(op.type):
+        return []
+    return [body for _, body in _tf.called_graphs(op) if body.inputs]
 
 
 def _read(value: tf.Tensor, variable: Any, behind: Behind) -> Iterator[Any]:

@@ -45,3 +45,24 @@ def test_so_are_those_of_updates_that_are_assigned():
     w.assign_sub(rate * m + tf.matmul(w, norm))
     average.assign_add(0.1 * (w - average))
     assert _slots() == {"m": "w"}
+
+
+@pytest.mark.parametrize("around", ["function", "conditional", "loop"])
+def test_so_are_those_that_a_function_updates(around: str) -> None:
+    w = v1.get_variable("w", [4, 2])
+    m = v1.get_variable("m", [4, 2], trainable=False)
+
+    def update() -> tf.Tensor:
+        ones = tf.ones([4, 2])
+        tf.raw_ops.ResourceApplyMomentum(
+            var=w.handle, accum=m.handle, lr=0.1, grad=ones, momentum=0.9
+        )
+        return tf.constant(0)
+
+    if around == "function":
+        tf.function(tf.function(update))()
+    elif around == "conditional":
+        tf.cond(v1.placeholder(tf.bool, []), update, lambda: 1)
+    else:
+        tf.while_loop(lambda i: i < 3, lambda i: i + 1 + update(), [0])
+    assert _slots() == {"m": "w"}
