@@ -8,8 +8,9 @@ and compute the variable's new value from it element by element.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -58,9 +59,13 @@ def find(ops: Sequence[tf.Operation], behind: Behind) -> dict[str, str]:
         for body in _bodies(op):
             given = zip(body.inputs, op.inputs[-len(body.inputs) :], strict=True)
             handles = {inside.ref(): behind(outside) for inside, outside in given}
-            found = find(body.get_operations(), lambda t, of=handles: of.get(t.ref()))
-            primaries = found | primaries
+            inner = functools.partial(_given, handles)
+            primaries = find(body.get_operations(), inner) | primaries
     return primaries
+
+
+def _given(handles: Mapping[Any, Any], tensor: tf.Tensor) -> Any:
+    return handles.get(tensor.ref())
 
 
 def _bodies(op: tf.Operation) -> list[Any]:
