@@ -129,3 +129,24 @@ def test_keras_models() -> None:
 def test_what_is_no_boolean_is_refused() -> None:
     with pytest.raises(errors.ArgumentError, match="AutoDist was given local_stat"):
         helpers.make(1, local_statistics=2)
+
+
+def test_gradients_of_gradients_are_of_the_whole_batch(caplog: Any) -> None:
+    """There TensorFlow computes the statistics of fused ops anew."""
+
+    def step(x: tf.Tensor, scale: tf.Variable) -> tf.Tensor:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y, *_ = v1.nn.fused_batch_norm(x * scale, tf.ones(3), tf.zeros(3))
+                cubes = tf.reduce_sum(y**3)
+            penalty = tf.reduce_sum(tape.gradient(cubes, x) ** 2)
+        return outer.gradient(penalty, scale)
+
+    autodist, x = helpers.make(2, local_statistics=True), images(5)
+    want = step(tf.constant(x), tf.Variable(SCALE))
+    with autodist.scope():
+        scale = tf.Variable(SCALE)
+    run = autodist.function(lambda x: step(x, scale))
+    np.testing.assert_allclose(run(x), want, 1e-2, 1e-3)
+    assert "those of the whole batch" in caplog.text

@@ -2,9 +2,9 @@
 """Batch normalization, and means, with the statistics of the whole batch.
 
 One message forward and one backward, of two numbers per channel each. The statistics of
-a replica's part are computed around its own mean, and those of all parts combined in
-float64 (Chan, Golub and LeVeque 1979): the variance is as accurate as on one device,
-even where it is much smaller than the square of the mean.
+a replica's part are computed around its own mean, and those of all parts combined as
+sums of squares in float64: of float32 values, the variance is as accurate as on one
+device, even where it is much smaller than the square of the mean.
 
 Where statistics are each replica's own (local.py), fused ops normalize each part by
 its own, without a message. What they return for moving averages are then means over
@@ -191,12 +191,21 @@ def _makes(op: tf.Operation, form: Form, how: str) -> list[Fact]:
 
 
 def _is_only_saved(op: tf.Operation) -> bool:
-    """Whether only gradients use what an op saves for them, in the same graph."""
-    users = {user.type for out in op.outputs[3:] for user in out.consumers()}
+    """Whether only gradients use what an op saves for them, in the same graph.
+
+    And not gradients of these: TensorFlow computes the statistics anew there, by Mean
+    of the gradient that comes in and of x, behind Transpose where channels come first.
+    """
+    users = {user for out in op.outputs[3:] for user in out.consumers()}
     returned = getattr(op.graph, "outputs", [])
     is_returned = any(out is one for out in op.outputs[3:] for one in returned)
-    users -= {"ZerosLike", "Shape"}  # as tf.gradients makes for outputs without one
-    return not is_returned and all("BatchNormGrad" in user for user in users)
+    # As tf.gradients makes for outputs without one.
+    types = {user.type for user in users} - {"ZerosLike", "Shape"}
+    gradients = [user for user in users if "BatchNormGrad" in user.type]
+    others = {one.type for user in gradients for one in user.inputs[0].consumers()}
+    is_twice = bool(others & {"Mean", "Transpose"})
+    are_gradients = all("BatchNormGrad" in one for one in types)
+    return are_gradients and not is_returned and not is_twice
 
 
 def _axes(op: tf.Operation) -> list[int]:
