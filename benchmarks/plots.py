@@ -13,10 +13,16 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
-from benchmarks import allreduce, build, scaling, timing
+from benchmarks import allreduce, build, scaling, steps, timing
 
 # One color per contender in all plots.
 _COLORS = tuple(f"C{number}" for number in range(10))
+
+# README.md shows the plot of networks, on pages that are light or dark: its ink, its
+# paper and its lines are other colors in dark ones.
+_INK, _PAPER, _LINE = "#1f2933", "#fbfcfd", "#c9d1d9"
+_DARK = {_INK: "#e3e8ee", _PAPER: "#14181d", _LINE: "#3a434d"}
+_BARS = {"MirroredStrategy": "#d98a1f", "Replicator": "#2f76d2"}
 
 
 def _axes(
@@ -32,7 +38,57 @@ def _axes(
     return figure, axes
 
 
-def steps(found: Mapping[str, Any], workload: str) -> pyplot.Figure:
+def networks(found: Mapping[str, Any]) -> pyplot.Figure:
+    """Returns the step times of all networks, relative to one device.
+
+    Args:
+        found: Results of benchmarks.steps, with one setting of oneDNN.
+    """
+    figure, axes = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
+    for shift, (name, color) in zip((-0.2, 0.2), _BARS.items(), strict=True):
+        places = [row + shift for row in range(len(found))]
+        ratios = [
+            timing.ratio(
+                *(timing.Measured.from_json(m[n]) for n in (name, "one device"))
+            )
+            for m in found.values()
+        ]
+        bars = axes.barh(places, ratios, 0.36, color=color, label=name)
+        axes.bar_label(bars, fmt="%.2f", padding=-28, color="white", fontsize=9)
+    axes.axvline(1.0, color=_INK, linewidth=1, zorder=0.8, label="one device")
+    titles = [steps.NAMES[workload].title for workload in found]
+    axes.set_yticks(range(len(found)), titles, color=_INK)
+    axes.set_xlabel("time of a step, one device = 1; shorter is better", color=_INK)
+    axes.tick_params(colors=_INK, length=0)
+    axes.invert_yaxis()
+    axes.grid(axis="x", color=_LINE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+    axes.legend(labelcolor=_INK, frameon=False, loc="upper right")
+    axes.margins(x=0.12)
+    figure.set_facecolor(_PAPER)
+    axes.set_facecolor(_PAPER)
+    return figure
+
+
+def light_and_dark(svg: str) -> str:
+    """Lets a browser choose the colors of an SVG that is drawn in those of light pages.
+
+    Args:
+        svg: What matplotlib wrote.
+    """
+    light = "".join(f"--c{k}: {color};" for k, color in enumerate(_DARK))
+    dark = "".join(f"--c{k}: {color};" for k, color in enumerate(_DARK.values()))
+    for k, color in enumerate(_DARK):
+        svg = svg.replace(color, f"var(--c{k})")
+    style = (
+        f"<style>:root {{{light}}} "
+        f"@media (prefers-color-scheme: dark) {{:root {{{dark}}}}}</style>\n <metadata>"
+    )
+    return svg.replace("<metadata>", style, 1)
+
+
+def step_times(found: Mapping[str, Any], workload: str) -> pyplot.Figure:
     """Returns step time over replicas, for one network of benchmarks.scaling."""
     by_number = found[workload]
     figure, axes = _axes(
@@ -97,9 +153,13 @@ def draw(found: Mapping[str, Any], folder: pathlib.Path) -> dict[str, list[str]]
         By program, the names of the files.
     """
     figures: dict[str, dict[str, pyplot.Figure]] = {}
+    if "on" in found.get(steps.NAME, {}):
+        figures[steps.NAME] = {"networks": networks(found[steps.NAME]["on"])}
     if scaling.NAME in found:
         of_steps = found[scaling.NAME]
-        figures[scaling.NAME] = {f"steps-{w}": steps(of_steps, w) for w in of_steps}
+        figures[scaling.NAME] = {
+            f"steps-{w}": step_times(of_steps, w) for w in of_steps
+        }
     if allreduce.NAME in found:
         figures[allreduce.NAME] = {"allreduce": bandwidth(found[allreduce.NAME])}
     if build.NAME in found:
@@ -112,6 +172,9 @@ def draw(found: Mapping[str, Any], folder: pathlib.Path) -> dict[str, list[str]]
             with matplotlib.rc_context({"svg.hashsalt": "replicator"}):
                 figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
             pyplot.close(figure)
+    if steps.NAME in figures:
+        path = folder / "networks.svg"
+        path.write_text(light_and_dark(path.read_text()))
     return {
         program: [f"{name}.svg" for name in by_name]
         for program, by_name in figures.items()

@@ -57,9 +57,15 @@ def test_the_machine_is_named(folder):
 
 def test_plots_are_drawn_and_shown(folder):
     text = (folder / "RESULTS.md").read_text()
-    for name in ("steps-deep", "allreduce", "build-deep"):
+    for name in ("networks", "steps-deep", "allreduce", "build-deep"):
         assert f"](plots/{name}.svg)" in text
         assert (folder / "plots" / f"{name}.svg").read_text().startswith("<?xml")
+
+
+def test_the_plot_of_networks_has_colors_for_dark_pages(folder):
+    svg = (folder / "plots" / "networks.svg").read_text()
+    assert svg.count("<style>:root") == 1 and "prefers-color-scheme: dark" in svg
+    assert "fill: var(--c0)" in svg and "fill: var(--c1)" in svg
 
 
 def test_without_results_there_is_one_line(tmp_path):
