@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 
-_BINARY = "add sub mul truediv floordiv mod divmod pow matmul lshift rshift and or xor"
+_BINARY = (
+    "add sub mul truediv floordiv mod divmod pow matmul lshift rshift and_ or_ xor"
+)
 _UNARY = "neg pos invert abs"
 _ORDER = "lt le gt ge"
 
@@ -26,17 +29,17 @@ class PerReplica(tuple):
     (which rebuilds them from items).
 
     If all replicas hold the same bits, `float(loss)`, `f"{loss:.3f}"`, `loss.numpy()`
-    and `loss.item()` use that value. Arithmetic and comparisons, which would be those
-    of tuples, are refused: the program has to say which value it means, or how to
-    combine them.
+    and `loss.item()` use that value, and so do arithmetic and comparisons with numbers,
+    NumPy arrays and other PerReplica: `total += loss`, `sum(losses)`, `max(losses)`.
+    With tensors and tuples, which could mean all values, operators are refused.
 
     Example:
         >>> values = repl.run(lambda: tf.constant(repl.replica_id + 1.0))
         >>> float(values[1]), float(tf.reduce_mean(values))
         (2.0, 1.5)
         >>> total = repl.run(lambda: repl.all_reduce(1.0))  # equal on all replicas
-        >>> f"{total:.1f}"
-        '2.0'
+        >>> f"{total:.1f}", total + 1
+        ('2.0', 3.0)
     """
 
     __slots__ = ()
@@ -109,14 +112,14 @@ class PerReplica(tuple):
             return bool(_scalar(self, "bool"))
         return len(self) > 0
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, numbers.Number | np.ndarray | np.generic | tf.Tensor):
-            raise _refused("==", self)
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, _OPERANDS | tf.Tensor):
+            return _operated(operator.eq, "==", self, other)
         return tuple.__eq__(self, other)
 
-    def __ne__(self, other: object) -> bool:
-        if isinstance(other, numbers.Number | np.ndarray | np.generic | tf.Tensor):
-            raise _refused("!=", self)
+    def __ne__(self, other: object) -> Any:
+        if isinstance(other, _OPERANDS | tf.Tensor):
+            return _operated(operator.ne, "!=", self, other)
         return tuple.__ne__(self, other)
 
     __hash__ = tuple.__hash__
@@ -124,11 +127,14 @@ class PerReplica(tuple):
     def __array_ufunc__(
         self, ufunc: Any, method: str, *inputs: Any, **rest: Any
     ) -> Any:
-        """Applies NumPy's functions to the values, but refuses its operators."""
-        if method == "__call__" and ufunc.__name__ in _UFUNCS:
-            raise _refused(ufunc.__name__, self)
-        plain = [np.asarray(x) if isinstance(x, PerReplica) else x for x in inputs]
-        return getattr(ufunc, method)(*plain, **rest)
+        """Applies NumPy's operators to the one value, its other functions to all."""
+        is_operator = method == "__call__" and ufunc.__name__ in _UFUNCS
+
+        def plain(values: PerReplica) -> Any:
+            return _one(values, ufunc.__name__) if is_operator else np.asarray(values)
+
+        plain_inputs = [plain(x) if isinstance(x, PerReplica) else x for x in inputs]
+        return getattr(ufunc, method)(*plain_inputs, **rest)
 
 
 def is_in(nest: Any) -> bool:
@@ -147,20 +153,47 @@ _UFUNCS = frozenset(
 )
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    """Returns a method that refuses an operator, which PerReplica does not have."""
+_OPERANDS = numbers.Number | np.ndarray | np.generic  # besides PerReplica
 
-    def operate(self: PerReplica, *_: Any) -> Any:
+
+def _operated(
+    operate: Callable[..., Any], name: str, self: PerReplica, *others: Any
+) -> Any:
+    """Applies an operator to the one value that all replicas hold."""
+    if not all(isinstance(other, _OPERANDS | PerReplica) for other in others):
         raise _refused(name, self)
+    return operate(
+        _one(self, name),
+        *(_one(x, name) if isinstance(x, PerReplica) else x for x in others),
+    )
 
-    operate.__name__ = f"__{name}__"
-    return operate
+
+def _one(values: PerReplica, operation: str) -> Any:
+    """Returns the value that all replicas hold; a number as a Python number."""
+    value = np.asarray(_common(values, operation))
+    is_number = not value.shape and value.dtype not in (np.bool_, np.object_)
+    return value.item() if is_number else value[()]
+
+
+def _method(name: str, reflected: bool = False) -> Callable[..., Any]:
+    """Returns the method of an operator."""
+    function: Callable[..., Any] = getattr(operator, name, None) or divmod
+
+    def method(self: PerReplica, *others: Any) -> Any:
+        if reflected:
+            return _operated(
+                lambda one, other: function(other, one), name, self, *others
+            )
+        return _operated(function, name, self, *others)
+
+    method.__name__ = f"__{'r' if reflected else ''}{name.strip('_')}__"
+    return method
 
 
 for _name in f"{_BINARY} {_UNARY} {_ORDER}".split():
-    setattr(PerReplica, f"__{_name}__", _refusing(_name))
+    setattr(PerReplica, f"__{_name.strip('_')}__", _method(_name))
 for _name in _BINARY.split():
-    setattr(PerReplica, f"__r{_name}__", _refusing(_name))
+    setattr(PerReplica, f"__r{_name.strip('_')}__", _method(_name, reflected=True))
 
 
 def _refused(operation: str, values: PerReplica) -> errors.PerReplicaError:

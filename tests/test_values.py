@@ -173,55 +173,86 @@ def test_values_that_differ_are_no_one_value(use, one, two):
     assert "Fix: use one of them, loss[0]; or all, tf.reduce_mean(loss)" in message
 
 
-_OTHERS = {
-    "number": 2.0,
-    "per replica": PerReplica(1.0, 2.0),
-    "scalar": np.float32(2.0),
-    "array": np.ones(2),
-    "tuple": (1.0,),
-}
 _OPERATORS = (
-    "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor "
-    "lt le gt ge iadd imul"
+    "add sub mul truediv floordiv mod pow lt le gt ge eq ne iadd isub imul itruediv"
 ).split()
+_INTEGER_OPERATORS = "lshift rshift and_ or_ xor".split()
 
 
-@pytest.mark.parametrize("other", _OTHERS)
-def test_arithmetic_and_comparisons_are_refused(other):
-    """A tuple would join, repeat, or compare the first values."""
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("other", [2, 0.75, np.float32(2.0), np.array([1.0, 4.0])])
+@pytest.mark.parametrize("make", _MADE)
+def test_operators_compute_with_the_one_value(make, other, count):
+    """As Python and NumPy do with the number."""
+    loss = PerReplica([_MADE[make](0.5) for _ in range(count)])
     for name in _OPERATORS:
-        for turned in (False, True):
-            pair = (PerReplica(tf.constant(1.0), tf.constant(1.0)), _OTHERS[other])
-            if turned and (
-                name[0] == "i" or other == "tuple" and name in ("iadd", "imul")
-            ):
-                continue
-            with pytest.raises(TypeError) as caught:
-                getattr(operator, name)(*(pair[::-1] if turned else pair))
-            assert isinstance(caught.value, errors.PerReplicaError), (name, turned)
-            message = str(caught.value)
-            assert "of a PerReplica, which is a tuple of 2 values" in message
-            assert "test_values.py:" in message
-            assert "Fix: use one of them, loss[0]" in message
-            assert (
-                "tf.reduce_mean(loss)" in message and "repl.all_reduce(loss" in message
-            )
+        operate = getattr(operator, name)
+        np.testing.assert_array_equal(operate(loss, other), operate(0.5, other), name)
+        if name[0] != "i":
+            expected = operate(other, 0.5)
+            np.testing.assert_array_equal(operate(other, loss), expected, name)
+    assert (-loss, +loss, abs(-loss), divmod(loss, 2)) == (-0.5, 0.5, 0.5, (0.0, 0.5))
 
 
-@pytest.mark.parametrize(
-    "operate",
-    [operator.neg, operator.pos, operator.invert, abs, lambda x: divmod(x, 2)]
-    + [
-        lambda x: x == 0.5,
-        lambda x: x != np.float32(1),
-        lambda x: x == tf.constant(1.0),
-    ]
-    + [lambda x: np.add(x, 1), lambda x: np.ones(2) == x, lambda x: sum([x, x])]
-    + [lambda x: x - tf.constant(1.0), lambda x: x * tf.constant(1.0)],
-)
-def test_so_are_operators_of_one_and_what_is_never_equal(operate):
-    with pytest.raises(errors.PerReplicaError, match="of a PerReplica"):
-        operate(PerReplica(tf.constant(1.0), tf.constant(1.0)))
+@pytest.mark.parametrize("name", _INTEGER_OPERATORS)
+def test_so_do_those_of_integers_and_conditions(name):
+    operate = getattr(operator, name)
+    six = PerReplica(tf.constant(6), tf.constant(6))
+    assert operate(six, 3) == operate(6, 3) and operate(3, six) == operate(3, 6)
+    yes = PerReplica(tf.constant(True), tf.constant(True))
+    assert ~six == -7 and not ~yes
+    if not name.endswith("shift"):
+        assert operate(yes, False) == operate(True, False)
+
+
+def test_losses_of_steps_are_summed_and_compared():
+    losses = [PerReplica(tf.constant(x), tf.constant(x)) for x in (1.0, 3.0, 2.0)]
+    total = 0.0
+    for loss in losses:
+        total += loss
+    assert total == sum(losses) == 6.0 and isinstance(total, float)
+    assert max(losses) is losses[1] and min(losses) is losses[0]
+    assert sorted(losses)[1] is losses[2] and losses[0] < 2 < losses[1]
+    assert losses[0] - losses[1] == -2.0
+
+
+@pytest.mark.parametrize("other", [2.0, PerReplica(1.0, 1.0), np.ones(2)], ids=repr)
+def test_operators_on_values_that_differ_are_refused(other):
+    """Whatever the operator, and on whichever side the other value is."""
+    differing = PerReplica(tf.constant(1.0), tf.constant(2.0))
+    for name in _OPERATORS:
+        if name in ("eq", "ne") and isinstance(other, PerReplica):
+            continue  # those of tuples
+        for pair in ((differing, other), (other, differing))[: 1 + (name[0] != "i")]:
+            with pytest.raises(
+                MismatchError, match="replicas hold different"
+            ) as caught:
+                getattr(operator, name)(*pair)
+            assert "test_values.py:" in str(caught.value)
+
+
+@pytest.mark.parametrize("other", [(1.0,), [1.0], tf.constant(1.0)], ids=repr)
+def test_operators_with_tuples_and_tensors_are_refused(other):
+    """A tuple would be joined or repeated, a tensor combined with all values."""
+    loss = PerReplica(tf.constant(1.0), tf.constant(1.0))
+    names = [n for n in _OPERATORS if n not in ("eq", "ne") or tf.is_tensor(other)]
+    for name in names:
+        with pytest.raises(errors.PerReplicaError) as caught:
+            getattr(operator, name)(loss, other)
+        message = str(caught.value)
+        assert "of a PerReplica, which is a tuple of 2 values" in message
+        assert "test_values.py:" in message
+        assert "Fix: use one of them, loss[0]" in message
+        assert "tf.reduce_mean(loss)" in message and "repl.all_reduce(loss" in message
+
+
+def test_operators_on_symbolic_values_are_refused():
+    @tf.function
+    def add():
+        return PerReplica(tf.constant(1.0), tf.constant(1.0)) + 1
+
+    with pytest.raises(errors.PerReplicaError, match="symbolic tensors"):
+        add()
 
 
 def test_what_reads_all_values_works():
