@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import tensorflow as tf
@@ -32,7 +32,8 @@ from replicator.primitives import (
     reduce_scatter,
     scatter,
 )
-from replicator.step import objects
+from replicator.primitives import groups as grouping
+from replicator.step import draft, objects
 from replicator.variables import compiled
 
 _Arguments = ParamSpec("_Arguments")
@@ -92,6 +93,17 @@ class InStep:
     """
 
     _devices: tuple[tuple[str, ...], ...]  # the devices of each local replica
+    _settings: draft.Settings
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas.
+
+        Example:
+            >>> repl.num_replicas
+            2
+        """
+        return self._settings.world.num_replicas
 
     @property
     @in_own_steps
@@ -175,6 +187,52 @@ class InStep:
             )
         scope: contextlib.AbstractContextManager[Any] = tf.device(names[index])
         return scope
+
+    @in_own_steps
+    def group(self, members: Sequence[int]) -> grouping.Group:
+        """Returns a group of replicas, for the `group=` of collectives.
+
+        Example:
+            >>> repl = replicator.Replicator(["CPU:0", "CPU:1", "CPU:2"])
+            >>> ends = repl.group([0, 2])
+            >>> def step_fn():
+            ...     x = tf.constant(repl.replica_id + 1)
+            ...     if repl.replica_id in ends:
+            ...         x = repl.all_reduce(x, group=ends)
+            ...     return x
+            >>> [int(x) for x in repl.run(step_fn)]
+            [4, 2, 4]
+
+        Args:
+            members: The ids of its replicas, at least one, in any order.
+
+        Raises:
+            ArgumentError: A replica does not exist or is listed twice, or none is
+                listed.
+        """
+        return grouping.make_group(members, self.num_replicas)
+
+    @in_own_steps
+    def groups(self, members: Sequence[Sequence[int]]) -> grouping.Partition:
+        """Returns a partition of all replicas, for the `group=` of collectives.
+
+        Each replica communicates in its own group, which is `.own`.
+
+        Example:
+            >>> repl = replicator.Replicator(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
+            >>> halves = repl.groups([[0, 1], [2, 3]])
+            >>> def step_fn():
+            ...     return repl.all_reduce(repl.replica_id, group=halves)
+            >>> [int(x) for x in repl.run(step_fn)]
+            [1, 1, 5, 5]
+
+        Args:
+            members: The ids of the replicas of each group.
+
+        Raises:
+            ArgumentError: A replica is in no group, or in two.
+        """
+        return grouping.make_partition(members, self.num_replicas)
 
     all_reduce = primitive(compressed.all_reduce)
     broadcast = primitive(broadcast.broadcast)

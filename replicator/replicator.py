@@ -18,15 +18,18 @@ from replicator.graph.order.effects import Ledger
 from replicator.interop import distribute
 from replicator.keras import model as keras_model
 from replicator.options import Options
-from replicator.primitives import groups
+from replicator.options import check as check_option
 from replicator.stages import writing
 from replicator.step import building, draft, registry
+from replicator.step.step_arguments import INPUT_MODES
 from replicator.strategy import choosing
 from replicator.strategy.description import Strategy
 from replicator.strategy.facts import resources_of
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.world import World
+
+_OWN = "/job:localhost/replica:0/task:0/device:"  # devices of this process
 
 
 class Replicator(running.Running, methods.InStep):
@@ -91,6 +94,8 @@ class Replicator(running.Running, methods.InStep):
         calibration: A file written by `python -m replicator.calibrate`, with the costs
             measured on this machine. None: the file that the environment variable
             REPLICATOR_CALIBRATION names, if any, else costs measured elsewhere.
+        input_mode: The `input_mode` of `run`, `build` and `epoch` where they are not
+            given another: "per_replica", "per_worker" or "global_batch".
 
     Raises:
         DeviceError: A device does not exist, or is named twice.
@@ -112,7 +117,10 @@ class Replicator(running.Running, methods.InStep):
         build: str = "trace",
         strategy: Any = None,
         calibration: str | os.PathLike[str] | None = None,
+        input_mode: str = "per_replica",
     ) -> None:
+        check_option("Replicator", "input_mode", input_mode, INPUT_MODES)
+        self._input_mode = input_mode
         facts = peers.facts()
         processes = None if facts is None else peers.Peers(facts)
         with peers.telling(processes):
@@ -164,17 +172,11 @@ class Replicator(running.Running, methods.InStep):
         other._steps = registry.Steps(other._settings, self._keep_plan)
         return other
 
+    def __repr__(self) -> str:
+        names = [name.removeprefix(_OWN) for name in self.devices]
+        return f"Replicator({names}, variables={self._settings.options.variables!r})"
+
     # --- Replicas ---------------------------------------------------------------------
-
-    @property
-    def num_replicas(self) -> int:
-        """The number of replicas.
-
-        Example:
-            >>> repl.num_replicas
-            2
-        """
-        return self._settings.world.num_replicas
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -336,54 +338,6 @@ class Replicator(running.Running, methods.InStep):
                 fit calls itself; or `local_statistics` is not a Boolean.
         """
         return keras_model.replicate(self, model, local_statistics)
-
-    # --- Groups -----------------------------------------------------------------------
-
-    @methods.in_own_steps
-    def group(self, members: Sequence[int]) -> groups.Group:
-        """Returns a group of replicas, for the `group=` of collectives.
-
-        Example:
-            >>> repl = replicator.Replicator(["CPU:0", "CPU:1", "CPU:2"])
-            >>> ends = repl.group([0, 2])
-            >>> def step_fn():
-            ...     x = tf.constant(repl.replica_id + 1)
-            ...     if repl.replica_id in ends:
-            ...         x = repl.all_reduce(x, group=ends)
-            ...     return x
-            >>> [int(x) for x in repl.run(step_fn)]
-            [4, 2, 4]
-
-        Args:
-            members: The ids of its replicas, at least one, in any order.
-
-        Raises:
-            ArgumentError: A replica does not exist or is listed twice, or none is
-                listed.
-        """
-        return groups.make_group(members, self.num_replicas)
-
-    @methods.in_own_steps
-    def groups(self, members: Sequence[Sequence[int]]) -> groups.Partition:
-        """Returns a partition of all replicas, for the `group=` of collectives.
-
-        Each replica communicates in its own group, which is `.own`.
-
-        Example:
-            >>> repl = replicator.Replicator(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
-            >>> halves = repl.groups([[0, 1], [2, 3]])
-            >>> def step_fn():
-            ...     return repl.all_reduce(repl.replica_id, group=halves)
-            >>> [int(x) for x in repl.run(step_fn)]
-            [1, 1, 5, 5]
-
-        Args:
-            members: The ids of the replicas of each group.
-
-        Raises:
-            ArgumentError: A replica is in no group, or in two.
-        """
-        return groups.make_partition(members, self.num_replicas)
 
 
 def _resolve(

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import _tf, context, errors, values
 from replicator.cluster import faults
 from replicator.inputs import positions
 from replicator.plan import plan as plans
@@ -21,13 +21,20 @@ class Running:
 
     _steps: registry.Steps
     _plan: plans.Plan | None = None
+    _input_mode: str
+
+    def _request(
+        self, step_fn: Any, inputs: Any, input_mode: str | None, *others: Any
+    ) -> Request:
+        mode = self._input_mode if input_mode is None else input_mode
+        return Request(step_fn, inputs, mode, *others)
 
     @_tf.not_converted
     def run(
         self,
         step_fn: Callable[..., Any],
         input_fn: Any = None,
-        input_mode: str = "per_replica",
+        input_mode: str | None = None,
         steps_per_call: int = 1,
         *,
         args: Sequence[Any] = (),
@@ -60,8 +67,9 @@ class Running:
                 given to each replica as a whole.
             input_mode: "per_replica"; "per_worker": one pipeline, dealt; or
                 "global_batch": one pipeline, each of whose elements is split over the
-                replicas along its first axis. Means of gradients, and those that are
-                given `weight=repl.weight`, then weigh the replicas by their examples.
+                replicas along its first axis. Means of gradients, and those
+                taken by `all_reduce`, then weight the replicas by their examples. None:
+                the `input_mode` of the Replicator.
             steps_per_call: The number of steps to run, each with its own inputs, in a
                 loop inside the graph. For small steps that is faster than as many
                 calls, and otherwise the same.
@@ -90,7 +98,9 @@ class Running:
         """
         with faults.named():
             return self._steps.run(
-                Request(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
+                self._request(
+                    step_fn, input_fn, input_mode, steps_per_call, args, remainder
+                )
             )
 
     @_tf.not_converted
@@ -98,7 +108,7 @@ class Running:
         self,
         step_fn: Callable[..., Any],
         input_fn: Any = None,
-        input_mode: str = "per_replica",
+        input_mode: str | None = None,
         steps_per_call: int = 1,
         *,
         args: Sequence[Any] = (),
@@ -130,8 +140,80 @@ class Running:
                 invalid.
         """
         return self._steps.get(
-            Request(step_fn, input_fn, input_mode, steps_per_call, args, remainder)
+            self._request(
+                step_fn, input_fn, input_mode, steps_per_call, args, remainder
+            )
         )
+
+    @_tf.not_converted
+    def epoch(
+        self,
+        step_fn: Callable[..., Any],
+        dataset: Any,
+        input_mode: str | None = None,
+        *,
+        args: Sequence[Any] = (),
+        remainder: str = "drop",
+    ) -> Iterable[Any]:
+        """Returns the results of a step, for one pass over a data set.
+
+        Each pass begins at the first element, and the step is built in the first one
+        only, if `step_fn` and `dataset` are the same objects.
+
+        Example:
+            >>> data = tf.data.Dataset.range(6).batch(4)  # batches of 4 and of 2
+            >>> step_fn = lambda x: repl.all_reduce(tf.reduce_sum(x))
+            >>> sums = repl.epoch(step_fn, data, "global_batch")
+            >>> len(sums), [int(x) for x in sums]
+            (2, [6, 9])
+
+        Args:
+            step_fn: As for `run`.
+            dataset: A tf.data.Dataset that ends, or a function that returns one, as for
+                `run`.
+            input_mode: As for `run`.
+            args: As for `run`.
+            remainder: As for `run`.
+
+        Returns:
+            An iterable of what `run` returns, for each step. It has a len() if the data
+            set says how many elements it has, which progress bars such as tqdm show.
+
+        Raises:
+            InputError: The data set never ends; or two passes over it are mixed.
+            ContextError: Called in a graph or inside a step.
+        """
+        if context.current() is not None or not tf.executing_eagerly():
+            raise errors.ContextError(
+                errors.compose(
+                    "epoch was called inside a step or a graph, where how many steps "
+                    "it takes cannot be known.",
+                    [f"at {errors.user_line()}"],
+                    "call it eagerly; or build one step, repl.run(step_fn, dataset), "
+                    "and run it until tf.errors.OutOfRangeError.",
+                )
+            )
+        return self._steps.epoch(
+            self._request(step_fn, dataset, input_mode, 1, args, remainder)
+        )
+
+    @staticmethod
+    def select(results: Any, replica: int) -> Any:
+        """Returns what one replica returned: a result of `run` without PerReplica.
+
+        Example:
+            >>> results = repl.run(lambda: {"id": repl.replica_id, "one": 1.0})
+            >>> {name: float(x) for name, x in repl.select(results, 1).items()}
+            {'id': 1.0, 'one': 1.0}
+
+        Args:
+            results: A nest of tuples, lists and dicts with PerReplica in it.
+            replica: The position of the replica's value, a Python int.
+
+        Raises:
+            ArgumentError: There is no such replica.
+        """
+        return values.select(results, replica)
 
     @property
     def plan(self) -> plans.Plan:

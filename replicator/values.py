@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import _tf, arguments, errors
 
 _BINARY = (
     "add sub mul truediv floordiv mod divmod pow matmul lshift rshift and_ or_ xor"
@@ -60,7 +60,7 @@ class PerReplica(tuple):
         return _tf.KeptTuple.of(self, context)  # else functions make it a plain tuple
 
     def __repr__(self) -> str:
-        return f"PerReplica({', '.join(map(repr, self))})"
+        return f"PerReplica({', '.join(map(_brief, self))})"
 
     # --- As one value, if all replicas hold the same ----------------------------------
 
@@ -144,6 +144,46 @@ def is_in(nest: Any) -> bool:
     if isinstance(nest, Mapping):
         return any(map(is_in, nest.values()))
     return isinstance(nest, tuple | list) and any(map(is_in, nest))
+
+
+def select(nest: Any, replica: int) -> Any:
+    """Returns a nest with the value of one replica in place of each PerReplica.
+
+    Args:
+        nest: A nest of tuples, lists and dicts.
+        replica: Its position in each PerReplica.
+
+    Raises:
+        ArgumentError: A PerReplica has no such value.
+    """
+    if isinstance(nest, PerReplica):
+        if not arguments.is_whole(replica, 0, len(nest) - 1):
+            raise errors.ArgumentError(
+                errors.compose(
+                    f"select was given replica {errors.shown(replica)} of {len(nest)}.",
+                    fix=f"0 <= replica < {len(nest)}, a Python int.",
+                )
+            )
+        return nest[replica]
+    if isinstance(nest, Mapping):
+        return {key: select(value, replica) for key, value in nest.items()}
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*(select(value, replica) for value in nest))
+    if isinstance(nest, list | tuple):
+        return type(nest)(select(value, replica) for value in nest)
+    return nest
+
+
+def _brief(value: Any) -> str:
+    """Returns a value in one short line: a tensor as NumPy prints its numbers."""
+    is_array = isinstance(value, tf.Tensor | np.ndarray | np.generic)
+    if not is_array or tf.is_symbolic_tensor(value):
+        return repr(value)
+    array = np.asarray(value)
+    if not array.shape:
+        return str(array[()])
+    text = np.array2string(array, separator=", ", threshold=8, edgeitems=2)
+    return " ".join(text.split())
 
 
 _UFUNCS = frozenset(

@@ -26,6 +26,11 @@ def test_knows_its_devices(replicas):
     assert len(set(repl.devices)) == replicas
 
 
+def test_its_repr_shows_the_devices_and_where_variables_live():
+    shown = repr(helpers.make(2, variables="sharded"))
+    assert shown == "Replicator(['CPU:0', 'CPU:1'], variables='sharded')"
+
+
 # --- Outside and inside ---------------------------------------------------------------
 
 _CALLS = {
@@ -242,6 +247,7 @@ _IN_A_STEP = {
 def test_all_that_means_the_step_being_built_is_among_those():
     """A run in a step is refused on any Replicator; the rest are facts."""
     others = {"run", "build", "initialize", "plan", "devices", "num_replicas", "inputs"}
+    others |= {"epoch", "select"}
     others |= {"strategy", "stages"}
     public = {name for name in dir(replicator.Replicator) if name[0] != "_"}
     assert _IN_A_STEP.keys() == public - others

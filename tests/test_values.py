@@ -341,3 +341,27 @@ def test_packer_packs_again_and_again(structure):
         assert type(pack(leaves)) is type(expected)
         if isinstance(expected, dict):
             assert list(pack(leaves)) == list(expected)
+
+
+def test_what_one_replica_returned_is_selected_from_a_nest():
+    Pair = collections.namedtuple("Pair", "one two")
+    x, y = PerReplica(1, 2), PerReplica(3, 4)
+    nest = {"a": [x, 7], "b": Pair(y, (x,)), "c": None}
+    expected = {"a": [2, 7], "b": Pair(4, (2,)), "c": None}
+    selected = helpers.make(2).select(nest, 1)
+    assert selected == expected and type(selected["b"]) is Pair
+    for wrong in (2, -1, 1.0, None, True):
+        with pytest.raises(
+            errors.ArgumentError, match="(?s)select was given.*replica <"
+        ):
+            values.select(x, wrong)
+
+
+def test_its_repr_is_one_short_line():
+    assert repr(PerReplica(tf.constant(0.1), np.float32(2))) == "PerReplica(0.1, 2.0)"
+    rows = PerReplica(tf.constant([[1, 2], [3, 4]]), tf.constant("a"))
+    assert repr(rows) == "PerReplica([[1, 2], [3, 4]], b'a')"
+    many = repr(PerReplica(tf.zeros([1000]), tf.zeros([1000])))
+    assert len(many) < 80 and "..." in many
+    with tf.Graph().as_default():
+        assert "tf.Tensor" in repr(PerReplica(tf.constant(1.0)))

@@ -60,7 +60,14 @@ class Section:
 
 # The methods and properties of Replicator, by topic.
 METHODS: dict[str, tuple[str, ...]] = {
-    "Building and running steps": ("run", "build", "initialize", "inputs"),
+    "Building and running steps": (
+        "run",
+        "epoch",
+        "build",
+        "select",
+        "initialize",
+        "inputs",
+    ),
     "Variables, optimizers and models": ("context", "wrap_optimizer", "keras_model"),
     "Who am I": (
         *("num_replicas", "devices", "replica_id", "weight", "logical_device"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import tensorflow as tf
 from absl import logging
@@ -34,6 +34,30 @@ _LONGEST = 1e6  # seconds; more is a mistake, and too long for sockets
 _ATTEMPTS = 3  # at finding a port for this process that stays free
 
 
+@overload
+def connect(
+    hosts: Any = None,
+    *,
+    timeout: float = ...,
+    heartbeat: float | None = ...,
+    client: str | None = ...,
+    task: int | None = ...,
+    optional: Literal[False] = ...,
+) -> Cluster: ...
+
+
+@overload
+def connect(
+    hosts: Any = None,
+    *,
+    timeout: float = ...,
+    heartbeat: float | None = ...,
+    client: str | None = ...,
+    task: int | None = ...,
+    optional: Literal[True],
+) -> Cluster | None: ...
+
+
 @_tf.not_converted
 def connect(
     hosts: Any = None,
@@ -42,7 +66,8 @@ def connect(
     heartbeat: float | None = None,
     client: str | None = None,
     task: int | None = None,
-) -> Cluster:
+    optional: bool = False,
+) -> Cluster | None:
     """Connects this process to the servers of all hosts and returns the cluster.
 
     The hosts' devices become devices of this process, and `Replicator(None)` runs on
@@ -69,9 +94,13 @@ def connect(
         task: The number of this host, from 0, in between-graph mode, where every host
             runs the program in place of a server. `python -m replicator.launch
             --mode=between` sets it.
+        optional: Whether to return None, and connect to nothing, where `hosts` is None
+            and nothing in the environment describes hosts: the same program then runs
+            with the launcher and without.
 
     Returns:
-        The cluster; `Replicator(cluster.devices)` runs on it.
+        The cluster; `Replicator(cluster.devices)` runs on it, and so does
+        `Replicator()`. None if there is none and `optional` is True.
 
     Raises:
         ClusterError: There is no description of hosts, or it is wrong; a host does not
@@ -82,7 +111,9 @@ def connect(
     _refuse_place()
     limit = _positive("timeout", timeout)
     _check_client(client)
-    described = sources.find(hosts, os.environ)
+    described = sources.find(hosts, os.environ, optional)
+    if described is None:
+        return None
     silence = _positive(
         "heartbeat",
         described.heartbeat or description.HEARTBEAT

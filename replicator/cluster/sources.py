@@ -33,12 +33,15 @@ _LOOKED = (
 )
 
 
-def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
+def find(
+    hosts: Any, environment: Mapping[str, str], optional: bool = False
+) -> description.Description | None:
     """Returns the description of the hosts to connect to.
 
     Args:
         hosts: The argument of `connect`.
         environment: The environment variables of this process.
+        optional: Whether there may be none; the result is then None.
 
     Raises:
         ClusterError: There is no description, or it is wrong.
@@ -54,7 +57,7 @@ def find(hosts: Any, environment: Mapping[str, str]) -> description.Description:
         described = hostfile.read(environment[HOSTFILE], HOSTFILE)
     if described is None:
         described = hostfile.describe_mpirun(environment)
-    if described is not None:
+    if described is not None or optional:
         return described
     raise errors.ClusterError(
         errors.compose(

@@ -32,7 +32,7 @@ from replicator.primitives import all_reduce as exact
 def all_reduce(
     value: Any,
     op: str = "sum",
-    weight: Any = None,
+    weight: Any = "auto",
     group: Any = None,
     algorithm: str | None = None,
     compressor: Any = None,
@@ -57,9 +57,10 @@ def all_reduce(
         weight: For "mean": a scalar per replica, e.g. its number of examples. The
             result is sum(weight_r * x_r) / sum(weight_r). A replica of weight 0 does
             not contribute, whatever its value (NaN included); if all weights are 0, the
-            result is 0. With `Replicator.weight`, gradients that passed through
-            communication are weighed by the replica whose loss they are of, as by a
-            wrapped optimizer.
+            result is 0. "auto": `Replicator.weight`, so that the mean is that over all
+            examples, where replicas may have different numbers of them; gradients that
+            passed through communication are then weighted by the replica whose loss
+            they are of, as by a wrapped optimizer. None: all replicas count the same.
         group: The participating replicas, from `Replicator.group` or `groups`; all by
             default. The calling replica must be a member.
         algorithm: "hub", "shuffled", "tree", "ring" or "nccl", see `Replicator`. None:
@@ -83,6 +84,7 @@ def all_reduce(
             compressor is unknown or does not support it.
         ContextError: Called outside a step.
     """
+    weight = exact.weight_of(op, weight)
     kept = compressor if isinstance(compressor, Kept) else None
     active = kept.compressor if kept else specs.compressor("all_reduce", compressor)
     if active is None:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from replicator import _tf, context, errors
 from replicator.costs import cost
@@ -55,7 +54,7 @@ FACTS = Facts(algorithm="hub", same_for_all=True, reduces_for_all=True)
 def all_reduce(
     value: Any,
     op: str = "sum",
-    weight: Any = None,
+    weight: Any = "auto",
     group: Any = None,
     algorithm: str | None = None,
 ) -> Any:
@@ -66,7 +65,7 @@ def all_reduce(
     Args:
         value: A nest of tensors, of the same dtypes and shapes on all replicas.
         op: One of REDUCTIONS.
-        weight: For "mean": a scalar per replica.
+        weight: For "mean": a scalar per replica; or "auto", see `weight_of`.
         group: The participating replicas, as for all primitives.
         algorithm: One of ALGORITHM_NAMES; None: the cheapest.
 
@@ -86,8 +85,7 @@ def all_reduce(
         reductions.check("all_reduce", leaf, op)
     if not leaves:
         return value
-    if op == "mean" and weight is None:
-        _warn_of_uneven_shards()
+    weight = weight_of(op, weight)
     complete = weight is None
     if op == "mean" and weight is not None:
         weight = as_weight("all_reduce", weight)
@@ -98,19 +96,18 @@ def all_reduce(
     return tf.nest.pack_sequence_as(value, reduced)
 
 
-def _warn_of_uneven_shards() -> None:
-    """Warns once about a mean over replicas whose numbers of examples may differ."""
+def weight_of(op: str, weight: Any) -> Any:
+    """Returns the weight that `weight="auto"` stands for: `repl.weight`, or None.
+
+    None where all replicas have the same number of examples, and in a mean that an
+    assignment to a variable takes, which weights by itself.
+    """
+    if not (isinstance(weight, str) and weight == "auto"):
+        return weight
     replica = context.require("all_reduce")
-    if replica.examples is None or replica.writing is not None:
-        return
-    logging.log_first_n(
-        logging.WARNING,
-        'The all_reduce of "mean" at %s weights all replicas equally, though their '
-        "shards of a batch may hold different numbers of examples, or none. For the "
-        "mean over the examples, pass weight=repl.weight.",
-        1,
-        errors.user_line(),
-    )
+    if op != "mean" or replica.examples is None or replica.writing is not None:
+        return None
+    return replica.weight
 
 
 def combine(

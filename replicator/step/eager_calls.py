@@ -18,6 +18,10 @@ _OF_INPUTS = re.compile(
 )
 
 
+class ExhaustedError(tf.errors.OutOfRangeError):
+    """The inputs of a step have ended, rather than something that step_fn reads."""
+
+
 @contextlib.contextmanager
 def holding(current: list[Any], leaves: Sequence[Any]) -> Iterator[None]:
     """Stores the leaves of a call in `current` during this block."""
@@ -65,7 +69,7 @@ def warning_of_rest(
                 "leave the loop at tf.errors.OutOfRangeError, where an epoch ends, or "
                 "repeat the dataset, dataset.repeat().",
             )
-            raise type(error)(None, None, text) from None
+            raise ExhaustedError(None, None, text) from None
         except tf.errors.OpError:
             feed.note_failure()
             raise

@@ -14,7 +14,7 @@ from absl import logging
 from replicator import errors
 from replicator.inputs import checks, positions
 from replicator.plan import plan as plans
-from replicator.step import cache, draft, stages, step_arguments
+from replicator.step import cache, draft, epochs, stages, step_arguments
 from replicator.step.renewing import MANY_BUILDS
 from replicator.step.requests import Request
 from replicator.step.state import State, StepFunction
@@ -75,6 +75,14 @@ class Steps:
                 if by_function:
                     state.step = weakref.ref(step)
             return step
+
+    def epoch(self, request: Request) -> epochs.Epoch:
+        """Returns one pass over the inputs of a step, which has not begun."""
+        is_dealt = self._settings.clock is None  # else among programs, too
+        step_arguments.check(request)
+        length = epochs.length_of(request, self._settings.world.num_replicas)
+        _, state = self._find(request)
+        return epochs.Epoch(self.get(request), state, length if is_dealt else None)
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
         """Restarts the inputs of all steps."""

@@ -32,6 +32,7 @@ class State:
         step: Returns the Step that `build` returned, if it is still alive.
         lock: Held while the step runs.
         outdated: Whether variables' components have moved since this was set to False.
+        passes: How many epochs have begun.
         names: What step_fn reads by name, as it was when the step was built.
     """
 
@@ -44,6 +45,7 @@ class State:
         self.feed: feeds.Feed | None = None
         self.plan: plans.Plan | None = None
         self.writes = False
+        self.passes = 0
         self.step: Callable[[], Any] = lambda: None  # a weak reference
 
     def is_current(self) -> bool:

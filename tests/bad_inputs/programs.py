@@ -288,6 +288,8 @@ PROGRAMS: tuple[Program, ...] = (
     _step("repl.all_reduce(bad, 'max')"),
     _step("repl.all_reduce(bad, 'argmax')"),
     _step("repl.all_reduce(x, weight=bad)"),
+    _plain("list(repl.epoch(lambda e: e, bad))"),
+    _plain("repl.select(replicator.PerReplica(1.0, 2.0), bad)"),
     _step("repl.all_reduce(x, 'mean', weight=bad)"),
     _step("repl.all_reduce(x, group=bad)"),
     _step("repl.all_reduce(x, algorithm=bad)"),

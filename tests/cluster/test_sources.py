@@ -160,3 +160,12 @@ def test_a_wrong_tf_config_is_refused(text, said):
         ClusterError, match=f"(?s)TF_CONFIG does not describe a cluster.*{said}|{said}"
     ):
         sources.find(None, {"TF_CONFIG": text})
+
+
+def test_nothing_is_connected_where_that_is_optional_and_nothing_describes_hosts():
+    assert sources.find(None, {}, optional=True) is None
+    with pytest.raises(ClusterError, match="no such file"):
+        sources.find("absent", {}, optional=True)
+    with pytest.raises(ClusterError, match="TF_CONFIG"):
+        sources.find(None, {"TF_CONFIG": "[]"}, optional=True)
+    assert replicator.connect(optional=True) is None

@@ -87,7 +87,7 @@ def test_a_training_is_that_of_one_device(mode: str, replicas: int) -> None:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((x @ w - y) ** 2)
             optimizer.apply_gradients([(tape.gradient(loss, w), w)])
-            return repl.all_reduce(loss, "mean", repl.weight)
+            return repl.all_reduce(loss, "mean")
 
         return step_fn
 
@@ -208,27 +208,27 @@ def test_a_shard_without_examples_leaves_metrics_as_they_are(
     assert float(mean.total) == 0.0
 
 
-def test_a_mean_without_weights_over_uneven_shards_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("compressor", [None, "fp16"])
+@pytest.mark.parametrize("size", [1, 3, 4, 5])
+def test_a_mean_is_that_of_all_examples_unless_weights_are_given(
+    size: int, compressor: str | None
 ) -> None:
-    messages: list[Any] = []
-    monkeypatch.setattr(logging, "log_first_n", lambda *about: messages.append(about))
+    x = np.arange(size, dtype=np.float32) + 1
 
-    def run(size: int, **weights: Any) -> None:
+    def run(op: str = "mean", **weights: Any) -> float:
         repl = helpers.make(2, build="trace")
-        repl.run(
-            lambda x: repl.all_reduce(tf.reduce_sum(x), "mean", **weights),
-            np.ones([size], np.float32),
-            input_mode="global_batch",
-        )
 
-    run(4)
-    run(3, weight=1.0)
-    assert not messages
-    run(3)
-    level, message, count, line = messages[0]  # and once more by the other replica
-    assert level == logging.WARNING and count == 1
-    assert "weight=repl.weight" in message and "test_global_batch.py" in line
+        def step_fn(x: Any) -> Any:
+            mean = tf.math.divide_no_nan(tf.reduce_sum(x), float(x.shape[0]))
+            return repl.all_reduce(mean, op, compressor=compressor, **weights)
+
+        return float(repl.run(step_fn, x, input_mode="global_batch"))
+
+    halves = [h.mean() if h.size else 0.0 for h in np.array_split(x, 2)]
+    np.testing.assert_allclose(run(), np.mean(x), rtol=1e-3)
+    np.testing.assert_allclose(run(weight=None), np.mean(halves), rtol=1e-3)
+    np.testing.assert_allclose(run(weight=1.0), np.mean(halves), rtol=1e-3)
+    np.testing.assert_allclose(run("sum"), np.sum(halves), rtol=1e-3)
 
 
 def test_args_alone_are_not_a_global_batch() -> None:

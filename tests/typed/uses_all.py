@@ -37,6 +37,7 @@ def train(devices: Sequence[str]) -> np.ndarray[Any, Any]:
     """Trains a model, and inspects its steps."""
     print(replicator.__version__)
     repl = replicator.Replicator(devices, build="clone", calibration="rates.json")
+    print(replicator.connect(optional=True))
     with repl.context(), repl.stages("stages"):
         v = tf.Variable([1.0, 2.0])
         optimizer = repl.wrap_optimizer(
@@ -74,6 +75,8 @@ def train(devices: Sequence[str]) -> np.ndarray[Any, Any]:
     names: tuple[str, ...] = repl.devices
     print(checkpoint, names, repl.num_replicas)
     losses: replicator.PerReplica = repl.run(step_fn, input_fn, steps_per_call=2)
+    for result in repl.epoch(step_fn, input_fn, input_mode="per_replica"):
+        print(repl.select(result, 0))
     alone = replicator.PerReplica(1.0, 2.0)
     print(float(alone[0]), len(losses))
     return np.asarray(losses.numpy())
