@@ -313,7 +313,8 @@ def _check_existence(names: Sequence[str], own_task: tf.DeviceSpec) -> None:
     if any(_local_cpu_count([name], own_task) for name in missing):
         fix = (
             "the CPU can only be split before TensorFlow has started: create the "
-            "Replicator earlier (in a notebook, restart the kernel first), or call, before anything else of TensorFlow,\n"
+            "Replicator earlier (in a notebook, restart the kernel first), or call, "
+            "before anything else of TensorFlow,\n"
             "  tf.config.set_logical_device_configuration(\n"
             '      tf.config.list_physical_devices("CPU")[0],\n'
             f"      [tf.config.LogicalDeviceConfiguration()] * {needed})"

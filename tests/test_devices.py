@@ -94,7 +94,8 @@ REFUSED = {
     "too late": (
         ["CPU:0", "CPU:8"],
         r"(?s)CPU:8 does not exist.*Fix: the CPU can only be split before TensorFlow.*"
-        r"in a notebook, restart the kernel.*tf\.config\.set_logical_device_configuration\(.*\* 9\)",
+        r"in a notebook, restart the kernel.*"
+        r"tf\.config\.set_logical_device_configuration\(.*\* 9\)",
     ),
 }
 
