@@ -40,8 +40,9 @@ def show(report: Report, file: TextIO | None = None) -> None:
     console.print(
         "T_comp is the time of a step of one replica alone, T_sync the additional time "
         "of a step of R; each keeps its batch, so it pays while T_sync / T_comp < "
-        "R - 1 (Das 2018). A step takes between the time with the most overlap and "
-        "that with the least, widened by how much steps vary."
+        "R - 1 (Das 2018). An epoch, which then has 1 / R as many steps, is shown in "
+        "percent of one replica's. A step takes between the time with the most overlap "
+        "and that with the least, widened by how much steps vary."
     )
 
 
@@ -75,9 +76,10 @@ def _parts(report: Report) -> rich.table.Table:
 
 
 def _predicted(report: Report, where: str) -> rich.table.Table:
-    table = _table(f"Predicted {reports.title(where)}")
+    table = _table(f"Predicted {report.title(where)}")
     table.caption = _source(report, where)
-    for name in ("replicas", "step", "between", "T_sync / T_comp", "speed-up", "pays"):
+    names = ("replicas", "step", "between", "T_sync / T_comp", "speed-up", "epoch")
+    for name in (*names, "pays"):
         table.add_column(name, justify="right")
     for prediction in reports.shown(report.predicted[where]):
         table.add_row(
@@ -86,6 +88,7 @@ def _predicted(report: Report, where: str) -> rich.table.Table:
             " - ".join(map(display.duration, (prediction.low, prediction.high))),
             f"{prediction.ratio:.3g}",
             f"{prediction.speed_up:.2f}",
+            f"{1 / prediction.speed_up:.0%}",
             "-" if prediction.replicas == 1 else "yes" if prediction.pays else "no",
         )
     return table

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from replicator.plan import display
-from replicator.profile import report as reports
 from replicator.profile.report import Report
 
 _MOST_PARTS = 12  # the longest communications, which have their own bars
@@ -68,7 +67,7 @@ def _speed_ups(axes: Axes, report: Report) -> None:
     for where, steps in report.predicted.items():
         numbers = [prediction.replicas for prediction in steps]
         ups = [prediction.speed_up for prediction in steps]
-        axes.plot(numbers, ups, label=reports.title(where))
+        axes.plot(numbers, ups, label=report.title(where))
         least = [
             prediction.replicas * prediction.alone / prediction.high
             for prediction in steps

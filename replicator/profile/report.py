@@ -14,10 +14,6 @@ from replicator.profile import model
 from replicator.profile.parts import Measured
 
 HERE, APART = "here", "apart"
-_TITLES = {
-    HERE: "on devices like these",
-    APART: "on hosts of their own",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +37,15 @@ class Report:
     strategy: str = ""
     source: str = "by default"
 
+    def title(self, where: str) -> str:
+        """Returns the title of HERE or APART."""
+        if where == APART:
+            return "on hosts of their own"
+        cores = self.measured.cores
+        if cores is None:
+            return "on further devices like these"
+        return f"on these same {cores} cores" if cores > 1 else "on this same core"
+
     def verdict(self, where: str) -> str:
         """Says in one sentence which numbers of replicas pay.
 
@@ -49,10 +54,11 @@ class Report:
         """
         outcome = model.verdict(self.predicted[where])
         if outcome.best == 1:
-            return f"{title(where)}: no number of replicas pays."
+            return f"{self.title(where)}: no number of replicas pays."
         text = (
-            f"{title(where)}: {outcome.best} replicas compute the most examples, "
-            f"{outcome.speed_up:.1f} times as many as one"
+            f"{self.title(where)}: {outcome.best} replicas compute the most examples, "
+            f"{outcome.speed_up:.1f} times as many as one, so that an epoch takes "
+            f"{1 / outcome.speed_up:.2g} of the time"
         )
         if outcome.starts is not None and outcome.starts > 2:
             text += f"; it pays from {outcome.starts} on"
@@ -113,11 +119,6 @@ class Report:
             "verdict": {where: self.verdict(where) for where in self.predicted},
         }
         return json.dumps(facts, indent=1) + "\n"
-
-
-def title(where: str) -> str:
-    """Returns the title of HERE or APART."""
-    return _TITLES[where]
 
 
 def report(

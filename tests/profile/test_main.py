@@ -132,7 +132,7 @@ def test_the_program_prints_draws_and_writes(module: str, capsys: Any) -> None:
     printed, line = capsys.readouterr().out, mains.line_of("# the loss", _MODULE)
     assert f":{line} in step_fn" in "".join(printed.split("\n"))
     assert "it pays while T_sync / T_comp < R - 1" in " ".join(printed.split())
-    assert "On devices like these: " in printed
+    assert "On these same " in printed and "epoch" in printed
     facts = json.loads(pathlib.Path("all.json").read_text())
     parts = [c["seconds"] for c in facts["communication"]]
     whole = facts["fixed"] + facts["compute"] + facts["once"] + sum(parts)

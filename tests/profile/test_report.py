@@ -31,7 +31,7 @@ def test_a_network_that_costs_nothing_pays_as_far_as_it_is_asked() -> None:
 
 def test_cores_that_are_shared_do_not_pay() -> None:
     assert _report().verdict(reports.HERE) == (
-        "on devices like these: no number of replicas pays."
+        "on these same 2 cores: no number of replicas pays."
     )
 
 
