@@ -12,6 +12,7 @@ _ROOT = _DOCS.parent
 sys.path.insert(0, os.fspath(_ROOT))
 
 from docs._ext import cells  # noqa: E402 - needs the path above
+from replicator.version import __version__ as release  # noqa: E402
 
 project = "Replicator"
 author = "The Replicator authors"
@@ -43,9 +44,11 @@ pygments_dark_style = "monokai"
 
 # --- Markdown, and its cells ----------------------------------------------------------
 
-myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
+myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline", "substitution"]
+myst_substitutions = {"version": release}
 myst_heading_anchors = 3
-nb_execution_mode = "cache"
+nb_custom_formats = {".md": "docs._ext.cells.read"}
+nb_execution_mode = os.environ.get("CELLS", "cache")  # "off" shows pages without output
 # A folder for each state of the code that determines the cells' output.
 nb_execution_cache_path = cells.cache(_ROOT)
 nb_execution_in_temp = True  # cells write files to a temporary folder

@@ -4,6 +4,9 @@
 The kernel needs no network, uses logical CPU devices only, and ignores the user's
 IPython and Jupyter settings. Its cells have short file names, so that an error says
 `cell_3.py:4`, the third cell of the page, and is the same on every machine.
+
+Pages are Markdown as GitHub shows it: a fence of "python" is a cell, one of "py" is not
+run, and a comment that begins with "cell" is a cell of which only the output is shown.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
+import re
 import shutil
+from typing import Any
 
 _STARTUP = '''\
 """Run in each kernel before the first cell of a page."""
@@ -28,6 +33,31 @@ ip = get_ipython()
 ip.compile.get_code_name = lambda raw, code, number: f"cell_{number}.py"
 warnings.formatwarning = lambda said, kind, *_: f"{kind.__name__}: {said}\\n"
 '''
+
+_HIDDEN = re.compile(r"^<!-- cell\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+_KERNEL = {"name": "python3", "display_name": "Python 3"}
+
+
+def read(text: str) -> Any:
+    """Returns a page as a notebook, as myst_nb wants it.
+
+    Args:
+        text: Markdown.
+    """
+    from myst_nb.core import read as reading  # so that tests of the rest need no Sphinx
+
+    text = _HIDDEN.sub(r"```python\n:tags: [remove-input]\n\n\1```", text)
+    notebook = reading.read_myst_markdown_notebook(
+        text, code_directive="python", add_source_map=True
+    )
+    notebook.metadata["kernelspec"] = dict(_KERNEL)
+    notebook.metadata["language_info"] = {
+        "name": "python",
+        "pygments_lexer": "ipython3",
+    }
+    if all(cell.cell_type != "code" for cell in notebook.cells):
+        notebook.metadata["mystnb"] = {"execution_mode": "off"}
+    return notebook
 
 
 def cache(root: pathlib.Path) -> str:
@@ -57,6 +87,9 @@ def prepare(folder: pathlib.Path, root: pathlib.Path) -> None:
     startup = folder / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True, exist_ok=True)
     (startup / "cells.py").write_text(_STARTUP)
+    # The kernel warns that it does not encrypt what it sends within this machine.
+    quiet = "get_config().IPKernelApp.log_level = 40\n"
+    (startup.parent / "ipython_kernel_config.py").write_text(quiet)
     paths = [os.fspath(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ.update(
         IPYTHONDIR=os.fspath(folder / "ipython"),

@@ -10,7 +10,7 @@ from docs._ext import names
 
 _PAGE = pathlib.Path(names.__file__).parents[1] / "guides" / "communication.md"
 _TOPICS = ("Collectives", "Messages", "Python objects", "Methods of TF-Replicator")
-_CELL = re.compile(r"^```\{code-cell\} python$(.*?)^```$", re.M | re.S)
+_CELL = re.compile(r"^```python$(.*?)^```$", re.M | re.S)
 _CALL = re.compile(r"\brepl\.(\w+)")
 
 

@@ -36,7 +36,7 @@ def test_every_program_has_a_page(name: str) -> None:
     page, index = _page(name), _page("index")
     assert f"examples/{name}.py" in page
     assert f"\n```{{flags}} {name}\n" in page
-    assert f"| {{doc}}`{name}` | `" in index
+    assert f"]({name}.md) | `" in index
     if name in _TARGETS:
         assert f"\n{_TARGETS[name]}\n" in page
         assert f"| `{_TARGETS[name]}` |" in index

@@ -28,4 +28,4 @@ def test_the_programs_in_the_readme_run_and_learn() -> None:
     of_fit = [float(loss) for loss in re.findall(r"loss: ([\d.]+)", result.stdout)]
     assert len(of_fit) == 10 and of_fit[-1] < min(0.5, of_fit[0])
     of_steps = [float(loss) for loss in re.findall(r"loss ([\d.]+)", result.stdout)]
-    assert len(of_steps) == 4 and of_steps[-1] < min(0.5, of_steps[0])
+    assert len(of_steps) == 5 and of_steps[-1] < min(0.5, of_steps[0])

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages are Markdown as GitHub shows it, and are read as notebooks."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+from docs._ext import cells
+
+_DOCS = pathlib.Path(cells.__file__).parents[1]
+_FENCES = re.compile(r"^(```+)(?!`).*?^\1$|^<!-- cell$.*?^-->$", re.M | re.S)
+
+
+def test_fences_and_comments_are_cells() -> None:
+    page = "# A\n\n```python\nx = 1\n```\n\n```py\ny\n```\n\n<!-- cell\nx + 1\n-->\n"
+    notebook = cells.read(page)
+    kinds = [(cell.cell_type, cell.source) for cell in notebook.cells]
+    assert kinds == [
+        ("markdown", "# A"),
+        ("code", "x = 1"),
+        ("markdown", "```py\ny\n```"),
+        ("code", "x + 1"),
+    ]
+    assert notebook.cells[1].metadata.get("tags", []) == []
+    assert notebook.cells[3].metadata["tags"] == ["remove-input"]
+
+
+def test_a_page_without_cells_starts_no_kernel() -> None:
+    notebook = cells.read("# A\n\n```py\nx\n```\n")
+    assert notebook.metadata["mystnb"] == {"execution_mode": "off"}
+
+
+@pytest.mark.parametrize("folder", ["start", "guides", "coming_from", "internals"])
+def test_pages_show_no_markup_of_the_site_on_github(folder: str) -> None:
+    for path in sorted((_DOCS / folder).glob("*.md")):
+        text = _FENCES.sub("", path.read_text())
+        assert not re.search(r"\{\w+\}`|^---$|^\(.*\)=$|:tags:", text, re.M), path.name
