@@ -132,19 +132,19 @@ class InStep:
         """Inside a step: the weight of this replica in means over the replicas.
 
         With `input_mode="global_batch"` or `remainder="pad"` this is its share of all
-        replicas' examples, a float32 scalar, 0 if it has none: all_reduce(x, "mean",
-        weight=repl.weight) of means over each replica's examples is the mean over all
-        examples. It is None where all replicas weigh the same. It is a float32 whatever
-        dtype the step computes in; code that multiplies by it must cast it:
-        tf.cast(repl.weight, x.dtype) * x. Given as a weight, it counts as the exact
+        replicas' examples, a float32 scalar, 0 if it has none. An all_reduce of "mean"
+        uses it, so that means over each replica's examples become the mean over all
+        examples. It is None where all replicas have the same weight. It is a float32
+        whatever dtype the step computes in; code that multiplies by it must cast it:
+        tf.cast(repl.weight, x.dtype) * x. Passed as a `weight`, it counts as the exact
         share, so that means of float64 values are not rounded.
 
         Example:
             >>> batches = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 6.0]).batch(3)
             >>> def step_fn(x):  # [1, 2] and [6]
-            ...     return repl.all_reduce(tf.reduce_mean(x), "mean", repl.weight)
+            ...     return repl.all_reduce(tf.reduce_sum(x) * repl.weight)
             >>> float(repl.run(step_fn, batches, input_mode="global_batch"))
-            3.0
+            4.0
 
         Raises:
             ContextError: Read outside a step.

@@ -52,7 +52,7 @@ def of_mean(
     count = tf.get_static_value(replica.shard.count)
     found = applied.contained(leaves, replica.combined, count)
     if found and is_by_examples(replica, weight):
-        who = 'all_reduce ("mean", weight=repl.weight)'
+        who = 'all_reduce ("mean")'
         return weighing.claim(replica, leaves, True, who, found), True
     if weighing.passed(replica, found):
         return if_equal(replica, leaves, weight, members, "all_reduce"), False
