@@ -13,17 +13,22 @@ from replicator.launch import sockets
 _DESCRIPTORS = "/dev/fd"  # where Linux and macOS list a process's open files
 
 
-def cut(address: str) -> int:
+def cut(address: str, *, probes: bool = True) -> int:
     """Shuts down all connections of this process to an address; returns how many.
 
     Args:
         address: "host:port".
+        probes: Whether to include our own probes of the server, which would report that
+            it is lost.
     """
-    copies = connections(address)
-    for connection in copies:
+    count = 0
+    for connection in connections(address):
         with connection, contextlib.suppress(OSError):  # it has ended by itself
-            connection.shutdown(socket.SHUT_RDWR)
-    return len(copies)
+            # Only gRPC sets this option: our probes send one message.
+            if probes or connection.getsockopt(socket.SOL_TCP, socket.TCP_NODELAY):
+                connection.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
 
 
 def connections(address: str) -> list[socket.socket]:

@@ -29,6 +29,7 @@ from replicator.cluster import addresses, cutting, description, lifeline, waitin
 _PAUSE, _ANSWER = 0.15, 0.4
 _CUTS = 0.1  # seconds between cuts while a host is silent: TensorFlow reconnects
 _CUTS_AT_ONCE = 10  # cuts between two probes
+_OTHERS_AT = 3  # before which of them calls to the other hosts are ended, too
 
 
 class Lifeline:
@@ -143,17 +144,31 @@ class Watcher(threading.Thread):
                 self._free()
 
     def _free(self) -> None:
-        for _ in range(_CUTS_AT_ONCE):
+        for k in range(_CUTS_AT_ONCE):
             with self._cutting:
                 if self._ended.is_set():
                     return
                 cutting.cut(self.host.address)
+                if k == _OTHERS_AT:
+                    _free_others()
             if self._over(_CUTS) or waiting.ask(self.host.address, _CUTS) is None:
                 return  # what the host does from now on must not be cut
 
     def _over(self, seconds: float) -> bool:
         """Waits; returns whether the watcher is no longer needed."""
         return self._ended.wait(seconds) or current() is not self.token
+
+
+def _free_others() -> None:
+    """Ends calls to the hosts that answer, which may wait for a tensor from another.
+
+    Nothing else ends them: the other side of such a transfer is no connection of this
+    process. In between-graph mode every process has a watch of its own.
+    """
+    if _tf.connection() is not None:
+        for watcher in watchers():
+            if watcher.problem is None:
+                cutting.cut(watcher.host.address, probes=False)
 
 
 def current() -> Any:

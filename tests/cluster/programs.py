@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -279,6 +280,31 @@ def faults(addresses: Sequence[str]) -> dict[str, Any]:
     results["moved"] = [replicator.connect(both).num_hosts, _sum()]
     moved.kill()
     return results
+
+
+def stopped_sender(addresses: Sequence[str]) -> dict[str, Any]:
+    """Stops a host whose own part of the step is done, but not all of it is sent."""
+    server = servers.start("--cpus=1", "--watch=stdin")
+    both = [*addresses, servers.facts(server)["address"]]
+    repl = replicator.Replicator(replicator.connect(both, heartbeat=3.0).devices)
+
+    def step_fn() -> tf.Tensor:
+        rows = repl.gather(tf.random.uniform([2**25]), axis=0, root=0)
+        return tf.constant(0.0) if rows is None else tf.reduce_sum(rows[:9])
+
+    repl.run(step_fn)
+    began = time.monotonic()
+    repl.run(step_fn)
+    late = 0.9 * (time.monotonic() - began)  # most of a step is the transfer
+    timer = threading.Timer(late, server.send_signal, [signal.SIGSTOP])
+    timer.start()
+
+    def run() -> None:
+        while True:
+            repl.run(step_fn)
+
+    problem = message(run)
+    return {"problem": problem, "seconds": time.monotonic() - began, "both": both}
 
 
 # --- Sessions -------------------------------------------------------------------------

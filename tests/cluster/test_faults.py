@@ -78,6 +78,15 @@ def test_faults(kind, moment, which, request):
 
 
 @pytest.mark.slow
+def test_a_step_is_freed_that_waits_for_a_tensor_between_hosts():
+    """This process has no call to the host that is stopped: another one waits."""
+    with servers.serving(1, "--cpus=1", "--watch=stdin") as told:
+        actual = servers.run_client("stopped_sender", servers.addresses(told))
+    assert actual["problem"][0] == "HostLostError"
+    assert f"1 of 2 hosts is lost: {actual['both'][1]}." in actual["problem"][1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_host_that_comes_back_is_used_again(which, request):
     _train("pause", "step", which, request.config.getoption("--faults"))

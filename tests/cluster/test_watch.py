@@ -95,6 +95,36 @@ def test_a_host_that_answers_again_is_not_cut_off(server, watcher):
             connection.recv(1)  # b"" if it was cut
 
 
+def test_calls_to_other_hosts_end_which_may_wait_for_a_silent_one(monkeypatch):
+    token = object()
+    monkeypatch.setattr(watch._tf, "connection", lambda: token)
+    servers = [_Server(), _Server()]
+    watchers = [
+        watch.Watcher(description.Host(str(k), s.address), k, token, _HEARTBEAT)
+        for k, s in enumerate(servers)
+    ]
+    call, probe = (
+        socket.create_connection(servers[0].socket.getsockname()) for _ in "ab"
+    )
+    call.setsockopt(socket.SOL_TCP, socket.TCP_NODELAY, 1)  # as gRPC does
+    for connection in (call, probe):
+        connection.settimeout(20)
+        assert connection.recv(100) == _SETTINGS
+    servers[1].silent = True
+    for watcher in watchers:
+        watcher.start()
+    with call, probe:
+        assert call.recv(1) == b""  # else TimeoutError
+        probe.settimeout(_HEARTBEAT)
+        with pytest.raises(TimeoutError):
+            probe.recv(1)
+    assert watchers[0].problem is watchers[0].last is None
+    for watcher, server in zip(watchers, servers, strict=True):
+        watcher.end()
+        watcher.join(10)
+        server.socket.close()
+
+
 def test_a_host_that_has_gone_is_named(server, watcher):
     server.socket.shutdown(socket.SHUT_RDWR)
     server.socket.close()
