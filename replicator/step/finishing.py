@@ -97,8 +97,7 @@ def check_initialized(draft: Draft) -> None:
     """
     variables = draft.build.aliases.noted().values()
     late = {id(v): v for v in variables if v.storage.late}.values()
-    # In a function, TensorFlow would order the assertion after the step's writes.
-    if late and not draft.build.graph.building_function:
+    if late:
         in_graphs.assert_initialized(late, set(draft.ops()) - draft.initializers)
 
 

@@ -63,14 +63,18 @@ def assert_initialized(
         variables: ReplicatedVariables that the step uses.
         ops: Its ops, which wait for the assertion if they use a component.
     """
-    names = ", ".join(variable.name for variable in variables)
+    names = ", ".join(dict.fromkeys(variable.name for variable in variables))
     handles = {
         id(component.handle): component.handle
         for variable in variables
         for component in (*variable.components, variable.storage.first)
     }.values()
-    users = [op for handle in handles for op in handle.consumers() if op in ops]
-    with tf.control_dependencies(None), tf.device(None), tf.name_scope("initialized"):
+    graph = tf.compat.v1.get_default_graph()
+    # In a function, TensorFlow would order the assertion after the step's writes.
+    in_function = graph.building_function
+    inner = [graph.capture(handle) for handle in handles] if in_function else handles
+    users = [op for handle in inner for op in handle.consumers() if op in ops]
+    with tf.init_scope(), tf.device(None), tf.name_scope("initialized"):
         checks = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]
         check = tf.debugging.Assert(
             tf.reduce_all(checks),
@@ -82,5 +86,9 @@ def assert_initialized(
                 'them in a new session; or use variables="mirrored".',
             ],
         )
+    if in_function:
+        with tf.init_scope(), tf.control_dependencies([check]):
+            check = tf.constant(True)
+        check = graph.capture(check).op
     for op in users:
         _tf.add_control_inputs(op, [check])

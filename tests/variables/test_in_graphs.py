@@ -48,8 +48,11 @@ def _looked_up(repl: Any) -> tuple[Any, Callable[[], Any]]:
     ],
     ids=["components", "divided", "parts"],
 )
+@pytest.mark.parametrize("in_function", [False, True])
 def test_a_session_that_initialized_variables_before_a_step_is_built_is_told_so(
-    options: dict[str, Any], make: Callable[[Any], tuple[Any, Callable[[], Any]]]
+    options: dict[str, Any],
+    make: Callable[[Any], tuple[Any, Callable[[], Any]]],
+    in_function: bool,
 ) -> None:
     repl = helpers.make(2, **options)
     with tf.Graph().as_default():
@@ -57,7 +60,8 @@ def test_a_session_that_initialized_variables_before_a_step_is_built_is_told_so(
         initializer = tf.compat.v1.global_variables_initializer()
         with helpers.session() as session:
             session.run(initializer)
-            results = list(repl.run(step_fn))
+            run = tf.function(repl.run) if in_function else repl.run
+            results = list(run(step_fn))
             with pytest.raises(
                 tf.errors.InvalidArgumentError,
                 match=r"(?s)gave new components to variables \(Variable.*this session "
