@@ -3,7 +3,8 @@
 
 Loads every page at the width of a desktop and of a phone. Problems are: an error in the
 console, a request to another host, a failed request, a picture that does not load or
-shows nothing, a body that scrolls sideways. The search has to find `reduce_scatter`.
+shows nothing, a body that scrolls sideways, a table or a block of code that is wider
+than its column. The search has to find `reduce_scatter`.
 Prints the problems; the exit status is 1 if there are any, and 2 without a Chromium.
 """
 
@@ -47,7 +48,14 @@ _LOOK = """
   const large = box => box.width > 1 && box.height > 1;
   const drawn = [...document.querySelectorAll('svg[role=img]')];
   const shown = svg => large(svg.getBoundingClientRect()) && large(svg.getBBox());
+  const name = e => e.innerText.trim().slice(0, 50).replaceAll('\\n', ' ');
+  const over = e => e.getBoundingClientRect().right -
+    e.parentElement.getBoundingClientRect().right;
+  // Code scrolls in its block. A table has to fit, since nobody scrolls a table.
+  const wide = [...document.querySelectorAll('article pre, article table')]
+    .filter(e => over(e) > 1);
   return {
+    wide: wide.map(e => `${e.tagName.toLowerCase()} "${name(e)}" by ${over(e)} px`),
     width: document.documentElement.scrollWidth,
     text: document.body.innerText.length,
     broken: [...document.images].filter(i => !(i.complete && i.naturalWidth))
@@ -178,6 +186,7 @@ async def _seen(tab: Tab, root: str, width: int) -> list[str]:
     facts = await tab.ask(_LOOK)
     wrong = [f"the picture {source} does not load" for source in facts["broken"]]
     wrong += [f"the inline picture {which} shows nothing" for which in facts["blank"]]
+    wrong += [f"the {which} is wider than its column" for which in facts["wide"]]
     if facts["width"] > width:
         wrong.append(f"is {facts['width']} pixels wide, and there are {width}")
     if not facts["text"]:

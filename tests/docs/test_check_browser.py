@@ -75,6 +75,23 @@ def test_a_page_that_is_too_wide_for_a_phone(tmp_path: pathlib.Path) -> None:
     assert problem.startswith("page.html on a phone: is 7")
 
 
+@pytest.mark.parametrize(
+    ("block", "wide"),
+    [
+        ("<table><td style='min-width: 2000px'>a table</table>", True),
+        ("<table><td>a table</table>", False),
+        ("<pre style='width: 2000px'>a table</pre>", True),
+        (f"<pre style='overflow: auto'>{'a table' * 300}</pre>", False),
+    ],
+)
+def test_what_is_wider_than_its_column(
+    tmp_path: pathlib.Path, block: str, wide: bool
+) -> None:
+    body = f"<article><div style='overflow: auto'>{block}</div></article>"
+    actual = _problems(tmp_path, body)
+    assert [' "a table" by ' in text for text in actual] == [True, True] * wide
+
+
 def test_a_search_that_finds_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
