@@ -9,7 +9,6 @@ added up for its rows is a sum over the replicas.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +16,7 @@ import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.rule import (
-    AS_IS,
     LOCAL,
-    Build,
     Need,
     OpPlan,
     Rule,
@@ -76,9 +73,6 @@ def gather(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if dims:
         return _gather_per_row(op, facts, dims, rest)
     at = axis[0] if axis[0] >= 0 else axis[0] % rank
-    if _is_of_variable(op) and isinstance(values, Sharded):
-        build: Build = functools.partial(_from_parts, form=values)
-        return plan(op, [AS_IS, REPLICATED], Partial(), build=build)
     if isinstance(ids.form, Sharded):
         made = ids.form.at(ids.form.axis + at)
         if at == 0 and _are_own_rows(values, ids):
@@ -100,22 +94,6 @@ def _gather_per_row(
     if _is_of_variable(op) or form is None or not form.axis < dims:
         return None
     return plan(op, [form, form, *rest], form)
-
-
-def _from_parts(
-    replica: Any, op: tf.Operation, inputs: Sequence[Any], form: Sharded
-) -> list[tf.Tensor]:
-    """Looks up the rows that this replica has, and zeros in place of others."""
-    handle, ids = inputs
-    first, count = (
-        tf.cast(n, ids.dtype)
-        for n in (replica.offset(form.layout), replica.own_rows(form.layout))
-    )
-    has = (ids >= first) & (ids < first + count)
-    (found,) = replica.stamp(op, [handle, tf.where(has, ids - first, 0)])
-    ones = [1] * (found.shape.rank - has.shape.rank)
-    mask = tf.reshape(has, tf.concat([tf.shape(has), ones], 0))
-    return [tf.where(mask, found, tf.zeros_like(found))]
 
 
 def gather_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:

@@ -7,7 +7,6 @@ all: prints, summaries, tables, functions of Python. Random numbers are in rando
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,11 +69,9 @@ def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, [AS_IS], REPLICATED)
 
 
-def read_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+def read_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Reads elements of a variable, by one index each."""
     form, ids, rank = facts[0].form, facts[1].form, op.inputs[1].shape.rank
-    if isinstance(form, Sharded):
-        return None
     if is_partial(facts[0]):
         return plan(op, [AS_IS, REPLICATED], form)
     if not isinstance(ids, Sharded) or rank is None or ids.axis == rank - 1:
@@ -85,54 +82,14 @@ def read_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | N
 def update(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Gives each replica's variable what one device's gets: sums are added up here.
 
-    A variable that is itself a sum, like a metric's, gets a part of what is added; the
-    scalars of an op on a sharded variable, like a learning rate, are for all of it.
+    A variable that is itself a sum, like a metric's, gets a part of what is added.
     """
-    form = facts[0].form
-    names = [arg.name for arg in op.op_def.input_arg]
     needs: list[Need] = []
-    for name, tensor in zip(names, op.inputs, strict=True):
-        is_value = tensor.shape.rank is None or tensor.shape.rank > 0
-        like: Form = form if is_value or is_partial(facts[0]) else REPLICATED
-        if is_partial(facts[0]) and name in ("indices", "begin", "end", "strides"):
-            like = REPLICATED  # places are the same in all summands
+    for arg, tensor in zip(op.op_def.input_arg, op.inputs, strict=True):
+        is_place = arg.name in ("indices", "begin", "end", "strides")
+        like: Form = REPLICATED if is_place else facts[0].form
         needs.append(AS_IS if tensor.dtype == tf.resource else like)
-    if not isinstance(form, Sharded) or "indices" not in names:
-        return plan(op, needs, REPLICATED)
-    rows = names.index("indices")
-    values = next(k for k, name in enumerate(names) if name in ("grad", "updates"))
-    needs[rows] = needs[values] = REPLICATED
-    build = functools.partial(_on_own_rows, rows=rows, values=values, form=form)
-    return plan(op, needs, REPLICATED, build=build)
-
-
-def _on_own_rows(
-    replica: Any,
-    op: tf.Operation,
-    inputs: Sequence[Any],
-    rows: int,
-    values: int,
-    form: Sharded,
-) -> Any:
-    """Updates the rows that this replica has.
-
-    Args:
-        replica: The replica.
-        op: The op.
-        inputs: Its inputs, of one device.
-        rows: Which of them has numbers of rows.
-        values: Which has what these are updated with.
-        form: Of the variable.
-    """
-    inputs = [*inputs]
-    ids = inputs[rows]
-    first = tf.cast(replica.offset(form.layout), ids.dtype)
-    has = (ids >= first) & (
-        ids < first + tf.cast(replica.own_rows(form.layout), ids.dtype)
-    )
-    inputs[rows] = tf.boolean_mask(ids, has) - first
-    inputs[values] = tf.boolean_mask(inputs[values], has)
-    return replica.stamp(op, inputs)
+    return plan(op, needs, REPLICATED)
 
 
 def of_generator(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
