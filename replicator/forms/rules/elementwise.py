@@ -16,7 +16,6 @@ import tensorflow as tf
 from replicator.forms.forms import (
     REPLICATED,
     Fact,
-    Form,
     Partial,
     Sharded,
     Unset,
@@ -145,7 +144,7 @@ def along(
     inner = inner or [0] * len(tensors)
     ranks = [t.shape.rank for t in tensors]
     if None in ranks:
-        return _along_unknown(facts, ranks, inner)
+        return None
     outer = [rank - its for rank, its in zip(ranks, inner, strict=True)]
     chosen: int | None = None
     for k, fact in enumerate(facts):
@@ -166,19 +165,6 @@ def along(
     return needs, form.at(at)
 
 
-def _along_unknown(
-    facts: Sequence[Fact], ranks: Sequence[int | None], inner: Sequence[int]
-) -> tuple[list[Need], Sharded] | None:
-    """As `along`, of one tensor of unknown rank and of scalars."""
-    if any(inner) or [rank or 0 for rank in ranks] != [0] * len(ranks):
-        return None
-    unknown = [k for k, rank in enumerate(ranks) if rank is None]
-    form = facts[unknown[0]].form
-    if len(unknown) > 1 or not isinstance(form, Sharded):
-        return None
-    return [form if k in unknown else REPLICATED for k in range(len(facts))], form
-
-
 def select(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of Select, in which a vector of conditions chooses whole rows."""
     condition, values = op.inputs[0].shape.rank, op.inputs[1].shape.rank
@@ -192,58 +178,11 @@ def select(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 
 
 def ensured(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of EnsureShape, which checks the length of a sharded axis as a whole."""
+    """The rule of EnsureShape: only the whole batch says how long it is."""
     form, shape = facts[0].form, tf.TensorShape(op.get_attr("shape"))
-    if not isinstance(form, Sharded) or shape.rank is None:
-        return elementwise(op, facts, scope)
-    if shape.as_list()[form.axis] is None:
-        return elementwise(op, facts, scope)
-
-    def build(
-        replica: Any, op: tf.Operation, inputs: list[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        (x,), sizes = inputs, shape.as_list()
-        length, want = replica.length(form, x), sizes[form.axis]
-        sizes[form.axis] = None
-        message = f"Shape {shape} is not compatible with the length of axis {form.axis}"
-        check = tf.debugging.assert_equal(length, want, message)
-        with tf.control_dependencies([check]):
-            x = tf.identity(x)
-        return replica.stamp(op, [x], shape=tf.TensorShape(sizes))
-
-    return plan(op, [form], form, build=build)
-
-
-def bitcast(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of Bitcast, which adds or removes a last axis."""
-    form, ranks = facts[0].form, (op.inputs[0].shape.rank, op.outputs[0].shape.rank)
-    if not isinstance(form, Sharded) or None in ranks or form.axis >= min(ranks):
+    if isinstance(form, Sharded) and shape.rank and shape[form.axis] is not None:
         return None
-    return plan(op, [form], form)
-
-
-def quantized(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of ops that round to a range, if it is given and the same for all."""
-    is_given = op.get_attr("range_given") and op.get_attr("axis") == -1
-    return elementwise(op, facts, scope) if is_given else None
-
-
-def quantized_gradient(
-    op: tf.Operation, facts: list[Fact], scope: Any
-) -> OpPlan | None:
-    """The rule of gradients of the rounded elements, and of the limits of the range."""
-    found = along(facts[:2], list(op.inputs)[:2])
-    if found is None:
-        return None
-    (needs, form), limits = found, Partial()
-    is_channel = form.axis == (op.inputs[0].shape.rank or 0) - 1
-    if "PerChannel" in op.type and is_channel:
-        return OpPlan([*needs, form.at(0), form.at(0)], _facts(form, form.at(0)))
-    return OpPlan([*needs, REPLICATED, REPLICATED], _facts(form, limits))
-
-
-def _facts(elements: Form, limits: Form) -> list[Fact]:
-    return [Fact(elements), Fact(limits), Fact(limits)]
+    return elementwise(op, facts, scope)
 
 
 def identities(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -295,16 +234,10 @@ _ELEMENTWISE = """
     StringUpper Sub Substr Tan Tanh TanhGrad TruncateDiv TruncateMod UnicodeScript
     UnicodeTranscode Xdivy Xlog1py Xlogy Zeta
 """
-_QUANTIZED_GRADIENTS = """
-    FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient
-"""
 RULES = {
     **rules_of(_ELEMENTWISE, elementwise),
     **rules_of("Select", select),
     **rules_of("EnsureShape", ensured),
-    **rules_of("Bitcast", bitcast),
-    **rules_of("QuantizeAndDequantizeV2 QuantizeAndDequantizeV4", quantized),
-    **rules_of(_QUANTIZED_GRADIENTS, quantized_gradient),
     **rules_of("IdentityN", identities),
     **rules_of("ZerosLike OnesLike", like),
     **rules_of("Assert", asserted),

@@ -28,41 +28,19 @@ from replicator.forms.rule import (
     OpPlan,
     Rule,
     plan,
-    replicated,
     rules_of,
 )
 from replicator.forms.rules.shapes import of_sizes
 from replicator.forms.sizes import elements
 
 
-def _once(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
-    return replica.once(op, inputs)
-
-
-def of_shape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def of_shape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Numbers of one law, of a shape: of the rows of something sharded, or of none."""
     made = of_sizes(elements(op.inputs[0], facts[0]))
     if made is None:
-        return replicated(op, build=_once)
+        return None
     needs: list[Need] = [LOCAL, *[REPLICATED] * (len(op.inputs) - 1)]
     return plan(op, needs, made)
-
-
-def of_parameters(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """So many numbers for each element of the parameters, whose axes come last."""
-    form, count = facts[1].form, op.inputs[0].shape.num_elements()
-    if not isinstance(form, Sharded) or count is None:
-        return replicated(op, build=_once)
-    made = form.at(form.axis + count)
-    return plan(op, [REPLICATED, form], made)
-
-
-def of_logits(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """Classes for each row of logits."""
-    form = facts[0].form
-    if not isinstance(form, Sharded) or form.axis != 0:
-        return replicated(op, build=_once)
-    return plan(op, [form, REPLICATED], form)
 
 
 def stateless(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -101,8 +79,6 @@ def _advanced(counter: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
 RULES: dict[str, Rule] = {
     **rules_of("RandomStandardNormal RandomUniform RandomUniformInt", of_shape),
     **rules_of("TruncatedNormal", of_shape),
-    **rules_of("RandomGamma RandomPoissonV2", of_parameters),
-    **rules_of("Multinomial", of_logits),
     **rules_of("StatelessRandomUniformV2 StatelessRandomNormalV2", stateless),
     **rules_of("StatelessRandomUniformIntV2", stateless),
     **rules_of("StatelessRandomUniformFullIntV2", stateless),

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
-from replicator.forms.rule import LOCAL, Need, OpPlan, is_partial, plan, rules_of
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, plan, rules_of
 from replicator.forms.sizes import Summed, SumTo, has_local, ints, is_size
 
 _HOW = {
@@ -123,31 +123,6 @@ def _sum_and_keep(replica: Any, op: tf.Operation, inputs: list[Any]) -> list[tf.
     return replica.stamp(op, inputs, keep_dims=True)
 
 
-def norm(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of EuclideanNorm: the squares are added up, and then the root taken."""
-    form, found, dtype = facts[0].form, axes(op, facts), op.outputs[0].dtype
-    if isinstance(form, Sharded) and found is not None and form.axis in found:
-        build = functools.partial(_norm, along=found)
-        made = plan(op, [form, REPLICATED], REPLICATED, build=build)
-        return None if dtype.is_integer else made
-    return reduction(op, facts, scope)
-
-
-def _norm(
-    replica: Any, op: tf.Operation, inputs: list[Any], along: list[int]
-) -> list[tf.Tensor]:
-    dtype = op.outputs[0].dtype
-    x = tf.cast(inputs[0], _MEAN_IN.get(dtype, dtype))
-    squares = tf.reduce_sum(x * tf.math.conj(x), along, op.get_attr("keep_dims"))
-    total = replica.convert(squares, Partial(), REPLICATED)
-    return [tf.cast(tf.sqrt(total), dtype)]
-
-
-def joined_text(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of ReduceJoin, for which no axes are all of them."""
-    return reduction(op, facts, scope) if axes(op, facts) else None
-
-
 def l2_loss(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of L2Loss, half the sum of the squares."""
     form = facts[0].form
@@ -186,34 +161,9 @@ def _channel(op: tf.Operation) -> int | None:
     return None if rank is None else rank - 1
 
 
-def counts(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of ops that count numbers, or add up weights per number."""
-    form, rank = facts[0].form, op.inputs[0].shape.rank
-    if not isinstance(form, Sharded):
-        return None
-    needs: list[Need] = [form, *[REPLICATED] * (len(op.inputs) - 1)]
-    if op.type == "HistogramFixedWidth":
-        return plan(op, needs, Partial())
-    weights = op.inputs[2].shape
-    if weights.num_elements() != 0:  # none: each number counts 1
-        if weights.rank != rank:
-            return None
-        needs[2] = form
-    if op.type == "Bincount":
-        return plan(op, needs, Partial())
-    if rank == 1:
-        is_binary = op.get_attr("binary_output")
-        return plan(op, needs, Partial("max" if is_binary else "sum"))
-    is_row = rank == 2 and form.axis == 0
-    return plan(op, needs, form) if is_row else None
-
-
 RULES = {
-    **rules_of("Sum Max Min Any All Prod", reduction),
-    **rules_of("EuclideanNorm", norm),
-    **rules_of("ReduceJoin", joined_text),
+    **rules_of("Sum Max Min Any All Prod EuclideanNorm", reduction),
     **rules_of("L2Loss", l2_loss),
     **rules_of("BiasAddGrad", bias_gradient),
     **rules_of("BiasAdd BiasAddV1", bias),
-    **rules_of("Bincount DenseBincount HistogramFixedWidth", counts),
 }

@@ -89,11 +89,6 @@ DRAWN: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "RandomUniform": lambda x: tf.random.uniform(tf.shape(x)),
     "RandomUniformInt": lambda x: tf.random.uniform(tf.shape(x), 0, 2**30, tf.int32),
     "TruncatedNormal": lambda x: tf.random.truncated_normal(tf.shape(x)),
-    "RandomGamma": lambda x: tf.random.gamma([], tf.abs(x) + 5.0),
-    "RandomPoissonV2": lambda x: tf.random.poisson([], tf.abs(x) + 1e6),
-    "Multinomial": lambda x: tf.random.categorical(
-        tf.zeros([tf.shape(x)[0], 10**6]), 3
-    ),
 }
 SHARED: dict[str, Callable[[], tf.Tensor]] = {
     "normal": lambda: tf.random.normal([3]),

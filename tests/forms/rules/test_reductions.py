@@ -47,8 +47,6 @@ SAMPLES = [
     reduced("Sum", "i", [0], SUM),
     reduced("Sum", "z", [0], SUM),
     reduced("Mean", "z", [0, 1], SUM),
-    reduced("EuclideanNorm", "x", [0, 1], WHOLE),
-    reduced("EuclideanNorm", "z", [0], WHOLE),
     reduced("EuclideanNorm", "x", [1], "sharded"),
     *map(mean_of, (tf.int8, tf.int16, tf.int32, tf.int64, tf.float64)),
     Sample("Sum", lambda v: raw.Sum(input=raw.Sum(input=v.x, axis=[0]), axis=[0]), SUM),
@@ -75,12 +73,6 @@ SAMPLES = [
     Sample("Sum", lambda v: tf.reduce_sum((v("x", 2, 3) * v("y", 1, 3)) ** 2, 2)),
     Sample("Sum", lambda v: tf.reduce_sum(v("x", 2, 3) * v("y", 2, 1), [0, 1]), SUM),
     Sample("Sum", lambda v: tf.reduce_sum(v.x * tf.reduce_mean(v.y, 0), 1)),
-    Sample(
-        "ReduceJoin",
-        lambda v: raw.ReduceJoin(
-            inputs=v("s", 2, 3), reduction_indices=[2], separator=","
-        ),
-    ),
     Sample("L2Loss", lambda v: raw.L2Loss(t=v.x), SUM),
     Sample("BiasAdd", lambda v: raw.BiasAdd(value=v.x, bias=[1.0, 2.0, 3.0])),
     Sample("BiasAddV1", lambda v: raw.BiasAddV1(value=v.x, bias=[1.0, 2.0, 3.0])),
@@ -92,40 +84,6 @@ SAMPLES = [
     Sample(
         "BiasAddGrad",
         lambda v: raw.BiasAddGrad(out_backprop=tf.transpose(v.x)),
-    ),
-    Sample(
-        "Bincount",
-        lambda v: raw.Bincount(arr=v.i, size=4, weights=tf.constant([], tf.float32)),
-        SUM,
-    ),
-    Sample(
-        "Bincount", lambda v: raw.Bincount(arr=v.i, size=5, weights=v.x), SUM, False
-    ),
-    Sample(
-        "DenseBincount",
-        lambda v: raw.DenseBincount(
-            input=v.i, size=5, weights=tf.constant([], tf.float32)
-        ),
-    ),
-    Sample(
-        "DenseBincount", lambda v: raw.DenseBincount(input=v.i, size=5, weights=v.x)
-    ),
-    Sample(
-        "DenseBincount",
-        lambda v: raw.DenseBincount(input=v("i"), size=5, weights=v("x")),
-        SUM,
-    ),
-    Sample(
-        "DenseBincount",
-        lambda v: raw.DenseBincount(
-            input=v("i"), size=5, weights=tf.constant([], tf.int32), binary_output=True
-        ),
-        SUM,
-    ),
-    Sample(
-        "HistogramFixedWidth",
-        lambda v: raw.HistogramFixedWidth(values=v.x, value_range=[-2.0, 2.0], nbins=5),
-        SUM,
     ),
 ]
 
