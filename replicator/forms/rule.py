@@ -71,14 +71,25 @@ def rules_of(types: str, rule: Rule) -> dict[str, Rule]:
     return dict.fromkeys(types.split(), rule)
 
 
-def plan(op: tf.Operation, needs: Sequence[Need], form: Form, **more: Any) -> OpPlan:
-    """Returns the plan of an op whose outputs are all of one form."""
-    return OpPlan(needs, [Fact(form)] * len(op.outputs), **more)
+def plan(
+    op: tf.Operation, needs: Sequence[Need], made: Form | Sequence[Fact], **more: Any
+) -> OpPlan:
+    """Returns the plan of an op.
+
+    Args:
+        op: The op.
+        needs: What it takes of its first inputs; the others are replicated.
+        made: The form of all outputs, or what is known of each.
+        **more: Attributes of the plan.
+    """
+    others = [REPLICATED] * (len(op.inputs) - len(needs))
+    makes = made if isinstance(made, Sequence) else [Fact(made)] * len(op.outputs)
+    return OpPlan([*needs, *others], makes, **more)
 
 
 def replicated(op: tf.Operation, **more: Any) -> OpPlan:
     """Returns the plan of an op that takes and makes values of one device."""
-    return plan(op, [REPLICATED] * len(op.inputs), REPLICATED, **more)
+    return plan(op, [], REPLICATED, **more)
 
 
 def is_partial(fact: Fact, how: str | None = None) -> bool:
@@ -88,7 +99,5 @@ def is_partial(fact: Fact, how: str | None = None) -> bool:
 
 def moves(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
     """Returns the plan of an op that only moves elements of its first input, a sum."""
-    if not is_partial(facts[0]):
-        return None
-    others: list[Need] = [REPLICATED] * (len(op.inputs) - 1)
-    return plan(op, [facts[0].form, *others], facts[0].form)
+    form = facts[0].form
+    return plan(op, [form], form) if isinstance(form, Partial) else None

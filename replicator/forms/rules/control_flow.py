@@ -329,21 +329,6 @@ def _is_true(which: tf.Tensor) -> tf.Tensor:
     return which if which.dtype == tf.bool else tf.cast(which, tf.bool)
 
 
-def switch(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """A conditional of TensorFlow 1: what is not alive communicates nothing alive."""
-    made = Fact(facts[0].form, facts[0].numbers)
-    return OpPlan([facts[0].form, REPLICATED], [made] * 2)
-
-
-def merge(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """The result of a conditional of TensorFlow 1."""
-    one = op.outputs[0]
-    made = functools.reduce(
-        lambda a, b: _by_turns(a, b, one, scope), facts, Fact(UNSET)
-    )
-    return OpPlan([made.form] * len(facts), [Fact(made.form), Fact()])
-
-
 def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A function, which is built where it is called."""
     graph, outputs = scope.function(op)
@@ -360,7 +345,5 @@ def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 RULES: dict[str, Rule] = {
     **rules_of("While StatelessWhile", loop),
     **rules_of("If StatelessIf Case StatelessCase", conditional),
-    **rules_of("Switch", switch),
-    **rules_of("Merge", merge),
     **rules_of("PartitionedCall StatefulPartitionedCall", call),
 }

@@ -13,14 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.forms.forms import (
-    REPLICATED,
-    Fact,
-    Partial,
-    Sharded,
-    Unset,
-    joined,
-)
+from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded, Unset, joined
 from replicator.forms.rule import (
     AS_IS,
     Need,

@@ -15,25 +15,18 @@ import tensorflow as tf
 
 from replicator import _tf, errors
 from replicator.forms import sizes
-from replicator.forms.forms import (
-    REPLICATED,
-    UNSET,
-    Fact,
-    Form,
-    Sharded,
-    Unset,
-    equal,
-)
+from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Sharded, Unset, equal
 from replicator.forms.rule import AS_IS, Build, Need, OpPlan, Rule, plan, rules_of
 from replicator.forms.sizes import elements, operand
 
 
-def _element_shape(op: tf.Operation, facts: Sequence[Fact], at: int) -> Need:
-    """Returns the version of an input that is the shape of a list's elements."""
-    form = facts[0].form
-    if not isinstance(form, Sharded):
-        return REPLICATED
-    return operand(elements(op.inputs[at], facts[at]), form.axis) or REPLICATED
+def _read(op: tf.Operation, facts: Sequence[Fact], at: int = -1) -> list[Need]:
+    """Returns what is needed to read a list, given the shape of its elements there."""
+    form, at = facts[0].form, at % len(facts)
+    need: Need | None = None
+    if isinstance(form, Sharded):
+        need = operand(elements(op.inputs[at], facts[at]), form.axis)
+    return [form, *[REPLICATED] * (at - 1), need or REPLICATED]
 
 
 def _of_any_shape(at: int) -> Build:
@@ -55,8 +48,8 @@ def _of_any_shape(at: int) -> Build:
 def empty(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes a list without elements, or to be filled."""
     if sizes.ints(facts[0]) is not None:
-        return plan(op, [REPLICATED, REPLICATED], UNSET)
-    return plan(op, [AS_IS, REPLICATED], UNSET, build=_of_any_shape(0))
+        return plan(op, [], UNSET)
+    return plan(op, [AS_IS], UNSET, build=_of_any_shape(0))
 
 
 def common(a: Form, b: Form) -> Form | None:
@@ -99,11 +92,11 @@ def _per_branch(a: Fact, b: Fact) -> tuple[tuple[Fact, ...], tuple[Fact, ...]]:
 def put(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Puts an element into a list; the first one decides on the form."""
     made = with_item(facts[0], facts[-1])
-    form, others = made.form, [REPLICATED] * (len(facts) - 2)
-    if not isinstance(form, Sharded) or isinstance(facts[-1].form, Sharded):
-        return OpPlan([form, *others, form], [made])
-    build = functools.partial(_put_own_rows, form=form)
-    return OpPlan([form, *others, REPLICATED], [made], build=build)
+    form = made.form
+    if isinstance(form, Sharded) and not isinstance(facts[-1].form, Sharded):
+        build = functools.partial(_put_own_rows, form=form)
+        return plan(op, [form], [made], build=build)
+    return OpPlan([form, *[REPLICATED] * (len(facts) - 2), form], [made])
 
 
 def _put_own_rows(
@@ -123,12 +116,9 @@ def _put_own_rows(
 
 def take(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Takes an element from a list."""
-    items = facts[0]
-    others: list[Need] = [REPLICATED] * (len(facts) - 2)
-    needs = [items.form, *others, _element_shape(op, facts, -1)]
     if op.outputs[-1].dtype != tf.variant:
-        _check_form(op, items)
-    return OpPlan(needs, [items] * len(op.outputs))
+        _check_form(op, facts[0])
+    return plan(op, _read(op, facts), [facts[0]] * len(op.outputs))
 
 
 def _check_form(op: tf.Operation, fact: Fact) -> None:
@@ -154,9 +144,8 @@ def stack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     form = facts[0].form
     _check_form(op, facts[0])
     made = form.at(form.axis + 1) if isinstance(form, Sharded) else form
-    others: list[Need] = [REPLICATED] * (len(facts) - 2)
-    needs = [form, *others, _element_shape(op, facts, -1)]
-    return plan(op, needs, REPLICATED if isinstance(made, Unset) else made)
+    made = REPLICATED if isinstance(made, Unset) else made
+    return plan(op, _read(op, facts), made)
 
 
 def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -171,8 +160,7 @@ def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
         own, lengths = replica.stamp(op, inputs)
         return [own, *replica.sums([lengths])]
 
-    needs = [form, _element_shape(op, facts, 1), REPLICATED]
-    return OpPlan(needs, [Fact(made), Fact()], build=build)
+    return plan(op, _read(op, facts, 1), [Fact(made), Fact()], build=build)
 
 
 def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -181,11 +169,11 @@ def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
     is_cut = isinstance(form, Sharded) and form.axis == 0
     if is_cut or isinstance(form, Unset):
         return None
-    is_known = sizes.ints(facts[at]) is not None
-    needs: list[Need] = [REPLICATED] * len(facts)
-    needs[0], needs[at] = form, REPLICATED if is_known else AS_IS
     made = form.at(form.axis - 1) if isinstance(form, Sharded) else form
-    return plan(op, needs, made, build=None if is_known else _of_any_shape(at))
+    if sizes.ints(facts[at]) is not None:
+        return plan(op, [form], made)
+    needs = [form, *[REPLICATED] * (at - 1), AS_IS]
+    return plan(op, needs, made, build=_of_any_shape(at))
 
 
 def scatter_into(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -198,7 +186,7 @@ def scatter_into(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     made = with_item(items, Fact(of_rows))
     form = made.form
     need = form.at(form.axis + 1) if isinstance(form, Sharded) else form
-    return OpPlan([form, need, REPLICATED], [made])
+    return plan(op, [form, need], [made])
 
 
 def concatenate_lists(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -214,7 +202,7 @@ def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
 def resize(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes a list longer or shorter."""
-    return OpPlan([facts[0].form, REPLICATED], [facts[0]])
+    return plan(op, [facts[0].form], [facts[0]])
 
 
 def nothing(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -228,12 +216,11 @@ def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         return None
     form = facts[0].form
     made = Fact(form, facts[0].numbers, branches=facts[0].branches)
-    if op.outputs[0].dtype == tf.variant:
-        return OpPlan([form], [made])
-    _check_form(op, facts[0])
-    if not isinstance(form, Sharded):
-        return OpPlan([form], [made])
-    return OpPlan([form], [made], build=functools.partial(_measured, form=form))
+    if op.outputs[0].dtype != tf.variant:
+        _check_form(op, facts[0])
+        if isinstance(form, Sharded):
+            return OpPlan([form], [made], functools.partial(_measured, form=form))
+    return OpPlan([form], [made])
 
 
 def _measured(

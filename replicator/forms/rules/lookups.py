@@ -15,16 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
-from replicator.forms.rule import (
-    LOCAL,
-    Need,
-    OpPlan,
-    Rule,
-    is_partial,
-    moves,
-    plan,
-    rules_of,
-)
+from replicator.forms.rule import LOCAL, OpPlan, Rule, is_partial, moves, plan, rules_of
 from replicator.forms.sizes import Size, elements, ints, operand
 from replicator.graph.ir import shapes
 
@@ -64,36 +55,27 @@ def _is_of_variable(op: tf.Operation) -> bool:
 def gather(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Selects rows of a tensor or of a variable, also along another axis."""
     values, ids = facts[0].form, facts[1]
-    rest: list[Need] = [REPLICATED] * (len(facts) - 2)
     axis = ints(facts[2]) if op.type == "GatherV2" else [0]
     rank, ids_rank = op.inputs[0].shape.rank, op.inputs[1].shape.rank
     dims = op.get_attr("batch_dims") if op.type != "Gather" else 0
     if axis is None or ids_rank is None or (axis[0] < 0 and rank is None):
         return None
-    if dims:
-        return _gather_per_row(op, facts, dims, rest)
+    if dims:  # the first axes of both are the same: replicas look up in their own rows
+        form = next((f.form for f in facts[:2] if isinstance(f.form, Sharded)), None)
+        is_row = form is not None and form.axis < dims and not _is_of_variable(op)
+        return plan(op, [form, form], form) if form and is_row else None
     at = axis[0] if axis[0] >= 0 else axis[0] % rank
     if isinstance(ids.form, Sharded):
         made = ids.form.at(ids.form.axis + at)
         if at == 0 and _are_own_rows(values, ids):
-            return plan(op, [values, LOCAL, *rest], made)
-        return plan(op, [REPLICATED, ids.form, *rest], made)
+            return plan(op, [values, LOCAL], made)
+        return plan(op, [REPLICATED, ids.form], made)
     if is_partial(facts[0]):
-        return plan(op, [values, REPLICATED, *rest], values)
+        return plan(op, [values], values)
     if isinstance(values, Sharded) and values.axis != at:
         made = values.at(values.axis + (ids_rank - 1 if values.axis > at else 0))
-        return plan(op, [values, REPLICATED, *rest], made)
+        return plan(op, [values], made)
     return None
-
-
-def _gather_per_row(
-    op: tf.Operation, facts: Sequence[Fact], dims: int, rest: Sequence[Need]
-) -> OpPlan | None:
-    """The first axes of both are the same: each replica looks up in its own rows."""
-    form = next((f.form for f in facts[:2] if isinstance(f.form, Sharded)), None)
-    if _is_of_variable(op) or form is None or not form.axis < dims:
-        return None
-    return plan(op, [form, form, *rest], form)
 
 
 def gather_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -104,11 +86,9 @@ def gather_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         return moves(op, facts)
     if not isinstance(ids.form, Sharded) or rank is None or ids.form.axis == rank - 1:
         return None
-    is_own = _are_own_rows(values.form, ids, _columns(op.inputs[1]))
-    needs: list[Need] = [REPLICATED, ids.form]
-    if is_own:
-        needs = [values.form, LOCAL]
-    return plan(op, needs, ids.form)
+    if _are_own_rows(values.form, ids, _columns(op.inputs[1])):
+        return plan(op, [values.form, LOCAL], ids.form)
+    return plan(op, [REPLICATED, ids.form], ids.form)
 
 
 def segments(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -122,12 +102,11 @@ def segments(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if rank is None:
         return None
     if form.axis >= rank:
-        made = form.at(form.axis - rank + 1)
-        return plan(op, [form, REPLICATED, REPLICATED], made)
+        return plan(op, [form], form.at(form.axis - rank + 1))
     is_own = ids.form == form and _per_own_row(ids, size, op.inputs[2])
     if how == "sum" and is_own and ids.rows is not None:
         return plan(op, [form, LOCAL, LOCAL], Sharded(0, ids.rows))
-    return plan(op, [form, form, REPLICATED], Partial(how))
+    return plan(op, [form, form], Partial(how))
 
 
 def scatter_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -141,7 +120,7 @@ def scatter_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None
     is_own = _per_own_row(ids, shape, op.inputs[2], _columns(op.inputs[0]))
     if is_own and ids.form == form and ids.rows is not None:
         return plan(op, [LOCAL, form, LOCAL], Sharded(0, ids.rows))
-    return plan(op, [form, form, REPLICATED], Partial())
+    return plan(op, [form, form], Partial())
 
 
 def where(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:

@@ -165,23 +165,20 @@ def _finish(total: tf.Tensor, count: tf.Tensor, dtype: tf.DType) -> _Tensors:
 
 def fused(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of FusedBatchNorm, in all versions."""
-    form, others = facts[0].form, [REPLICATED] * 4
+    form = facts[0].form
     if not isinstance(form, Sharded) or form.axis not in _axes(op):
-        return dataclasses.replace(
-            replicated(op), makes=_makes(op, REPLICATED, "native")
-        )
+        return plan(op, [], _makes(op, REPLICATED, "native"))
     if not op.get_attr("is_training"):
-        return OpPlan([form, *others], _makes(op, form, "native"), _infer)
+        return plan(op, [form], _makes(op, form, "native"), build=_infer)
     if scope.own is not None and not _is_only_saved(op):
         scope.own.missed[op] = None
     elif scope.own is not None:
         makes = _makes(op, form, "own")
         makes[1:3] = [Fact(Partial()), Fact(Partial())]
-        return OpPlan(
-            [form, *others], makes, functools.partial(_normalize_own, form=form)
-        )
+        build = functools.partial(_normalize_own, form=form)
+        return plan(op, [form], makes, build=build)
     build = functools.partial(_normalize, form=form)
-    return OpPlan([form, *others], _makes(op, form, "whole"), build)
+    return plan(op, [form], _makes(op, form, "whole"), build=build)
 
 
 def _makes(op: tf.Operation, form: Form, how: str) -> list[Fact]:
@@ -301,28 +298,23 @@ def fused_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | 
     only it knows, and that differs between devices: statistics of unknown origin, as
     out of a list, are computed again.
     """
-    form, saved, is_training = (
-        facts[1].form,
-        facts[3].numbers,
-        op.get_attr("is_training"),
-    )
-    gradient, values = [Fact(Partial())] * 2, [REPLICATED] * (len(op.inputs) - 2)
+    form, saved = facts[1].form, facts[3].numbers
+    is_training = op.get_attr("is_training")
     if not is_training and not isinstance(form, Sharded):
         form = facts[0].form
     if not isinstance(form, Sharded) or form.axis not in _axes(op):
         is_native = not is_training or saved == Saved("native", REPLICATED)
         return None if is_native else replicated(op, build=_again)
-    rest = [Fact()] * (len(op.outputs) - 3)
-    if not is_training:
-        return OpPlan([form, form, *values], [Fact(form), *gradient, *rest])
-    if saved == Saved("own", form):
-        needs: list[Need] = [form, form, REPLICATED, *[AS_IS] * (len(op.inputs) - 3)]
-        return OpPlan(needs, [Fact(form), *gradient, *rest])
+    needs: list[Need] = [form, form, REPLICATED]
+    if not is_training or saved == Saved("own", form):
+        needs += [AS_IS] * (len(op.inputs) - 3) if is_training else []
+        sums = [Fact(Partial())] * 2
+        return plan(op, needs, [Fact(form), *sums, *[Fact()] * (len(op.outputs) - 3)])
     is_known = saved == Saved("whole", form)
-    moments = [REPLICATED if is_known else UNUSED] * 2
-    needs = [form, form, REPLICATED, *moments, *[UNUSED] * (len(op.inputs) - 5)]
-    build = functools.partial(_backward, form=form)
-    return OpPlan(needs, [Fact(form), *[Fact()] * (len(op.outputs) - 1)], build)
+    needs += [REPLICATED if is_known else UNUSED] * 2
+    needs += [UNUSED] * (len(op.inputs) - 5)
+    makes = [Fact(form), *[Fact()] * (len(op.outputs) - 1)]
+    return plan(op, needs, makes, build=functools.partial(_backward, form=form))
 
 
 def _again(replica: Any, op: tf.Operation, inputs: _Tensors) -> _Tensors:

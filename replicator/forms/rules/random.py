@@ -21,15 +21,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.forms.forms import REPLICATED, Fact, Sharded
-from replicator.forms.rule import (
-    LOCAL,
-    Need,
-    OpPlan,
-    Rule,
-    plan,
-    rules_of,
-)
+from replicator.forms.forms import Fact, Sharded
+from replicator.forms.rule import LOCAL, OpPlan, Rule, plan, rules_of
 from replicator.forms.rules.shapes import of_sizes
 from replicator.forms.sizes import elements
 
@@ -37,10 +30,7 @@ from replicator.forms.sizes import elements
 def of_shape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Numbers of one law, of a shape: of the rows of something sharded, or of none."""
     made = of_sizes(elements(op.inputs[0], facts[0]))
-    if made is None:
-        return None
-    needs: list[Need] = [LOCAL, *[REPLICATED] * (len(op.inputs) - 1)]
-    return plan(op, needs, made)
+    return plan(op, [LOCAL], made) if made else None
 
 
 def stateless(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -48,8 +38,7 @@ def stateless(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     made = of_sizes(elements(op.inputs[0], facts[0]))
     if made is None or made.axis != 0 or made.outer != 1:
         return None
-    needs: list[Need] = [LOCAL, *[REPLICATED] * (len(op.inputs) - 1)]
-    return plan(op, needs, made, build=functools.partial(_of_own_rows, made=made))
+    return plan(op, [LOCAL], made, build=functools.partial(_of_own_rows, made=made))
 
 
 def _of_own_rows(

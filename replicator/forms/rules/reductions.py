@@ -32,16 +32,16 @@ def reduction(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         return _sum_to_sizes(op, facts)
     is_mean, dtype = op.type == "Mean", op.outputs[0].dtype
     if how and is_partial(facts[0], how) and not (is_mean and dtype.is_integer):
-        return plan(op, [form, REPLICATED], form)
+        return plan(op, [form], form)
     found = axes(op, facts)
     if not isinstance(form, Sharded) or found is None or rank is None:
         return None
     if form.axis not in found:
         gone = 0 if op.get_attr("keep_dims") else sum(a < form.axis for a in found)
-        return plan(op, [form, REPLICATED], form.at(form.axis - gone))
+        return plan(op, [form], form.at(form.axis - gone))
     if is_mean:
         return mean(op, form, found)
-    return plan(op, [form, REPLICATED], Partial(how)) if how else None
+    return plan(op, [form], Partial(how)) if how else None
 
 
 def axes(op: tf.Operation, facts: list[Fact]) -> list[int] | None:
@@ -61,7 +61,7 @@ def mean(op: tf.Operation, form: Sharded, along: list[int]) -> OpPlan | None:
         return None
     made = REPLICATED if dtype.is_integer else Partial()
     build = functools.partial(_mean, along=along, form=form)
-    return plan(op, [form, REPLICATED], made, build=build)
+    return plan(op, [form], made, build=build)
 
 
 def _mean(
@@ -103,7 +103,7 @@ def _sum_to_sizes(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
     """
     form, sums, rank = facts[0].form, facts[1].numbers, op.inputs[0].shape.rank
     if is_partial(facts[0], "sum"):
-        return plan(op, [form, REPLICATED], form)
+        return plan(op, [form], form)
     users = {user.type for user in op.outputs[0].consumers()} - {"Shape"}
     if not isinstance(form, Sharded) or rank is None or users != {"Reshape"}:
         return None

@@ -70,8 +70,7 @@ def _batched(
         )
         for t in op.outputs
     ]
-    others = [REPLICATED] * (len(op.inputs) - count)
-    return OpPlan([*needs, *others], makes)
+    return plan(op, needs, makes)
 
 
 def along_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -86,8 +85,7 @@ def along_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None
     if form.axis in axes:
         return None
     is_gone = op.type in ("ArgMax", "ArgMin") and axes[0] < form.axis
-    others = [REPLICATED] * (len(op.inputs) - 1)
-    return plan(op, [form, *others], form.at(form.axis - is_gone))
+    return plan(op, [form], form.at(form.axis - is_gone))
 
 
 def reverse_sequence(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -110,7 +108,7 @@ def one_hot(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if not isinstance(form, Sharded):
         return None
     made = form.at(form.axis + (0 <= axis <= form.axis))
-    return plan(op, [form, REPLICATED, REPLICATED, REPLICATED], made)
+    return plan(op, [form], made)
 
 
 _DIAGONALS = (

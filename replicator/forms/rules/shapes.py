@@ -92,13 +92,13 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         is_told = made.outer is not None or product(sizes[: made.axis]) == 1
         if not is_told or any(map(is_size, sizes)):
             return None  # the sizes in front may be of the rows
-        return plan(op, [form, REPLICATED], made)
+        return plan(op, [form], made)
     if fitting(sizes, made) is LOCAL:
         build = _with_inferred_size(form, made) if -1 in sizes else None
         return plan(op, [form, LOCAL], made, build=build)
     if -1 in sizes or any(map(is_size, sizes)):
         return None
-    return plan(op, [form, REPLICATED], made, build=_with_own_length(made))
+    return plan(op, [form], made, build=_with_own_length(made))
 
 
 def _without_summed_axes(
@@ -200,7 +200,7 @@ def transpose(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     form, order = facts[0].form, ints(facts[1])
     if isinstance(form, Sharded) and order is not None:
         order = [axis % len(order) for axis in order]
-        return plan(op, [form, REPLICATED], form.at(order.index(form.axis)))
+        return plan(op, [form], form.at(order.index(form.axis)))
     return moves(op, facts)
 
 
@@ -209,7 +209,7 @@ def expand_dims(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
     form, axis, rank = facts[0].form, ints(facts[1]), op.inputs[0].shape.rank
     if isinstance(form, Sharded) and axis and rank is not None:
         at = axis[0] % (rank + 1)
-        return plan(op, [form, REPLICATED], form.at(form.axis + (at <= form.axis)))
+        return plan(op, [form], form.at(form.axis + (at <= form.axis)))
     return moves(op, facts)
 
 
@@ -241,7 +241,7 @@ def tile(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         if blocks == 0 or (blocks is None and form.inner is None):
             return None
         made = Sharded(form.axis, form.layout, blocks, form.inner)
-        return plan(op, [form, REPLICATED], made)
+        return plan(op, [form], made)
     known = shapes.static(op.inputs[0])
     sizes = [
         WHOLE if is_size(size) and (known is None or known[k] != 1) else size
@@ -254,7 +254,7 @@ def tile(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 def fill(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes a tensor of one value, with the shape of something sharded."""
     made = of_sizes(elements(op.inputs[0], facts[0]))
-    return plan(op, [LOCAL, REPLICATED], made) if made else None
+    return plan(op, [LOCAL], made) if made else None
 
 
 def broadcast_to(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -296,8 +296,8 @@ def range_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         return [own + tf.cast(replica.offset(layout), own.dtype)]
 
     makes = [Fact(Sharded(0, layout), rows=layout)]
-    needs: list[Need] = [REPLICATED, LOCAL, REPLICATED]
-    return OpPlan(needs, makes, build=build, build_local=build_local)
+    more = {"build": build, "build_local": build_local}
+    return plan(op, [REPLICATED, LOCAL], makes, **more)
 
 
 RULES: dict[str, Rule] = {

@@ -41,8 +41,7 @@ def _of_sums(op: tf.Operation, facts: Sequence[Fact], count: int) -> OpPlan | No
     partial = [fact for fact in facts[:count] if is_partial(fact)]
     if not partial or not all(is_partial(fact, "sum") for fact in partial):
         return None
-    others: list[Need] = [REPLICATED] * (len(facts) - count)
-    return plan(op, [*[Partial()] * count, *others], Partial())
+    return plan(op, [Partial()] * count, Partial())
 
 
 def pack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -76,11 +75,11 @@ def concat(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if at is None or rank is None:
         return None
     if at[0] % rank != form.axis:
-        return plan(op, [*[form] * len(values), REPLICATED], form)
+        return plan(op, [form] * len(values), form)
     if form.outer is None or form.inner is None or any(f.form != form for f in values):
         return None  # blocks are equally long
     made = Sharded(form.axis, form.layout, form.outer * len(values), form.inner)
-    return plan(op, [*[form] * len(values), REPLICATED], made)
+    return plan(op, [form] * len(values), made)
 
 
 def split(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -254,9 +253,8 @@ def pad(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         return None
     if WHOLE in widths or any(map(is_size, widths)):
         return None
-    needs: list[Need] = [form, *[REPLICATED] * (len(facts) - 1)]
     build = _with_a_row(form.axis) if op.type.startswith("Mirror") else None
-    return plan(op, needs, form, build=build)
+    return plan(op, [form], form, build=build)
 
 
 def _with_a_row(axis: int) -> Build:

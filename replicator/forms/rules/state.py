@@ -73,9 +73,9 @@ def read_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Reads elements of a variable, by one index each."""
     form, ids, rank = facts[0].form, facts[1].form, op.inputs[1].shape.rank
     if is_partial(facts[0]):
-        return plan(op, [AS_IS, REPLICATED], form)
+        return plan(op, [AS_IS], form)
     if not isinstance(ids, Sharded) or rank is None or ids.axis == rank - 1:
-        return plan(op, [AS_IS, REPLICATED], REPLICATED)
+        return plan(op, [AS_IS], REPLICATED)
     return plan(op, [AS_IS, ids], ids)
 
 
@@ -104,8 +104,7 @@ def of_generator(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
         own = [replica.convert(x, REPLICATED, Partial()) for x in made]
         return replica.sums(own) if own else []
 
-    needs: list[Need] = [AS_IS, *[REPLICATED] * (len(facts) - 1)]
-    return plan(op, needs, REPLICATED, build=build)
+    return plan(op, [AS_IS], REPLICATED, build=build)
 
 
 def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
