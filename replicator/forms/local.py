@@ -83,14 +83,14 @@ class Statistics:
         return dataclasses.replace(its, needs=[Partial(), its.needs[1]], build=build)
 
     def _mean(self, op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
-        form, along = facts[0].form, reductions.axes(op, facts)
-        if not isinstance(form, Sharded) or along is None or form.axis not in along:
+        found, of = reductions.over_rows(op, facts), self._means.get(op)
+        if found is None:
             return None
-        of = self._means.get(op)
         if of is None:
             if normalization.moments_of(op) is not None:
                 self.missed[op] = None
             return None
+        form, along = found
         self._made.add(of)
         build = functools.partial(_own_mean, along=along)
         return OpPlan([form, UNUSED], [Fact(Own(form.layout, of))], build)

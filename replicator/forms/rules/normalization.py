@@ -21,16 +21,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
-from replicator.forms.rule import (
-    AS_IS,
-    UNUSED,
-    Need,
-    OpPlan,
-    plan,
-    replicated,
-    rules_of,
-)
-from replicator.forms.rules.reductions import axes, elements_per_result, reduction
+from replicator.forms.rule import UNUSED, OpPlan, plan, replicated, rules_of
+from replicator.forms.rules.reductions import elements_per_result, over_rows, reduction
 from replicator.forms.values import OfSum
 
 _Tensors = list[tf.Tensor]
@@ -59,14 +51,13 @@ def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     They are found as tf.nn.moments makes them, and with it the layers of Keras and
     Sonnet: Mean(SquaredDifference(x, StopGradient(Mean(x)))).
     """
-    form, along, pair = facts[0].form, axes(op, facts), moments_of(op)
-    if pair is None or not isinstance(form, Sharded) or along is None:
-        return reduction(op, facts, scope)
-    if form.axis not in along:
+    found, pair = over_rows(op, facts), moments_of(op)
+    if pair is None or found is None:
         return reduction(op, facts, scope)
     if op is pair[1]:
         build = functools.partial(_variance, mean=pair[0].outputs[0])
         return plan(op, [UNUSED, UNUSED], REPLICATED, build=build)
+    form, along = found
     build = functools.partial(_mean, along=along, form=form)
     return plan(op, [form, UNUSED], REPLICATED, build=build)
 
@@ -214,21 +205,24 @@ def _axes(op: tf.Operation) -> list[int]:
     return [axis for axis in range(rank) if axis != channel]
 
 
+def _kernel(op: tf.Operation) -> Callable[..., Any]:
+    """Returns what adds a forward op, given that or its gradient."""
+    kernel = getattr(tf.raw_ops, op.type.replace("Grad", ""))
+    data_format, epsilon = op.get_attr("data_format").decode(), op.get_attr("epsilon")
+    return functools.partial(kernel, epsilon=epsilon, data_format=data_format)
+
+
 def _fused_infer(op: tf.Operation, *inputs: tf.Tensor) -> tf.Tensor:
     """Returns (x - mean) * scale / sqrt(variance + epsilon) + offset, by one kernel."""
     names = ("x", "scale", "offset", "mean", "variance")
-    given = dict(zip(names, inputs, strict=True))
-    return _kernel(op)(**given, **_options(op), is_training=False)[0]
+    return _kernel(op)(**dict(zip(names, inputs, strict=True)), is_training=False)[0]
 
 
-def _kernel(op: tf.Operation) -> Callable[..., Any]:
-    """Returns what adds a forward op, given that or its gradient."""
-    return getattr(tf.raw_ops, op.type.replace("Grad", ""))
-
-
-def _options(op: tf.Operation) -> dict[str, Any]:
-    data_format = op.get_attr("data_format").decode()
-    return {"epsilon": op.get_attr("epsilon"), "data_format": data_format}
+def _fused_train(op: tf.Operation, x: tf.Tensor, scale: tf.Tensor) -> Any:
+    """Returns what the forward op makes: values, mean, variance, and what it saves."""
+    empty = tf.zeros([0], scale.dtype)
+    given = {"scale": scale, "offset": scale, "mean": empty, "variance": empty}
+    return _kernel(op)(x=x, **given, is_training=True)
 
 
 def _infer(replica: Any, op: tf.Operation, inputs: _Tensors) -> _Tensors:
@@ -266,16 +260,14 @@ def _of_channels(
     ops, even though it normalizes, too.
     """
     scale, along = op.inputs[2].dtype, _axes(op)
-    ones, empty = tf.ones(op.inputs[2].shape, scale), tf.zeros([0], scale)
-    given = {"scale": ones, "offset": ones, "mean": empty, "variance": empty}
-    _, own, unbiased, *_ = _kernel(op)(x=x, **given, **_options(op), is_training=True)
+    ones = tf.ones(op.inputs[2].shape, scale)
+    _, own, unbiased, *_ = _fused_train(op, x, ones)
     rows = tf.cast(_count(x, along), scale)
     # Kernels return NaN for the moments of none, and may for the variance of one.
     own = tf.where(rows > 0, own, tf.zeros_like(own))
     squares = tf.where(rows > 1, unbiased * (rows - 1), tf.zeros_like(unbiased))
     count = elements_per_result(replica, x, form, along)
-    summand = _summand(own, squares, rows)
-    total = replica.convert(summand, Partial(), REPLICATED)
+    (total,) = replica.sums([_summand(own, squares, rows)])
     return [*_finish(total, count, scale), tf.cast(count, scale)]
 
 
@@ -305,23 +297,19 @@ def fused_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | 
     if not isinstance(form, Sharded) or form.axis not in _axes(op):
         is_native = not is_training or saved == Saved("native", REPLICATED)
         return None if is_native else replicated(op, build=_again)
-    needs: list[Need] = [form, form, REPLICATED]
+    rest = [Fact()] * (len(op.outputs) - 3)
     if not is_training or saved == Saved("own", form):
-        needs += [AS_IS] * (len(op.inputs) - 3) if is_training else []
         sums = [Fact(Partial())] * 2
-        return plan(op, needs, [Fact(form), *sums, *[Fact()] * (len(op.outputs) - 3)])
-    is_known = saved == Saved("whole", form)
-    needs += [REPLICATED if is_known else UNUSED] * 2
-    needs += [UNUSED] * (len(op.inputs) - 5)
-    makes = [Fact(form), *[Fact()] * (len(op.outputs) - 1)]
-    return plan(op, needs, makes, build=functools.partial(_backward, form=form))
+        return plan(op, [form, form], [Fact(form), *sums, *rest])
+    moments = [REPLICATED if saved == Saved("whole", form) else UNUSED] * 2
+    needs = [form, form, REPLICATED, *moments, *[UNUSED] * (len(op.inputs) - 5)]
+    build = functools.partial(_backward, form=form)
+    return plan(op, needs, [Fact(form), Fact(), Fact(), *rest], build=build)
 
 
 def _again(replica: Any, op: tf.Operation, inputs: _Tensors) -> _Tensors:
     """Runs the forward op once more, for what it saves."""
-    scale, empty = inputs[2], tf.zeros([0], inputs[2].dtype)
-    given = {"scale": scale, "offset": scale, "mean": empty, "variance": empty}
-    made = _kernel(op)(x=inputs[1], **given, **_options(op), is_training=True)
+    made = _fused_train(op, *inputs[1:3])
     return replica.stamp(op, [*inputs[:3], *made[3:]])
 
 
@@ -341,15 +329,11 @@ def _backward(
         count = tf.cast(others, scale.dtype)
     empty = [tf.zeros([0], scale.dtype)] * (len(op.inputs) - 5)
     own = replica.stamp(op, [dy, x, scale, found, variance, *empty], is_training=False)
-    by_scale, by_offset = tf.unstack(
-        replica.convert(tf.stack(own[1:3]), Partial(), REPLICATED)
-    )
+    by_scale, by_offset = tf.unstack(replica.sums([tf.stack(own[1:3])])[0])
     epsilon = op.get_attr("epsilon")
     root = tf.math.rsqrt(variance + epsilon)
-    slope, level = (
-        scale * root * root * by_scale / count,
-        scale * root * by_offset / count,
-    )
+    slope = scale * root * root * by_scale / count
+    level = scale * root * by_offset / count
     one = tf.fill(tf.shape(variance), tf.constant(1 - epsilon, variance.dtype))
     less = _fused_infer(op, x, slope, level, found, one)
     return _padded(op, [own[0] - less, by_scale, by_offset])

@@ -132,8 +132,8 @@ def _moved(tensor: tf.Tensor, have: Form, need: Form) -> int:
 
 # How ops use each input and make each output, given a batch:
 #   b  the batch is axis 0        e  it is, or there is one row for all examples
-#   s  the shape of a batch       .  the same for all examples
-#   +  a sum over the batch
+#   a  the batch is axis 1        s  the shape of a batch
+#   +  a sum over the batch       .  the same for all examples
 _USES = {
     "b.>b": """
         Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D ResizeArea ResizeBicubic
@@ -179,28 +179,48 @@ _USES = {
 _BATCHED = {name: uses for uses, names in _USES.items() for name in names.split()}
 
 
+_AXES = {"b": 0, "e": 0, "a": 1}
+
+
 def batched(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of convolutions, pooling, and others that treat each example alone."""
-    inputs, _, outputs = _BATCHED[op.type].partition(">")
-    uses = list(zip(op.inputs, facts, inputs, strict=True))
-    form = next((f.form for _, f, use in uses if use in "be" and _is_batch(f)), None)
-    if form is None or not _is_alone(op):
+    return of_examples(op, facts, _BATCHED[op.type]) if _is_alone(op) else None
+
+
+def of_examples(op: tf.Operation, facts: list[Fact], uses: str) -> OpPlan | None:
+    """Returns the plan of an op that treats each example alone; None: none is sharded.
+
+    Args:
+        op: The op.
+        facts: What is known of its inputs.
+        uses: How it uses each input and makes each output; scalars are always the same.
+    """
+    inputs, _, outputs = uses.partition(">")
+    shards = [
+        fact.form
+        for fact, use in zip(facts, inputs, strict=True)
+        if isinstance(fact.form, Sharded) and fact.form.axis == _AXES.get(use)
+    ]
+    if not shards:
         return None
+    forms: dict[str, Any] = {use: shards[0].at(axis) for use, axis in _AXES.items()}
+    forms |= {"+": Partial(), "s": LOCAL}
     needs: list[Need] = []
-    for tensor, fact, use in uses:
-        is_one = tensor.shape[:1] == [1]
-        if use == "s" and operand(elements(tensor, fact), 0) != LOCAL:
+    for tensor, fact, use in zip(op.inputs, facts, inputs, strict=True):
+        is_one = use in _AXES and tensor.shape[_AXES[use] :][:1] == [1]
+        is_other = use == "s" and operand(elements(tensor, fact), 0) != LOCAL
+        if is_other or (is_one and use != "e"):
             return None
-        if use == "b" and is_one:
-            return None
-        need: dict[str, Need] = {"b": form, "e": form, "s": LOCAL, ".": REPLICATED}
-        needs.append(REPLICATED if use == "e" and is_one else need[use])
-    made = {"b": Fact(form), "+": Fact(Partial())}
-    return OpPlan(needs, [made[use] for use in outputs])
-
-
-def _is_batch(fact: Fact) -> bool:
-    return isinstance(fact.form, Sharded) and fact.form.axis == 0
+        is_same = is_one or tensor.shape.rank == 0
+        needs.append(REPLICATED if is_same else forms.get(use, REPLICATED))
+    made = zip(op.outputs, outputs, strict=True)
+    return OpPlan(
+        needs,
+        [
+            Fact(REPLICATED if t.shape.rank == 0 else forms.get(use, REPLICATED))
+            for t, use in made
+        ],
+    )
 
 
 def _is_alone(op: tf.Operation) -> bool:

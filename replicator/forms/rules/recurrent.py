@@ -12,20 +12,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
-from replicator.forms.rule import AS_IS, UNUSED, Need, OpPlan, rules_of
+from replicator.forms.forms import Fact
+from replicator.forms.rule import UNUSED, OpPlan, replicated, rules_of
 from replicator.forms.rules.normalization import Saved
+from replicator.forms.rules.products import of_examples
 
-# How an op uses each input and makes each output: a: the batch is axis 1, or axis 0
-# unless time_major; b: it is axis 0; s: what is saved; ".": the same for all; "+": a
-# sum.
+# How an op uses each input and makes each output, as in products.py. The batch of a is
+# axis 0 unless time_major; k: what is kept for the gradient.
 _CUDNN = {
-    "CudnnRNN": "aaa.>aaas",
-    "CudnnRNNV2": "aaa.>aaass",
-    "CudnnRNNV3": "aaa.b>aaass",
-    "CudnnRNNBackprop": "aaa.aaaaaas>aaa+",
-    "CudnnRNNBackpropV2": "aaa.aaaaaass>aaa+",
-    "CudnnRNNBackpropV3": "aaa.baaaaaass>aaa+",
+    "CudnnRNN": "aaa.>aaak",
+    "CudnnRNNV2": "aaa.>aaakk",
+    "CudnnRNNV3": "aaa.b>aaakk",
+    "CudnnRNNBackprop": "aaa.aaaaaak>aaa+",
+    "CudnnRNNBackpropV2": "aaa.aaaaaakk>aaa+",
+    "CudnnRNNBackpropV3": "aaa.baaaaaakk>aaa+",
 }
 _BLOCKS = {
     **dict.fromkeys(("BlockLSTM", "BlockLSTMV2"), ".abb.....>aaaaaaa"),
@@ -37,11 +37,7 @@ _BLOCKS = {
 
 def blocks(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of BlockLSTM, whose inputs are time-major."""
-    form = facts[1].form
-    if not isinstance(form, Sharded) or form.axis != 1:
-        return None
-    inputs, _, outputs = _BLOCKS[op.type].partition(">")
-    return OpPlan(_needs(op, inputs, form), _makes(op, outputs, form))
+    return of_examples(op, facts, _BLOCKS[op.type])
 
 
 def cudnn(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -52,46 +48,20 @@ def cudnn(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """
     if op.get_attr("dropout"):
         return None
-    inputs, _, outputs = _CUDNN[op.type].partition(">")
-    have, form = facts[0].form, None
-    if isinstance(have, Sharded) and have.axis == _batch_axis(op):
-        form = have
-    makes = _makes(op, outputs, form)
-    if "s" in inputs and facts[inputs.index("s")].numbers != _saved(form):
-        needs = _needs(op, inputs.replace("s", "u"), form)
-        return OpPlan(needs, makes, build=_again)
-    return OpPlan(_needs(op, inputs, form), makes)
-
-
-def _saved(form: Sharded | None) -> Saved:
-    """Who saves what for the gradient: each replica of its own rows, or of all."""
-    return Saved("native", REPLICATED) if form is None else Saved("own", form)
-
-
-def _batch_axis(op: tf.Operation) -> int:
-    is_old = not op.type.endswith("V3")
-    return 1 if is_old or op.get_attr("time_major") else 0
-
-
-def _needs(op: tf.Operation, uses: str, form: Sharded | None) -> list[Need]:
-    needs: list[Need] = []
-    for tensor, use in zip(op.inputs, uses, strict=True):
-        need: Need = {"s": AS_IS, "u": UNUSED}.get(use, REPLICATED)
-        if form is not None and use in "ab" and tensor.shape.rank != 0:
-            need = form.at(0) if use == "b" else form
-        needs.append(need)
-    return needs
-
-
-def _makes(op: tf.Operation, uses: str, form: Sharded | None) -> list[Fact]:
-    makes = []
-    for tensor, use in zip(op.outputs, uses, strict=True):
-        made: Form = REPLICATED
-        if form is not None and tensor.shape.rank != 0:
-            forms: dict[str, Form] = {"a": form, "b": form.at(0), "+": Partial()}
-            made = forms.get(use, REPLICATED)
-        makes.append(Fact(made, _saved(form) if use == "s" else None))
-    return makes
+    uses = _CUDNN[op.type]
+    if op.type.endswith("V3") and not op.get_attr("time_major"):
+        uses = uses.replace("a", "b")
+    its = of_examples(op, facts, uses) or replicated(op)
+    inputs, _, outputs = uses.partition(">")
+    saved = Saved("own", its.makes[0].form)
+    makes = [
+        Fact(fact.form, saved if use == "k" else None)
+        for fact, use in zip(its.makes, outputs, strict=True)
+    ]
+    if "k" not in inputs or facts[inputs.index("k")].numbers == saved:
+        return OpPlan(its.needs, makes)
+    needs = zip(its.needs, inputs, strict=True)
+    return OpPlan([UNUSED if k == "k" else need for need, k in needs], makes, _again)
 
 
 def _again(replica: Any, op: tf.Operation, inputs: list[Any]) -> list[tf.Tensor]:

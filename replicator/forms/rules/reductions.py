@@ -50,6 +50,14 @@ def axes(op: tf.Operation, facts: list[Fact]) -> list[int] | None:
     return None if rank is None or found is None else [axis % rank for axis in found]
 
 
+def over_rows(op: tf.Operation, facts: list[Fact]) -> tuple[Sharded, list[int]] | None:
+    """Returns the form and the axes of what is reduced over a sharded axis, or None."""
+    form, found = facts[0].form, axes(op, facts)
+    if not isinstance(form, Sharded) or form.axis not in (found or ()):
+        return None
+    return form, found or []
+
+
 def mean(op: tf.Operation, form: Sharded, along: list[int]) -> OpPlan | None:
     """Returns the plan of a mean over a sharded axis.
 

@@ -18,16 +18,16 @@ from replicator.forms.sizes import ints
 _TYPES: dict[tuple[int, ...], str] = {
     (1,): """
         AdjustHue AdjustSaturation FFT HSVToRGB IFFT IRFFT IsotonicRegression LogSoftmax
-        MatrixDiag NthElement RFFT RGBToHSV Softmax TopKV2
+        MatrixDiag MatrixDiagV2 MatrixDiagV3 NthElement RFFT RGBToHSV Softmax TopKV2
     """,
     (2,): """
         Cholesky Eig FFT2D IFFT2D IRFFT2D LogMatrixDeterminant Lu MatrixBandPart
-        MatrixDeterminant MatrixDiagPart MatrixInverse MatrixLogarithm
-        MatrixSquareRoot Qr RFFT2D SelfAdjointEigV2 Svd
+        MatrixDeterminant MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixInverse
+        MatrixLogarithm MatrixSquareRoot Qr RFFT2D SelfAdjointEigV2 Svd
     """,
     (3,): "AdjustContrastv2 FFT3D IFFT3D IRFFT3D RFFT3D",
     (1, 1): "Cross LowerBound UpperBound",
-    (2, 1): "MatrixSetDiag",
+    (2, 1): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
     (2, 2): """
         CholeskyGrad MatrixSolve MatrixSolveLs
         MatrixTriangularSolve TridiagonalSolve
@@ -39,38 +39,23 @@ _LAST = {name: inner for inner, names in _TYPES.items() for name in names.split(
 
 def last_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ops that treat each vector, or matrix, of the last axes alone."""
-    return _batched(op, facts, _LAST[op.type])
-
-
-def diagonals(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of ops with several diagonals of a matrix, which are a matrix, too."""
-    which = ints(facts[2 if "Set" in op.type else 1])
-    if which is None:
-        return None
-    axes = 1 if len(set(which)) == 1 else 2
-    if "Set" in op.type:
-        return _batched(op, facts, (2, axes))
-    return _batched(op, facts, (2,) if "Part" in op.type else (axes,))
-
-
-def _batched(
-    op: tf.Operation, facts: list[Fact], inner: tuple[int, ...]
-) -> OpPlan | None:
+    inner = _LAST[op.type]
     count = len(inner)
     found = along(facts[:count], list(op.inputs)[:count], inner)
     if found is None:
         return None
     needs, form = found
     # Vectors that are not asked for (compute_v, compute_uv) have one axis, and no rows.
-    makes = [
-        Fact(
-            REPLICATED
-            if t.shape.rank is not None and t.shape.rank <= form.axis
-            else form
-        )
-        for t in op.outputs
-    ]
-    return plan(op, needs, makes)
+    ranks = [t.shape.rank for t in op.outputs]
+    are_rows = [rank is None or rank > form.axis for rank in ranks]
+    return plan(op, needs, [Fact(form if one else REPLICATED) for one in are_rows])
+
+
+def diagonals(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of one diagonal of each matrix; several of them are a matrix, too."""
+    which = ints(facts[len(_LAST[op.type])])
+    is_one = which is not None and len(set(which)) == 1
+    return last_axes(op, facts, scope) if is_one else None
 
 
 def along_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -111,12 +96,10 @@ def one_hot(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, [form], made)
 
 
-_DIAGONALS = (
-    "MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixSetDiagV2"
-)
 RULES = {
     **rules_of(" ".join(_LAST), last_axes),
-    **rules_of(_DIAGONALS + " MatrixSetDiagV3", diagonals),
+    **rules_of("MatrixDiagV2 MatrixDiagPartV2 MatrixSetDiagV2", diagonals),
+    **rules_of("MatrixDiagV3 MatrixDiagPartV3 MatrixSetDiagV3", diagonals),
     **rules_of(
         "Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll ArgMax ArgMin", along_axes
     ),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.forms.forms import Fact, Layout, Partial, Sharded
+from replicator.forms.forms import REPLICATED, Fact, Layout, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, Scope
-from replicator.forms.rule import AS_IS, UNUSED
+from replicator.forms.rule import UNUSED
 from replicator.forms.rules import recurrent
 from tests.forms import laws
 from tests.forms.laws import Inputs, Sample
@@ -99,7 +99,7 @@ def test_layers_of_cudnn_are_sharded(time_major: bool, mode: str) -> None:
     made = [fact.form for fact in forward.makes[:2]]
     assert [form.axis for form in made] == [axis, axis]
     assert isinstance(forward.makes[2].form, Sharded) == (mode == "lstm")
-    assert backward.needs[-2:] == [AS_IS, AS_IS] and backward.build is None
+    assert backward.needs[-2:] == [REPLICATED] * 2 and backward.build is None
     assert backward.makes[0].form == made[0]
     assert backward.makes[3].form == Partial()
 

@@ -64,7 +64,7 @@ def one_hot(axis: int) -> Sample:
     return Sample("OneHot", lambda v: raw.OneHot(indices=v.i, **given))
 
 
-BAND = {"k": [-1, 0], "padding_value": 0.0}
+DIAGONAL = {"k": -1, "padding_value": 0.0}
 SAMPLES = [
     *of_vectors("Softmax LogSoftmax MatrixDiag"),
     *of_matrices("MatrixDeterminant LogMatrixDeterminant MatrixInverse"),
@@ -126,8 +126,12 @@ SAMPLES = [
             rhs=v("x", 3, 2),
         ),
     ),
-    Sample("MatrixDiagPartV2", lambda v: raw.MatrixDiagPartV2(input=matrix(v), **BAND)),
-    Sample("MatrixDiagPartV3", lambda v: raw.MatrixDiagPartV3(input=matrix(v), **BAND)),
+    Sample(
+        "MatrixDiagPartV2", lambda v: raw.MatrixDiagPartV2(input=matrix(v), **DIAGONAL)
+    ),
+    Sample(
+        "MatrixDiagPartV3", lambda v: raw.MatrixDiagPartV3(input=matrix(v), **DIAGONAL)
+    ),
     Sample(
         "MatrixDiagPartV3",
         lambda v: raw.MatrixDiagPartV3(input=matrix(v), k=1, padding_value=0.0),
@@ -141,7 +145,7 @@ SAMPLES = [
     Sample(
         "MatrixDiagV3",
         lambda v: raw.MatrixDiagV3(
-            diagonal=v("x", 2, 3), num_rows=3, num_cols=3, **BAND
+            diagonal=v("x", 2), num_rows=3, num_cols=3, **DIAGONAL
         ),
     ),
     Sample("MatrixSetDiag", lambda v: raw.MatrixSetDiag(input=matrix(v), diagonal=v.x)),
