@@ -18,11 +18,7 @@ _HOW = {
 }
 # In which type TensorFlow adds up what it takes the mean of. Half precision would
 # overflow in the sum, and in the number of elements.
-_MEAN_IN = {
-    **dict.fromkeys((tf.float16, tf.bfloat16), tf.float32),
-    **dict.fromkeys((tf.int8, tf.int16, tf.uint8, tf.uint16), tf.int64),
-}
-_INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16)
+_MEAN_IN = {tf.float16: tf.float32, tf.bfloat16: tf.float32}
 
 
 def reduction(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
@@ -61,15 +57,12 @@ def over_rows(op: tf.Operation, facts: list[Fact]) -> tuple[Sharded, list[int]] 
 def mean(op: tf.Operation, form: Sharded, along: list[int]) -> OpPlan | None:
     """Returns the plan of a mean over a sharded axis.
 
-    Each replica divides its own sum by the number of elements on all. Integers are
-    added up first, as the remainders of quotients would be lost.
+    Each replica divides its own sum by the number of elements on all. Integers have no
+    rule: the remainders of quotients would be lost.
     """
-    dtype = op.outputs[0].dtype
-    if dtype.is_integer and dtype not in _INTEGERS:
-        return None
-    made = REPLICATED if dtype.is_integer else Partial()
     build = functools.partial(_mean, along=along, form=form)
-    return plan(op, [form], made, build=build)
+    is_integer = op.outputs[0].dtype.is_integer
+    return None if is_integer else plan(op, [form], Partial(), build=build)
 
 
 def _mean(
@@ -79,10 +72,7 @@ def _mean(
     wide = tf.cast(x, _MEAN_IN.get(dtype, dtype))
     total = tf.reduce_sum(wide, along, op.get_attr("keep_dims"))
     count = tf.cast(elements_per_result(replica, x, form, along), total.dtype)
-    if not dtype.is_integer:
-        return [tf.cast(total / count, dtype)]
-    total = replica.convert(total, Partial(), REPLICATED)
-    return [tf.cast(tf.truncatediv(total, count), dtype)]
+    return [tf.cast(total / count, dtype)]
 
 
 def elements_per_result(
