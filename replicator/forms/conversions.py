@@ -35,13 +35,7 @@ from replicator.forms.sizes import Size
 from replicator.graph.ir import shapes
 from replicator.primitives import base
 
-_REDUCTIONS = {
-    "sum": "sum",
-    "max": "max",
-    "min": "min",
-    "any": "logical_or",
-    "all": "logical_and",
-}
+_REDUCTIONS = {"any": "logical_or", "all": "logical_and"}  # others have the same name
 Number: TypeAlias = Any  # an int, or an int32 scalar
 
 
@@ -101,10 +95,6 @@ class Conversions:
         """
         self._rows[layout] = _Rows(own_rows, offset, total)
 
-    def knows(self, layout: Layout) -> bool:
-        """Whether it has been said how many rows of a layout there are."""
-        return layout in self._rows or layout.total is not None
-
     def deal(self, layout: Layout, total: Number) -> None:
         """Divides rows among the replicas, as evenly as possible.
 
@@ -125,15 +115,9 @@ class Conversions:
             return replica.replica_id
         return tf.raw_ops.PlaceholderWithDefault(input=base.differing(int), shape=[])
 
-    def _known(self, layout: Layout) -> _Rows:
-        if layout not in self._rows:
-            assert layout.total is not None, f"no one said how many rows {layout} has"
-            self.deal(layout, layout.total)
-        return self._rows[layout]
-
     def own_rows(self, layout: Layout) -> Number:
         """Returns the number of rows of this replica: an int or an int32 scalar."""
-        rows = self._known(layout)
+        rows = self._rows[layout]
         if rows.own is None:
             with rows.in_their_graph():
                 count = self._context.num_replicas
@@ -142,7 +126,7 @@ class Conversions:
 
     def rows(self, layout: Layout) -> Number:
         """Returns the number of rows on all replicas: an int or an int32 scalar."""
-        rows = self._known(layout)
+        rows = self._rows[layout]
         if rows.total is None:
             with rows.in_their_graph():
                 rows.total = self.sums([rows.own])[0]
@@ -150,7 +134,7 @@ class Conversions:
 
     def offset(self, layout: Layout) -> Number:
         """Returns the number of rows of all replicas before this one."""
-        rows = self._known(layout)
+        rows = self._rows[layout]
         if rows.offset is None:
             with rows.in_their_graph():
                 if rows.is_dealt:
@@ -241,7 +225,7 @@ class Conversions:
             xs: This replica's tensors.
             how: "sum", or another way of being Partial.
         """
-        return self._repl.all_reduce(list(xs), _REDUCTIONS[how])
+        return self._repl.all_reduce(list(xs), _REDUCTIONS.get(how, how))
 
     def gathered(self, xs: Sequence[tf.Tensor], form: Sharded) -> list[tf.Tensor]:
         """Returns whole tensors, of which this replica has parts, by one all_gather."""

@@ -49,11 +49,10 @@ class Layout:
         name: For plans and messages.
         depth: In how many bodies of conditionals and loops it was made. It means
             nothing outside of these.
-        total: The number of rows on all replicas, if the graph says so.
     """
 
-    def __init__(self, name: str, depth: int = 0, total: int | None = None) -> None:
-        self.name, self.depth, self.total = name, depth, total
+    def __init__(self, name: str, depth: int = 0) -> None:
+        self.name, self.depth = name, depth
 
     def __repr__(self) -> str:
         return self.name
@@ -150,6 +149,22 @@ class Fact:
     branches: tuple[Fact, ...] = ()
 
 
+def common(a: Form, b: Form) -> Form | None:
+    """Returns the form of tensors of both forms, whose lengths may differ, or None.
+
+    What one op takes together is equally long. What comes by turns need not be: of
+    blocks as of one batch and of two, it is known that each row has one element.
+    """
+    if isinstance(a, Unset):
+        return b
+    if isinstance(b, Unset) or a == b:
+        return a
+    if not isinstance(a, Sharded) or not isinstance(b, Sharded) or not equal(a, b):
+        return None
+    outer = a.outer if a.outer == b.outer else None
+    return Sharded(a.axis, a.layout, outer, a.inner if a.inner == b.inner else None)
+
+
 def joined(a: Form, b: Form, is_list: bool = False) -> Form:
     """Returns the form of a tensor that comes in either form, by turns.
 
@@ -158,10 +173,9 @@ def joined(a: Form, b: Form, is_list: bool = False) -> Form:
         b: Another.
         is_list: Whether the tensor is a list, which is not cut into parts.
     """
-    if isinstance(a, Unset) or equal(a, b):
-        return b
-    if isinstance(b, Unset):
-        return a
+    both = common(a, b)
+    if both is not None:
+        return both
     if isinstance(b, Replicated):
         a, b = b, a
     is_cut = is_list and isinstance(b, Sharded)

@@ -125,12 +125,12 @@ def test_other_forms_are_converted_by_way_of_the_whole():
 
 def test_rows_are_dealt_and_counted():
     repl = replicator.Replicator(helpers.devices(3))
-    dealt, fixed = Layout("dealt"), Layout("parts of 5", total=5)
+    dealt, fixed = Layout("dealt"), Layout("of 5")
 
     def step(total: Any) -> Any:
         conversions = Conversions(repl)
         conversions.deal(dealt, total)
-        assert conversions.knows(dealt)
+        conversions.deal(fixed, 5)
         numbers = [
             (conversions.own_rows(one), conversions.offset(one), conversions.rows(one))
             for one in (dealt, fixed)

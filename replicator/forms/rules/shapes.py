@@ -96,9 +96,7 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if fitting(sizes, made) is LOCAL:
         build = _with_inferred_size(form, made) if -1 in sizes else None
         return plan(op, [form, LOCAL], made, build=build)
-    if -1 in sizes or any(map(is_size, sizes)):
-        return None
-    return plan(op, [form], made, build=_with_own_length(made))
+    return None
 
 
 def _without_summed_axes(
@@ -109,19 +107,6 @@ def _without_summed_axes(
     made = form.at(form.axis - (rank - len(sizes)))
     need = fitting(sizes, made)
     return plan(op, [form, need], made) if need is not None else None
-
-
-def _with_own_length(made: Sharded) -> Build:
-    """Builds a reshape to numbers, of which one counts all replicas' rows."""
-
-    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        x, shape = inputs
-        own = -1 if made.factor is None else replica.own_rows(made.layout) * made.factor
-        length = tf.reshape(tf.cast(own, shape.dtype), [1])
-        at = made.axis
-        return [tf.reshape(x, tf.concat([shape[:at], length, shape[at + 1 :]], 0))]
-
-    return build
 
 
 def _with_inferred_size(form: Sharded, made: Sharded) -> Build:
@@ -158,27 +143,14 @@ def _followed(
         k for k, one in enumerate(target) if is_size(one) and one.layout is form.layout
     ]
     places = places or [k for k, one in enumerate(target) if one == -1]
-    if not places and form.layout.total:
-        found = [_place(form, outer, inner, target, k) for k in range(len(target))]
-        places = [k for k, one in enumerate(found) if one]
     if len(places) != 1:
         return None
-    return _place(form, outer, inner, target, places[0])
-
-
-def _place(
-    form: Sharded, outer: int | None, inner: int | None, target: Sequence[Any], at: int
-) -> Sharded | None:
-    """Returns the form if the rows are along this axis of the new shape, or None."""
+    at = places[0]
     blocks = _multiple(outer, product(target[:at]))
     each = _multiple(inner, product(target[at + 1 :]))
     if blocks == 0 or each == 0 or (blocks is None and each is None):
         return None
     factor = target[at].factor if is_size(target[at]) else None
-    if form.layout.total and isinstance(target[at], int) and target[at] > 0:
-        factor, rest = divmod(target[at], form.layout.total)
-        if rest:
-            return None
     if factor:
         blocks, each = blocks or factor // (each or 1), each or factor // (blocks or 1)
         if blocks * each != factor:
