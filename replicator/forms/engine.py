@@ -88,7 +88,7 @@ def plan_of(
     while True:
         scope = Scope(own=own)
         for _ in range(2):  # the second time, all sums that something needs are known
-            plan = GraphPlan.of(inputs, facts, after)
+            plan = GraphPlan(inputs, facts, after)
             scope.extend(plan, targets)
             scope.whole.update(homes.gradients(plan))
             if own is not None:

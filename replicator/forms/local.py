@@ -25,6 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Own, Partial, Sharded
+from replicator.forms.propagate import in_order
 from replicator.forms.rule import AS_IS, UNUSED, OpPlan
 from replicator.forms.rules import elementwise, normalization, reductions, shapes
 
@@ -210,23 +211,15 @@ def _up(tensor: tf.Tensor, *kinds: str) -> tf.Operation | None:
     return op
 
 
-def _differentiated_twice(
-    gradients: dict[tf.Operation, Key],
-) -> set[Key]:
+def _differentiated_twice(gradients: dict[tf.Operation, Key]) -> set[Key]:
     """Returns the keys of which gradients are computed from other gradients."""
     found = set()
     for of in {*gradients.values()}:
         its = [op for op, other in gradients.items() if other == of]
         if len(its) < 3:  # of the mean and of the variance
             continue
-        seen: set[tf.Operation] = set()
-        stack = [t.op for op in its for t in op.inputs]
-        while stack:
-            op = stack.pop()
-            if op not in seen:
-                seen.add(op)
-                stack += [t.op for t in op.inputs]
-        if seen & {*its}:
+        before = [t.op for op in its for t in op.inputs]
+        if {*its} & {*in_order(before, lambda op: [t.op for t in op.inputs])}:
             found.add(of)
     return found
 
@@ -236,16 +229,13 @@ def _behind(plan: Any, end: tf.Operation) -> tuple[set[tf.Operation], bool]:
 
     Also whether they are all sums that gradients of broadcasting are.
     """
-    reached, stack, are_gradients = set[tf.Operation](), [end], True
-    while stack:
-        op = stack.pop()
-        if op in reached:
-            continue
-        reached.add(op)
-        sums = [t.op for t in op.inputs if plan.fact(t).form == Partial()]
-        are_gradients &= bool(sums) or (op.type == "Sum" and _is_gradient(op))
-        stack += sums
-    return reached, are_gradients
+
+    def sums(op: tf.Operation) -> list[tf.Operation]:
+        return [t.op for t in op.inputs if plan.fact(t).form == Partial()]
+
+    reached = in_order([end], sums)
+    first = [op for op in reached if not sums(op)]
+    return {*reached}, all(op.type == "Sum" and _is_gradient(op) for op in first)
 
 
 def _own_mean(

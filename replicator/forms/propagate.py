@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, errors
-from replicator.forms import evaluation, local, sizes, twins
+from replicator import _tf
+from replicator.forms import evaluation, sizes, twins
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
-from replicator.forms.rule import AS_IS, UNUSED, OpPlan, Version, replicated
+from replicator.forms.rule import AS_IS, UNUSED, OpPlan, Version, refused, replicated
 from replicator.forms.tables import RULES
 from replicator.graph.cloning import pythons
 
@@ -31,36 +31,37 @@ _ONLY_READ = set(
 )
 
 
-@dataclasses.dataclass
 class GraphPlan:
     """The plans of a graph's ops, in the order in which they are built.
 
-    Attributes:
+    Args:
         inputs: The tensors that are given.
+        facts: What is known of these.
+        after: Ops that come before others, though nothing in the graph says so.
+        outputs: What a function returns, if the graph is of one.
+
+    Attributes:
         facts: What is known of each tensor, by its reference.
         plans: What becomes of each op.
-        after: Ops that come before others, though nothing in the graph says so.
         twins: Which ops compute the same.
     """
 
-    inputs: Sequence[tf.Tensor] = ()
-    facts: dict[Any, Fact] = dataclasses.field(default_factory=dict)
-    plans: dict[tf.Operation, OpPlan] = dataclasses.field(default_factory=dict)
-    after: Mapping[tf.Operation, Sequence[tf.Operation]] = dataclasses.field(
-        default_factory=dict
-    )
-    twins: twins.Twins = dataclasses.field(default_factory=twins.Twins)
-
-    @classmethod
-    def of(
-        cls,
-        inputs: Sequence[tf.Tensor],
-        facts: Sequence[Fact],
+    def __init__(
+        self,
+        inputs: Sequence[tf.Tensor] = (),
+        facts: Sequence[Fact] = (),
         after: Mapping[tf.Operation, Sequence[tf.Operation]] | None = None,
-    ) -> GraphPlan:
-        """Returns the plan of a graph of which only the inputs are known."""
-        pairs = zip((t.ref() for t in inputs), facts, strict=True)
-        return cls(inputs, dict(pairs), after=after or {})
+        outputs: Sequence[tf.Tensor] = (),
+    ) -> None:
+        self.inputs, self.outputs, self.after = inputs, outputs, after or {}
+        refs = (t.ref() for t in inputs)
+        self.facts: dict[Any, Fact] = dict(zip(refs, facts, strict=True))
+        self.plans: dict[tf.Operation, OpPlan] = {}
+        self.twins = twins.Twins()
+
+    def returned(self) -> list[Fact]:
+        """Returns what is known of the outputs."""
+        return [self.fact(out) for out in self.outputs]
 
     def before(self, op: tf.Operation) -> list[tf.Operation]:
         """Returns the ops that an op waits for, in the same order in all processes."""
@@ -91,6 +92,8 @@ class Scope:
 
     Attributes:
         depth: The number of bodies of conditionals and loops around an op.
+        in_branch: Whether one is a branch. No rows are counted there: the branch of its
+            gradient, which is another graph, would not know how many they are.
         whole: References of sums that something needs as they are on one device. What
             else is computed from these need not be a sum.
         own: Which statistics are those of each replica's rows; None: none.
@@ -100,32 +103,36 @@ class Scope:
         self,
         depth: int = 0,
         whole: set[Any] | None = None,
-        own: local.Statistics | None = None,
+        own: Any = None,
+        in_branch: bool = False,
     ) -> None:
-        self.depth, self.own = depth, own
+        self.depth, self.own, self.in_branch = depth, own, in_branch
         self.whole: set[Any] = set() if whole is None else whole
 
-    def inner(self) -> Scope:
+    def inner(self, in_branch: bool = False) -> Scope:
         """Returns the scope of the ops in the body of a conditional or a loop."""
-        return Scope(self.depth + 1, self.whole, self.own)
+        in_branch = in_branch or self.in_branch
+        return Scope(self.depth + 1, self.whole, self.own, in_branch)
 
-    def plan(
+    def called(
         self,
-        graph: Any,
+        op: tf.Operation,
         facts: Sequence[Fact],
-        outputs: Sequence[tf.Tensor] | None = None,
+        name: str = "f",
+        position: int = 0,
     ) -> GraphPlan:
-        """Returns the plan of a function's graph.
+        """Returns the plan of a function that an op calls.
 
         Args:
-            graph: The graph.
-            facts: What is known of its inputs.
-            outputs: What is computed of it; None: its outputs.
+            op: The op.
+            facts: What is known of the function's inputs.
+            name: The op's attribute that names the function.
+            position: Its position, if that is a list of functions.
         """
-        plan = GraphPlan.of(graph.inputs, facts)
-        wanted = graph.outputs if outputs is None else outputs
-        effects = [op for op in graph.get_operations() if has_effect(op)]
-        self.extend(plan, [*effects, *(t.op for t in wanted)])
+        graph, outputs = _tf.function_graph(op, name, position)
+        plan = GraphPlan(graph.inputs, facts, outputs=outputs)
+        effects = [one for one in graph.get_operations() if has_effect(one)]
+        self.extend(plan, [*effects, *(t.op for t in outputs)])
         return plan
 
     def extend(
@@ -133,9 +140,8 @@ class Scope:
     ) -> list[tf.Operation]:
         """Plans ops, and what they depend on, and returns those that are new."""
         given = {t.op for t in plan.inputs}
-        added = in_order(
-            targets, lambda op: op in given or op in plan.plans, plan.before
-        )
+        is_known = lambda op: op in given or op in plan.plans  # noqa: E731
+        added = in_order(targets, plan.before, is_known)
         for op in added:
             twin = plan.twins.enter(op)
             if twin is not None and twins.can_stand_for(plan.plans[twin]):
@@ -160,18 +166,6 @@ class Scope:
         is_known = isinstance(fact.form, Partial) and first in self.whole
         return Fact() if is_known else fact
 
-    def function(
-        self, op: tf.Operation, attribute: str = "f", position: int = 0
-    ) -> tuple[Any, list[tf.Tensor]]:
-        """Returns the graph of a function that an op calls, and what it returns.
-
-        Args:
-            op: The op.
-            attribute: The op's attribute that names the function.
-            position: Its position, if that is a list of functions.
-        """
-        return _tf.function_graph(op, attribute, position)
-
 
 def has_effect(op: tf.Operation) -> bool:
     """Whether an op must run even if nothing uses its outputs."""
@@ -191,8 +185,8 @@ def is_of_program(op: tf.Operation) -> bool:
 
 def in_order(
     targets: Iterable[tf.Operation],
-    is_known: Callable[[tf.Operation], bool],
     waits_for: Callable[[tf.Operation], Iterable[tf.Operation]],
+    is_known: Callable[[tf.Operation], bool] = lambda op: False,
 ) -> list[tf.Operation]:
     """Returns ops and all that they depend on, each behind its inputs.
 
@@ -206,13 +200,11 @@ def in_order(
         if is_done:
             result[op] = None
         elif op.type == "NextIteration":
-            raise errors.UnsupportedError(
-                errors.compose(
-                    f"{op.name} is in a loop of TensorFlow 1, which replicas cannot "
-                    "take parts of.",
-                    [f"at {errors.innermost(_tf.user_frames(op))}"],
-                    "call tf.compat.v1.enable_control_flow_v2() first.",
-                )
+            raise refused(
+                op,
+                f"{op.name} is in a loop of TensorFlow 1, which replicas cannot take "
+                "parts of.",
+                "call tf.compat.v1.enable_control_flow_v2() first.",
             )
         elif op not in result and not is_known(op):
             stack.append((op, True))

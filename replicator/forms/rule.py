@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import _tf, errors
 from replicator.forms.forms import REPLICATED, Fact, Form, Partial
 
 
@@ -95,6 +96,17 @@ def replicated(op: tf.Operation, **more: Any) -> OpPlan:
 def is_partial(fact: Fact, how: str | None = None) -> bool:
     """Whether a tensor is still to be combined, in this way or in any."""
     return isinstance(fact.form, Partial) and how in (None, fact.form.how)
+
+
+def refused(op: tf.Operation, problem: str, fix: str) -> errors.UnsupportedError:
+    """Returns the error of an op that replicas cannot have, with the user's line."""
+    line = f"at {errors.innermost(_tf.user_frames(op))}"
+    return errors.UnsupportedError(errors.compose(problem, [line], fix))
+
+
+def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+    """The rule of ops that say what is the same of all copies, whatever their form."""
+    return plan(op, [AS_IS], REPLICATED)
 
 
 def moves(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:

@@ -25,7 +25,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Replicated, Sharded
+from replicator.forms.forms import (
+    REPLICATED,
+    Fact,
+    Form,
+    Layout,
+    Replicated,
+    Sharded,
+    Unset,
+)
 from replicator.forms.rule import LOCAL, Version
 
 INTEGERS = (tf.int32, tf.int64)
@@ -216,8 +224,11 @@ def operand(sizes: Sequence[Any] | None, axis: int) -> Form | Version | None:
     return LOCAL if places == [axis] and WHOLE not in (sizes or ()) else None
 
 
-def joined(a: Any, b: Any) -> Any:
-    """Returns the elements of a tensor that has these or those, by turns."""
+def joined(one: Fact, other: Fact) -> Any:
+    """Returns the elements of a tensor that is one or the other, by turns."""
+    a, b = one.numbers, other.numbers
+    if isinstance(one.form, Unset) or isinstance(other.form, Unset):
+        return b if isinstance(one.form, Unset) else a
     both = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
     if not both or a.shape != b.shape:
         return a if isinstance(a, SumTo) and a == b else None

@@ -29,7 +29,7 @@ def planned(function: Any, *shapes: Any, passes: int = 1) -> tuple[GraphPlan, An
         given = [Fact(BATCH if t.shape[:1] == [None] else REPLICATED) for t in inputs]
         scope = Scope()
         for _ in range(passes):
-            plan = GraphPlan.of(inputs, given)
+            plan = GraphPlan(inputs, given)
             scope.extend(plan, [getattr(t, "op", t) for t in tf.nest.flatten(results)])
     return plan, results
 

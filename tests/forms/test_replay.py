@@ -218,7 +218,7 @@ def test_ops_that_compute_the_same_are_built_once():
         other, drawn = tf.sin(x), [tf.random.uniform([2]) for _ in range(2)]
         with tf.control_dependencies([other]):
             later = tf.exp(x)
-    plan = GraphPlan.of([x], [Fact()])
+    plan = GraphPlan([x], [Fact()])
     targets = [doubled, again, other, later, *drawn]
     Scope().extend(plan, [t.op for t in targets])
     found = plan.twins

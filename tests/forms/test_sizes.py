@@ -118,7 +118,7 @@ def test_ops_on_shapes_are_known_in_both_versions(name):
         x = tf.compat.v1.placeholder(tf.float32, [None, 4, None])
         out = PROGRAMS[name](x)
         found = out
-    plan = GraphPlan.of([x], [Fact(Sharded(0, LAYOUT))])
+    plan = GraphPlan([x], [Fact(Sharded(0, LAYOUT))])
     Scope().extend(plan, [out.op])
     known = plan.fact(out).numbers
     assert known is not None
@@ -142,7 +142,7 @@ def test_gradients_of_broadcasting_know_to_which_sizes_they_sum(shape):
         [Sharded(0, LAYOUT), Sharded(0, LAYOUT)] if is_batch else [Sharded(0, LAYOUT)]
     )
     facts = [*map(Fact, forms), *[Fact()] * (2 - len(forms))]
-    plan = GraphPlan.of([x, y], facts)
+    plan = GraphPlan([x, y], facts)
     Scope().extend(plan, [axes[0].op])
     to_x, to_y = (plan.fact(one).numbers for one in axes)
     assert to_x == sizes.SumTo((Size(LAYOUT, 1), 4), 2)
@@ -178,5 +178,6 @@ def test_gradients_of_a_part_and_of_a_whole_are_not_known():
 )
 def test_elements_of_a_tensor_that_is_one_or_the_other(a, b, joined):
     for one, other in ((a, b), (b, a)):
-        (found,) = sizes.joined(sizes.array([one]), sizes.array([other]))
+        facts = [Fact(numbers=sizes.array([x])) for x in (one, other)]
+        (found,) = sizes.joined(*facts)
         assert found == joined

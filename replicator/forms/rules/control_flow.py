@@ -8,7 +8,6 @@ does not change needs no place among its arguments: the new body captures it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,36 +17,10 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.forms import sizes
-from replicator.forms.forms import (
-    REPLICATED,
-    UNSET,
-    Fact,
-    Layout,
-    Sharded,
-    Unset,
-    joined,
-)
+from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset, joined
 from replicator.forms.rule import UNUSED, OpPlan, Rule, rules_of
-from replicator.forms.rules.lists import common
 
 _TURNS = 6  # after so many, what still changes is replicated
-
-
-@dataclasses.dataclass(frozen=True)
-class _Body:
-    """A function of a conditional or a loop.
-
-    Attributes:
-        plan: What becomes of it, a propagate.GraphPlan.
-        outputs: What it returns.
-    """
-
-    plan: Any
-    outputs: Sequence[tf.Tensor]
-
-    def facts(self) -> list[Fact]:
-        """Returns what is known of what it returns."""
-        return [self.plan.fact(out) for out in self.outputs]
 
 
 def _by_turns(a: Fact, b: Fact, tensor: tf.Tensor, scope: Any) -> Fact:
@@ -56,9 +29,7 @@ def _by_turns(a: Fact, b: Fact, tensor: tf.Tensor, scope: Any) -> Fact:
     What is replicated may have other numbers of rows than what is sharded, and is then
     not cut like that. A sum is not yet taken of either.
     """
-    form = common(a.form, b.form)
-    if form is None:
-        form = joined(a.form, b.form, is_list=True)
+    form = joined(a.form, b.form, is_list=True)
     if isinstance(form, Sharded) and form.outer is None and form.inner is None:
         form = REPLICATED
     if isinstance(form, Sharded) and form.layout.depth > scope.depth:
@@ -67,11 +38,7 @@ def _by_turns(a: Fact, b: Fact, tensor: tf.Tensor, scope: Any) -> Fact:
     if a.branches or b.branches:
         pairs = zip(a.branches or b.branches, b.branches or a.branches, strict=True)
         branches = tuple(_by_turns(*pair, tensor, scope) for pair in pairs)
-    if isinstance(a.form, Unset) or isinstance(b.form, Unset):
-        numbers = b.numbers if isinstance(a.form, Unset) else a.numbers
-    else:
-        numbers = sizes.joined(a.numbers, b.numbers)
-    return Fact(form, numbers, branches=branches)
+    return Fact(form, sizes.joined(a, b), branches=branches)
 
 
 def _are_same(a: Fact, b: Fact) -> bool:
@@ -87,9 +54,7 @@ def _are_same(a: Fact, b: Fact) -> bool:
 
 def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A loop of TensorFlow 2."""
-    (condition, tests), (graph, outputs) = (
-        scope.function(op, name) for name in ("cond", "body")
-    )
+    graph, outputs = _tf.function_graph(op, "body")
     pairs = zip(graph.inputs, outputs, strict=True)
     own = [k for k, (before, after) in enumerate(pairs) if after is not before]
     inner, carried = scope.inner(), list(facts)
@@ -97,21 +62,20 @@ def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
         fact = facts[k]
         carried[k] = Fact(fact.form, fact.numbers, branches=fact.branches)
     for turn in range(2 * _TURNS):
-        body = _Body(inner.plan(graph, carried, outputs), outputs)
+        body = inner.called(op, carried, "body")
         then = list(carried)
         for k in own:
-            then[k] = _by_turns(carried[k], body.facts()[k], outputs[k], scope)
+            then[k] = _by_turns(carried[k], body.returned()[k], outputs[k], scope)
             if turn >= _TURNS and not _are_same(carried[k], then[k]):
                 then[k] = Fact(REPLICATED)
         if all(_are_same(carried[k], then[k]) for k in own):
             break
         carried = then
-    test = _Body(inner.plan(condition, carried, tests), tests)
+    test = inner.called(op, carried, "cond")
     build = functools.partial(
         _looped, facts=facts, carried=carried, own=own, test=test, body=body
     )
-    plans = [test.plan, body.plan]
-    return OpPlan([UNUSED] * len(facts), carried, build=build, bodies=plans)
+    return OpPlan([UNUSED] * len(facts), carried, build=build, bodies=[test, body])
 
 
 def _looped(
@@ -121,8 +85,8 @@ def _looped(
     facts: Sequence[Fact],
     carried: Sequence[Fact],
     own: Sequence[int],
-    test: _Body,
-    body: _Body,
+    test: Any,
+    body: Any,
 ) -> list[Any]:
     """Builds a loop.
 
@@ -138,17 +102,17 @@ def _looped(
     """
     values = replica.seen_as(op.inputs, facts)
     own_facts = [carried[k] for k in own]
-    shapes = [s for k in own for s in _shapes(body.plan.inputs[k], carried[k])]
+    shapes = [s for k in own for s in _shapes(body.inputs[k], carried[k])]
 
     def bound(flat: Sequence[tf.Tensor]) -> list[Any]:
         return _replaced(values, own, replica.unflat(flat, own_facts))
 
     def go_on(*flat: tf.Tensor) -> tf.Tensor:
-        with replica.frame(test.plan, bound(flat)) as found:
+        with replica.frame(test, bound(flat)) as found:
             return tf.reshape(found(test.outputs[0]).copy(REPLICATED), [])
 
     def turn(*flat: tf.Tensor) -> list[tf.Tensor]:
-        with replica.frame(body.plan, bound(flat)) as found:
+        with replica.frame(body, bound(flat)) as found:
             tensors = replica.flat([found(body.outputs[k]) for k in own], own_facts)
             effects = replica.effects()
             with tf.control_dependencies(effects):
@@ -205,20 +169,16 @@ def _of_shapes(
 
 def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A conditional of TensorFlow 2. All replicas take the same branch."""
-    inner = scope.inner()
+    inner = scope.inner(in_branch=True)
     branches, taken = [], []
     for k, which in enumerate(_branches(op)):
-        graph, outputs = scope.function(op, *which)
-        renamed: dict[Layout, Layout] = {}
-        own = [_in_branch(fact, k) for fact in facts[1:]]
-        taken.append([_relocated(fact, inner, renamed) for fact in own])
-        branches.append(_Body(inner.plan(graph, taken[k], outputs), outputs))
-    found = zip(*(branch.facts() for branch in branches), strict=True)
+        taken.append([f.branches[k] if f.branches else f for f in facts[1:]])
+        branches.append(inner.called(op, taken[k], *which))
+    found = zip(*(branch.returned() for branch in branches), strict=True)
     outs = zip(found, branches[0].outputs, strict=True)
     made = [_of_branches(list(every), out, scope) for every, out in outs]
     build = functools.partial(_branched, taken=taken, branches=branches, made=made)
-    plans = [branch.plan for branch in branches]
-    return OpPlan([UNUSED] * len(facts), made, build=build, bodies=plans)
+    return OpPlan([UNUSED] * len(facts), made, build=build, bodies=branches)
 
 
 def _branches(op: tf.Operation) -> list[tuple[str, int]]:
@@ -226,43 +186,6 @@ def _branches(op: tf.Operation) -> list[tuple[str, int]]:
     if not op.type.endswith("Case"):
         return [("then_branch", 0), ("else_branch", 0)]
     return [("branches", k) for k in range(len(op.get_attr("branches")))]
-
-
-def _in_branch(fact: Fact, k: int) -> Fact:
-    return fact.branches[k] if fact.branches else fact
-
-
-def _relocated(fact: Fact, scope: Any, renamed: dict[Layout, Layout]) -> Fact:
-    """Returns what a branch is told of what a branch of another conditional has kept.
-
-    What has rows that the other branch has chosen has a layout of its own here: the
-    number of rows is counted again (lists.optional).
-
-    Args:
-        fact: What is known of it in the other branch.
-        scope: Of the branch that is told.
-        renamed: The layouts of the other branch, and what they are here.
-    """
-
-    def here(layout: Layout) -> Layout:
-        if layout.depth < scope.depth:
-            return layout
-        return renamed.setdefault(layout, Layout(layout.name, scope.depth))
-
-    form, numbers = fact.form, fact.numbers
-    if isinstance(form, Sharded):
-        form = dataclasses.replace(form, layout=here(form.layout))
-    if isinstance(numbers, np.ndarray):
-        moved = [
-            dataclasses.replace(one, layout=here(one.layout))
-            if sizes.is_size(one)
-            else one
-            for one in numbers.flat
-        ]
-        numbers = sizes.array(moved, numbers.shape)
-    if not renamed:
-        return fact
-    return dataclasses.replace(fact, form=form, numbers=numbers)
 
 
 def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
@@ -277,10 +200,7 @@ def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
             lambda a, b: _by_turns(a, b, tensor, scope), facts[1:], first
         )
     forms = [fact.form for fact in facts if not isinstance(fact.form, Unset)]
-    is_inner = any(
-        isinstance(form, Sharded) and form.layout.depth > scope.depth for form in forms
-    )
-    is_one = not is_inner and all(form == forms[0] for form in forms)
+    is_one = all(form == forms[0] for form in forms)
     return Fact(forms[0] if forms and is_one else UNSET, branches=tuple(facts))
 
 
@@ -289,7 +209,7 @@ def _branched(
     op: tf.Operation,
     inputs: Sequence[Any],
     taken: Sequence[Sequence[Fact]],
-    branches: Sequence[_Body],
+    branches: Sequence[Any],
     made: Sequence[Fact],
 ) -> list[Any]:
     """Builds a conditional.
@@ -303,10 +223,10 @@ def _branched(
         made: What is known of the results.
     """
 
-    def builder(branch: _Body, own: Sequence[Fact]) -> Callable[[], list[tf.Tensor]]:
+    def builder(branch: Any, own: Sequence[Fact]) -> Callable[[], list[tf.Tensor]]:
         def build() -> list[tf.Tensor]:
             values = replica.seen_as(op.inputs[1:], own)
-            with replica.frame(branch.plan, values) as found:
+            with replica.frame(branch, values) as found:
                 flat = replica.flat([found(out) for out in branch.outputs], made)
                 with tf.control_dependencies(replica.effects()):
                     return [tf.identity(t) for t in flat] or [tf.constant(0)]
@@ -318,28 +238,22 @@ def _branched(
     if op.type.endswith("Case"):
         flat = _tf.switch_case(which, builders)
     else:
-        flat = _tf.cond(_is_true(which), *builders)
+        flat = _tf.cond(tf.cast(which, tf.bool), *builders)
     flat = tf.nest.flatten(flat)
     replica.finished(op, flat[0].op)
     return replica.unflat(flat[: len(flat) if made else 0], made)
 
 
-def _is_true(which: tf.Tensor) -> tf.Tensor:
-    """Returns the condition as a bool: numbers are true unless they are 0."""
-    return which if which.dtype == tf.bool else tf.cast(which, tf.bool)
-
-
 def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A function, which is built where it is called."""
-    graph, outputs = scope.function(op)
-    plan = scope.plan(graph, facts, outputs)
+    plan = scope.called(op, facts)
 
     def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
         with replica.frame(plan, replica.seen_as(op.inputs, facts), op) as found:
-            return [found(out) for out in outputs]
+            return [found(out) for out in plan.outputs]
 
-    makes = [plan.fact(out) for out in outputs]
-    return OpPlan([UNUSED] * len(facts), makes, build=build, bodies=[plan])
+    needs = [UNUSED] * len(facts)
+    return OpPlan(needs, plan.returned(), build=build, bodies=[plan])
 
 
 RULES: dict[str, Rule] = {

@@ -14,15 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded, Unset, joined
-from replicator.forms.rule import (
-    AS_IS,
-    Need,
-    OpPlan,
-    is_partial,
-    plan,
-    replicated,
-    rules_of,
-)
+from replicator.forms.rule import AS_IS, Need, OpPlan, is_partial, plan, rules_of
 from replicator.graph.ir import shapes
 
 # Pass on what they are given, in whatever form.
@@ -200,11 +192,6 @@ def asserted(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return OpPlan([REPLICATED] + [AS_IS] * (len(op.inputs) - 1), [])
 
 
-def nothing(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """The rule of NoOp."""
-    return replicated(op)
-
-
 _ELEMENTWISE = """
     Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan Atan2
     Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e
@@ -234,5 +221,4 @@ RULES = {
     **rules_of("IdentityN", identities),
     **rules_of("ZerosLike OnesLike", like),
     **rules_of("Assert", asserted),
-    **rules_of("NoOp", nothing),
 }

@@ -13,10 +13,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
 from replicator.forms import sizes
-from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Sharded, Unset, equal
-from replicator.forms.rule import AS_IS, Build, Need, OpPlan, Rule, plan, rules_of
+from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Sharded, Unset, common
+from replicator.forms.rule import (
+    AS_IS,
+    Build,
+    Need,
+    OpPlan,
+    Rule,
+    about,
+    plan,
+    refused,
+    rules_of,
+)
 from replicator.forms.sizes import elements, operand
 
 
@@ -52,22 +61,6 @@ def empty(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, [AS_IS], UNSET, build=_of_any_shape(0))
 
 
-def common(a: Form, b: Form) -> Form | None:
-    """Returns the form of tensors of both forms, whose lengths may differ, or None.
-
-    What one op takes together is equally long. What comes by turns need not be: of
-    blocks as of one batch and of two, it is known that each row has one element.
-    """
-    if isinstance(a, Unset):
-        return b
-    if isinstance(b, Unset) or a == b:
-        return a
-    if not isinstance(a, Sharded) or not isinstance(b, Sharded) or not equal(a, b):
-        return None
-    outer = a.outer if a.outer == b.outer else None
-    return Sharded(a.axis, a.layout, outer, a.inner if a.inner == b.inner else None)
-
-
 def with_item(items: Fact, item: Fact) -> Fact:
     """Returns what is known of a list into which something is put.
 
@@ -75,18 +68,11 @@ def with_item(items: Fact, item: Fact) -> Fact:
         items: What is known of the list so far.
         item: What is known of the element.
     """
-    branches = tuple(map(with_item, *_per_branch(items, item)))
-    if isinstance(items.form, Unset):
-        return Fact(item.form, item.numbers, branches=branches)
-    numbers = sizes.joined(items.numbers, item.numbers)
+    count = max(len(items.branches), len(item.branches))
+    none = (Fact(UNSET),) * count  # of values that a conditional returns, per branch
+    branches = map(with_item, items.branches or none, item.branches or none)
     form = common(items.form, item.form) or items.form
-    return Fact(form, numbers, branches=branches)
-
-
-def _per_branch(a: Fact, b: Fact) -> tuple[tuple[Fact, ...], tuple[Fact, ...]]:
-    """Returns what is known, of values that conditionals return, per branch."""
-    count = max(len(a.branches), len(b.branches))
-    return a.branches or (Fact(UNSET),) * count, b.branches or (Fact(UNSET),) * count
+    return Fact(form, sizes.joined(items, item), branches=tuple(branches))
 
 
 def put(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -127,16 +113,13 @@ def _check_form(op: tf.Operation, fact: Fact) -> None:
     Raises:
         UnsupportedError: It has.
     """
-    if not isinstance(fact.form, Unset) or not fact.branches:
-        return
-    raise errors.UnsupportedError(
-        errors.compose(
+    if isinstance(fact.form, Unset) and fact.branches:
+        raise refused(
+            op,
             f"{op.name} reads a list of tensors from a conditional, of which the "
             "replicas have parts in one branch, but not in the other.",
-            [f"at {errors.innermost(_tf.user_frames(op))}"],
             "return a tensor from the conditional: stack the list inside.",
         )
-    )
 
 
 def stack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -195,11 +178,6 @@ def concatenate_lists(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan
     return OpPlan([made.form, made.form], [made])
 
 
-def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """Says something that is the same of all replicas' lists."""
-    return plan(op, [AS_IS], REPLICATED)
-
-
 def resize(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes a list longer or shorter."""
     return plan(op, [facts[0].form], [facts[0]])
@@ -218,22 +196,7 @@ def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     made = Fact(form, facts[0].numbers, branches=facts[0].branches)
     if op.outputs[0].dtype != tf.variant:
         _check_form(op, facts[0])
-        if isinstance(form, Sharded):
-            return OpPlan([form], [made], functools.partial(_measured, form=form))
     return OpPlan([form], [made])
-
-
-def _measured(
-    replica: Any, op: tf.Operation, inputs: Sequence[Any], *local: Any, form: Sharded
-) -> list[tf.Tensor]:
-    """Takes a value, which may have rows that only another branch counted.
-
-    A branch of the gradient takes what a branch has kept, and sees nothing else of it.
-    """
-    made = replica.stamp(op, inputs)
-    if not replica.knows(form.layout) and form.factor:
-        replica.define(form.layout, tf.shape(made[0])[form.axis] // form.factor)
-    return made
 
 
 RULES: dict[str, Rule] = {

@@ -128,6 +128,8 @@ def where(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     form, rank = facts[0].form, op.inputs[0].shape.rank
     if not isinstance(form, Sharded) or form.axis or form.factor != 1:
         return None
+    if scope.in_branch:
+        return None
     found = Layout(f"rows of {op.name}", scope.depth)
 
     def build_local(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Any:

@@ -19,8 +19,10 @@ from replicator.forms.rule import (
     Need,
     OpPlan,
     Rule,
+    about,
     is_partial,
     plan,
+    refused,
     replicated,
     rules_of,
 )
@@ -62,11 +64,6 @@ _DATASETS = """
 def read(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Reads a variable, whose form is that of its value."""
     return plan(op, [AS_IS], facts[0].form)
-
-
-def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """Says something that is the same of all replicas' variables."""
-    return plan(op, [AS_IS], REPLICATED)
 
 
 def read_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
@@ -113,7 +110,7 @@ def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     Which axis is a batch changes no number, only who computes what.
     """
     layout = Layout(f"rows of {op.name}", scope.depth)
-    of_rows = _are_batches(op.outputs)
+    of_rows = [one and not scope.in_branch for one in _are_batches(op.outputs)]
 
     def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         results = list(replica.once(op, inputs))
@@ -147,13 +144,11 @@ def optional_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan
     Raises:
         UnsupportedError: Always.
     """
-    raise errors.UnsupportedError(
-        errors.compose(
-            f"{op.name} pulls an element that may be missing, as a loop over an "
-            "iterator does: replicas cannot share it.",
-            [f"at {errors.innermost(_tf.user_frames(op))}"],
-            "loop outside of the function, or call next(iterator) in it.",
-        )
+    raise refused(
+        op,
+        f"{op.name} pulls an element that may be missing, as a loop over an iterator "
+        "does: replicas cannot share it.",
+        "loop outside of the function, or call next(iterator) in it.",
     )
 
 
@@ -163,16 +158,13 @@ def dataset(op: tf.Operation, facts: list[Fact], scope: Any) -> None:
     Raises:
         UnsupportedError: It does.
     """
-    if not any(t.dtype == tf.resource for t in op.inputs):
-        return
-    raise errors.UnsupportedError(
-        errors.compose(
+    if any(t.dtype == tf.resource for t in op.inputs):
+        raise refused(
+            op,
             f"{op.name} ({op.type}) calls a function that uses a variable or a table: "
             "datasets run apart from the replicas.",
-            [f"at {errors.innermost(_tf.user_frames(op))}"],
             "loop over the dataset outside of the function.",
         )
-    )
 
 
 def _are_batches(outputs: Sequence[tf.Tensor]) -> list[bool]:

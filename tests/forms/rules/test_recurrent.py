@@ -86,7 +86,7 @@ def planned(time_major: bool, mode: str) -> dict[str, Any]:
     graph = tf.function(step).get_concrete_function(*specs).graph
     layout = Layout("batch")
     forms = [Sharded(axis, layout), Sharded(axis, layout), Sharded(0, layout)]
-    plan = GraphPlan.of(graph.inputs, list(map(Fact, forms)))
+    plan = GraphPlan(graph.inputs, list(map(Fact, forms)))
     Scope().extend(plan, [t.op for t in graph.outputs])
     return {op.type: its for op, its in plan.plans.items()}
 
@@ -123,9 +123,7 @@ def test_what_comes_from_elsewhere_is_computed_again() -> None:
         tf.TensorSpec(None, tf.int8),
     ]
     graph = tf.function(step).get_concrete_function(*specs).graph
-    plan = GraphPlan.of(
-        graph.inputs, [Fact(Sharded(0, Layout("batch"))), Fact(), Fact()]
-    )
+    plan = GraphPlan(graph.inputs, [Fact(Sharded(0, Layout("batch"))), Fact(), Fact()])
     Scope().extend(plan, [t.op for t in graph.outputs])
     (its,) = [p for op, p in plan.plans.items() if op.type == "CudnnRNNBackpropV3"]
     assert its.needs[-2:] == [UNUSED, UNUSED] and its.build is not None
