@@ -56,22 +56,6 @@ def gradients(plan: GraphPlan) -> Iterator[Any]:
 def found(
     plan: GraphPlan, given: Sequence[Any], trained: Sequence[Any]
 ) -> dict[Any, list[Any]]:
-    """Finds the variables that sums are for, among what is given last.
-
-    Args:
-        plan: The plan of the graph.
-        given: Its last inputs: tensors, and the library's variables.
-        trained: The variables that strategies decide on.
-    """
-    handles = plan.inputs[len(plan.inputs) - len(given) :]
-    pairs = zip(handles, given, strict=True)
-    variables = {t.ref(): v for t, v in pairs if updates.is_variable(v)}
-    return of_sums(plan, variables, trained)
-
-
-def of_sums(
-    plan: GraphPlan, variables: dict[Any, Any], trained: Sequence[Any]
-) -> dict[Any, list[Any]]:
     """Finds the variables of one owner, if so, that what a sum makes is written to.
 
     Follows ops that make something of the same shape: from a gradient to the variable,
@@ -79,9 +63,15 @@ def of_sums(
 
     Args:
         plan: The plan of the graph.
-        variables: The library's variables, by references of their handles.
-        trained: Those that strategies decide on.
+        given: Its last inputs: tensors, and the library's variables.
+        trained: The variables that strategies decide on.
+
+    Returns:
+        The variables, by references of the sums.
     """
+    handles = plan.inputs[len(plan.inputs) - len(given) :]
+    pairs = zip(handles, given, strict=True)
+    variables = {t.ref(): v for t, v in pairs if updates.is_variable(v)}
     whose = {id(slot): v for v in trained for slot in _slots(v)}
     found: dict[Any, dict[int, Any]] = {}
     for op in reversed(list(plan.plans)):

@@ -18,7 +18,15 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.forms import evaluation, sizes, twins
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
-from replicator.forms.rule import AS_IS, UNUSED, OpPlan, Version, refused, replicated
+from replicator.forms.rule import (
+    AS_IS,
+    UNUSED,
+    OpPlan,
+    Version,
+    refused,
+    replicated,
+    stamped,
+)
 from replicator.forms.tables import RULES
 from replicator.graph.cloning import pythons
 
@@ -234,10 +242,10 @@ def decide(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
         plan = replicated(op, build=_once if _tf.has_state(op) else None)
     kept = _kept_rows(op, facts, plan) if op.type in _KEEP_ROWS else None
     if kept is not None:
-        return dataclasses.replace(plan, makes=[kept], build_local=_same)
+        return dataclasses.replace(plan, makes=[kept], build_local=stamped)
     has_local = any(map(sizes.has_local, plan.makes))
     if has_local and plan.build_local is None and not plan.bodies:
-        return dataclasses.replace(plan, build_local=_same)
+        return dataclasses.replace(plan, build_local=stamped)
     return plan
 
 
@@ -246,14 +254,14 @@ def _of_numbers(op: tf.Operation, numbers: Sequence[Any]) -> OpPlan:
     makes = [Fact(REPLICATED, one) for one in numbers]
     if any(map(sizes.has_local, makes)):
         if op.type not in ("Shape", "ShapeN", "Size"):
-            return OpPlan([REPLICATED] * len(op.inputs), makes, build_local=_same)
+            return OpPlan([REPLICATED] * len(op.inputs), makes, build_local=stamped)
 
         def whole(replica: Any, op: tf.Operation, inputs: Any, local: Any) -> Any:
             of = replica.whole_sizes
             pairs = zip(makes, local, strict=True)
             return [functools.partial(of, fact.numbers, own) for fact, own in pairs]
 
-        return OpPlan([AS_IS] * len(op.inputs), makes, whole, _same)
+        return OpPlan([AS_IS] * len(op.inputs), makes, whole, stamped)
     is_known = all(sizes.ints(fact) is not None for fact in makes)
     if not is_known or op.type == "Const" or op.control_inputs:
         return OpPlan([REPLICATED] * len(op.inputs), makes)
@@ -281,10 +289,6 @@ def _kept_rows(op: tf.Operation, facts: list[Fact], plan: OpPlan) -> Fact | None
     if columns and op.type in ("Squeeze", "ExpandDims", "Reshape"):
         return None
     return Fact(made, rows=rows, columns=columns)
-
-
-def _same(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
-    return replica.stamp(op, inputs)
 
 
 def _once(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:

@@ -88,6 +88,12 @@ def plan(
     return OpPlan([*needs, *others], makes, **more)
 
 
+def stamped(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Builds the op itself."""
+    made: Sequence[Any] = replica.stamp(op, inputs)
+    return made
+
+
 def replicated(op: tf.Operation, **more: Any) -> OpPlan:
     """Returns the plan of an op that takes and makes values of one device."""
     return plan(op, [], REPLICATED, **more)

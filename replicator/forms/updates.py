@@ -24,14 +24,6 @@ _ASSIGNMENTS = {
     "AssignAddVariableOp": "assign_add",
     "AssignSubVariableOp": "assign_sub",
 }
-_SCATTERS = {
-    f"ResourceScatter{name}": f"scatter_{name.lower()}"
-    for name in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Update")
-}
-_SCATTERS_ND = {
-    f"ResourceScatterNd{name}": f"scatter_nd_{name.lower()}"
-    for name in ("Add", "Sub", "Min", "Max", "Update")
-}
 _WRITING = ("Assign", "Resource", "Rng", "StatefulUniform", "StatefulRandom")
 _MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
 
@@ -107,11 +99,12 @@ def _written(
         method = _ASSIGNMENTS[op.type]
         value = whole_values.written(variable, given[0], method)
         return getattr(variable, method)(value, read_value=False)
-    if op.type in _SCATTERS:
+    _, is_scatter, how = op.type.lower().partition("resourcescatter")
+    if is_scatter and how.startswith("nd"):
+        return getattr(variable, f"scatter_nd_{how[2:]}")(*given).op
+    if is_scatter:
         rows = tf.IndexedSlices(given[1], given[0])
-        return getattr(variable, _SCATTERS[op.type])(rows).op
-    if op.type in _SCATTERS_ND:
-        return getattr(variable, _SCATTERS_ND[op.type])(*given).op
+        return getattr(variable, f"scatter_{how}")(rows).op
     if op.type == "ResourceStridedSliceAssign":
         masks = {f"{name}_mask": op.get_attr(f"{name}_mask") for name in _MASKS}
         names = ("begin", "end", "strides", "value")

@@ -44,10 +44,8 @@ def homes_of(repl: Any, make: Any) -> list[tuple[str, Any]]:
         step, _ = make()
     function = engine.WholeBatchFunction(step, repl, SPECS)
     plan, _ = function.plan((0, 0))
-    inputs = (t.ref() for t in plan.inputs[len(SPECS) :])
-    by_ref = dict(zip(inputs, function._captured, strict=True))
     trained = list(repl._settings.factory.trained().values())
-    found = homes.of_sums(plan, by_ref, trained)
+    found = homes.found(plan, function._captured, trained)
     sums = [t for op in plan.plans for t in op.outputs if t.dtype != tf.resource]
     return [(t.op.type, found[t.ref()]) for t in sums if found.get(t.ref())]
 

@@ -9,7 +9,7 @@ does not change needs no place among its arguments: the new body captures it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from replicator.forms.rule import UNUSED, OpPlan, Rule, rules_of
 _TURNS = 6  # after so many, what still changes is replicated
 
 
-def _by_turns(a: Fact, b: Fact, tensor: tf.Tensor, scope: Any) -> Fact:
+def _by_turns(a: Fact, b: Fact, scope: Any) -> Fact:
     """Returns what is known of a tensor that is one or the other, by turns.
 
     What is replicated may have other numbers of rows than what is sharded, and is then
@@ -37,7 +37,7 @@ def _by_turns(a: Fact, b: Fact, tensor: tf.Tensor, scope: Any) -> Fact:
     branches: tuple[Fact, ...] = ()
     if a.branches or b.branches:
         pairs = zip(a.branches or b.branches, b.branches or a.branches, strict=True)
-        branches = tuple(_by_turns(*pair, tensor, scope) for pair in pairs)
+        branches = tuple(_by_turns(*pair, scope) for pair in pairs)
     return Fact(form, sizes.joined(a, b), branches=branches)
 
 
@@ -54,75 +54,62 @@ def _are_same(a: Fact, b: Fact) -> bool:
 
 def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A loop of TensorFlow 2."""
+    own, carried, body = _carried(op, facts, scope)
+    test = scope.inner().called(op, carried, "cond")
+    own_facts = [carried[k] for k in own]
+    shapes = [s for k in own for s in _shapes(body.inputs[k], carried[k])]
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
+        values = replica.seen_as(op.inputs, facts)
+
+        def bound(flat: Sequence[tf.Tensor]) -> list[Any]:
+            return _replaced(values, own, replica.unflat(flat, own_facts))
+
+        def go_on(*flat: tf.Tensor) -> tf.Tensor:
+            with replica.frame(test, bound(flat)) as found:
+                return tf.reshape(found(test.outputs[0]).copy(REPLICATED), [])
+
+        def turn(*flat: tf.Tensor) -> list[tf.Tensor]:
+            with replica.frame(body, bound(flat)) as found:
+                after = [found(body.outputs[k]) for k in own]
+                tensors, effects = replica.flat(after, own_facts), replica.effects()
+                with tf.control_dependencies(effects):
+                    return _of_shapes(tensors, shapes, bool(effects))
+
+        first = _of_shapes(replica.flat([values[k] for k in own], own_facts), shapes)
+        iterations = op.get_attr("parallel_iterations")
+        flat = _tf.while_loop(go_on, turn, first, shapes, iterations)
+        replica.finished(op, flat[0].op)
+        return bound(flat)
+
+    return OpPlan([UNUSED] * len(facts), carried, build=build, bodies=[test, body])
+
+
+def _carried(
+    op: tf.Operation, facts: list[Fact], scope: Any
+) -> tuple[list[int], list[Fact], Any]:
+    """Returns the positions of what a loop changes, what is known of all in each turn.
+
+    And the plan of its body.
+    """
     graph, outputs = _tf.function_graph(op, "body")
     pairs = zip(graph.inputs, outputs, strict=True)
     own = [k for k, (before, after) in enumerate(pairs) if after is not before]
-    inner, carried = scope.inner(), list(facts)
+    carried = list(facts)
     for k in own:
         fact = facts[k]
         carried[k] = Fact(fact.form, fact.numbers, branches=fact.branches)
     for turn in range(2 * _TURNS):
-        body = inner.called(op, carried, "body")
+        body = scope.inner().called(op, carried, "body")
         then = list(carried)
         for k in own:
-            then[k] = _by_turns(carried[k], body.returned()[k], outputs[k], scope)
+            then[k] = _by_turns(carried[k], body.fact(outputs[k]), scope)
             if turn >= _TURNS and not _are_same(carried[k], then[k]):
                 then[k] = Fact(REPLICATED)
         if all(_are_same(carried[k], then[k]) for k in own):
             break
         carried = then
-    test = inner.called(op, carried, "cond")
-    build = functools.partial(
-        _looped, facts=facts, carried=carried, own=own, test=test, body=body
-    )
-    return OpPlan([UNUSED] * len(facts), carried, build=build, bodies=[test, body])
-
-
-def _looped(
-    replica: Any,
-    op: tf.Operation,
-    inputs: Sequence[Any],
-    facts: Sequence[Fact],
-    carried: Sequence[Fact],
-    own: Sequence[int],
-    test: Any,
-    body: Any,
-) -> list[Any]:
-    """Builds a loop.
-
-    Args:
-        replica: The replica.
-        op: The loop for one device.
-        inputs: None.
-        facts: What the rule was told of the loop's inputs.
-        carried: What is known of these in all turns.
-        own: The positions of those that the body changes.
-        test: The condition.
-        body: The body.
-    """
-    values = replica.seen_as(op.inputs, facts)
-    own_facts = [carried[k] for k in own]
-    shapes = [s for k in own for s in _shapes(body.inputs[k], carried[k])]
-
-    def bound(flat: Sequence[tf.Tensor]) -> list[Any]:
-        return _replaced(values, own, replica.unflat(flat, own_facts))
-
-    def go_on(*flat: tf.Tensor) -> tf.Tensor:
-        with replica.frame(test, bound(flat)) as found:
-            return tf.reshape(found(test.outputs[0]).copy(REPLICATED), [])
-
-    def turn(*flat: tf.Tensor) -> list[tf.Tensor]:
-        with replica.frame(body, bound(flat)) as found:
-            tensors = replica.flat([found(body.outputs[k]) for k in own], own_facts)
-            effects = replica.effects()
-            with tf.control_dependencies(effects):
-                return _of_shapes(tensors, shapes, bool(effects))
-
-    first = _of_shapes(replica.flat([values[k] for k in own], own_facts), shapes)
-    iterations = op.get_attr("parallel_iterations")
-    flat = _tf.while_loop(go_on, turn, first, shapes, iterations)
-    replica.finished(op, flat[0].op)
-    return _replaced(values, own, replica.unflat(flat, own_facts))
+    return own, carried, body
 
 
 def _replaced(
@@ -169,23 +156,39 @@ def _of_shapes(
 
 def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A conditional of TensorFlow 2. All replicas take the same branch."""
+    is_case = op.type.endswith("Case")
+    which = [("then_branch", 0), ("else_branch", 0)]
+    if is_case:
+        which = [("branches", k) for k in range(len(op.get_attr("branches")))]
     inner = scope.inner(in_branch=True)
-    branches, taken = [], []
-    for k, which in enumerate(_branches(op)):
-        taken.append([f.branches[k] if f.branches else f for f in facts[1:]])
-        branches.append(inner.called(op, taken[k], *which))
+    taken = [
+        [f.branches[k] if f.branches else f for f in facts[1:]]
+        for k in range(len(which))
+    ]
+    pairs = zip(taken, which, strict=True)
+    branches = [inner.called(op, own, *one) for own, one in pairs]
     found = zip(*(branch.returned() for branch in branches), strict=True)
     outs = zip(found, branches[0].outputs, strict=True)
     made = [_of_branches(list(every), out, scope) for every, out in outs]
-    build = functools.partial(_branched, taken=taken, branches=branches, made=made)
+
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
+        def of_branch(k: int) -> list[tf.Tensor]:
+            values = replica.seen_as(op.inputs[1:], taken[k])
+            with replica.frame(branches[k], values) as found:
+                tensors = replica.flat(list(map(found, branches[k].outputs)), made)
+                with tf.control_dependencies(replica.effects()):
+                    return [tf.identity(t) for t in tensors] or [tf.constant(0)]
+
+        chosen = replica.value(op.inputs[0]).copy(REPLICATED)
+        builders = [functools.partial(of_branch, k) for k in range(len(branches))]
+        if is_case:
+            flat = tf.nest.flatten(_tf.switch_case(chosen, builders))
+        else:
+            flat = tf.nest.flatten(_tf.cond(tf.cast(chosen, tf.bool), *builders))
+        replica.finished(op, flat[0].op)
+        return replica.unflat(flat[: len(flat) if made else 0], made)
+
     return OpPlan([UNUSED] * len(facts), made, build=build, bodies=branches)
-
-
-def _branches(op: tf.Operation) -> list[tuple[str, int]]:
-    """Returns the attribute, and the position in it, of each branch."""
-    if not op.type.endswith("Case"):
-        return [("then_branch", 0), ("else_branch", 0)]
-    return [("branches", k) for k in range(len(op.get_attr("branches")))]
 
 
 def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
@@ -195,53 +198,10 @@ def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
     other's, and their forms may differ. A list whose forms differ is not read at all.
     """
     if tensor.dtype != tf.variant:
-        first = _by_turns(facts[0], facts[0], tensor, scope)
-        return functools.reduce(
-            lambda a, b: _by_turns(a, b, tensor, scope), facts[1:], first
-        )
+        return functools.reduce(lambda a, b: _by_turns(a, b, scope), facts, Fact(UNSET))
     forms = [fact.form for fact in facts if not isinstance(fact.form, Unset)]
     is_one = all(form == forms[0] for form in forms)
     return Fact(forms[0] if forms and is_one else UNSET, branches=tuple(facts))
-
-
-def _branched(
-    replica: Any,
-    op: tf.Operation,
-    inputs: Sequence[Any],
-    taken: Sequence[Sequence[Fact]],
-    branches: Sequence[Any],
-    made: Sequence[Fact],
-) -> list[Any]:
-    """Builds a conditional.
-
-    Args:
-        replica: The replica.
-        op: The conditional for one device.
-        inputs: None.
-        taken: What each branch was told of its inputs.
-        branches: The branches.
-        made: What is known of the results.
-    """
-
-    def builder(branch: Any, own: Sequence[Fact]) -> Callable[[], list[tf.Tensor]]:
-        def build() -> list[tf.Tensor]:
-            values = replica.seen_as(op.inputs[1:], own)
-            with replica.frame(branch, values) as found:
-                flat = replica.flat([found(out) for out in branch.outputs], made)
-                with tf.control_dependencies(replica.effects()):
-                    return [tf.identity(t) for t in flat] or [tf.constant(0)]
-
-        return build
-
-    which = replica.value(op.inputs[0]).copy(REPLICATED)
-    builders = [builder(*one) for one in zip(branches, taken, strict=True)]
-    if op.type.endswith("Case"):
-        flat = _tf.switch_case(which, builders)
-    else:
-        flat = _tf.cond(tf.cast(which, tf.bool), *builders)
-    flat = tf.nest.flatten(flat)
-    replica.finished(op, flat[0].op)
-    return replica.unflat(flat[: len(flat) if made else 0], made)
 
 
 def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:

@@ -22,6 +22,7 @@ from replicator.forms.rule import (
     moves,
     plan,
     rules_of,
+    stamped,
 )
 from replicator.forms.sizes import (
     INTEGERS,
@@ -260,16 +261,13 @@ def range_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         return None
     layout = size.layout
 
-    def build_local(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Any:
-        return replica.stamp(op, inputs)
-
     def build(replica: Any, op: tf.Operation, inputs: Any, local: Any) -> Any:
         (own,) = local
         return [own + tf.cast(replica.offset(layout), own.dtype)]
 
     makes = [Fact(Sharded(0, layout), rows=layout)]
-    more = {"build": build, "build_local": build_local}
-    return plan(op, [REPLICATED, LOCAL], makes, **more)
+    needs = REPLICATED, LOCAL
+    return plan(op, needs, makes, build=build, build_local=stamped)
 
 
 RULES: dict[str, Rule] = {

@@ -28,25 +28,12 @@ from replicator.forms.rule import (
 )
 from replicator.graph.ir import shapes
 
-_UPDATES = """
+# All ops that optimizers and sparse updates are.
+_APPLYING = ("ResourceApply", "ResourceSparseApply", "ResourceScatter")
+_UPDATES = " ".join(name for name in dir(tf.raw_ops) if name.startswith(_APPLYING))
+_ASSIGNING = """
     AssignVariableOp AssignAddVariableOp AssignSubVariableOp DestroyResourceOp
-    ResourceApplyAdaMax ResourceApplyAdadelta ResourceApplyAdagrad
-    ResourceApplyAdagradDA ResourceApplyAdagradV2 ResourceApplyAdam
-    ResourceApplyAdamWithAmsgrad ResourceApplyAddSign ResourceApplyCenteredRMSProp
-    ResourceApplyFtrl ResourceApplyFtrlV2 ResourceApplyGradientDescent
-    ResourceApplyKerasMomentum ResourceApplyMomentum ResourceApplyPowerSign
-    ResourceApplyProximalAdagrad ResourceApplyProximalGradientDescent
-    ResourceApplyRMSProp ResourceCountUpTo ResourceScatterAdd ResourceScatterDiv
-    ResourceScatterMax ResourceScatterMin ResourceScatterMul ResourceScatterNdAdd
-    ResourceScatterNdMax ResourceScatterNdMin ResourceScatterNdSub
-    ResourceScatterNdUpdate ResourceScatterSub ResourceScatterUpdate
-    ResourceSparseApplyAdadelta ResourceSparseApplyAdagrad
-    ResourceSparseApplyAdagradDA ResourceSparseApplyAdagradV2
-    ResourceSparseApplyCenteredRMSProp ResourceSparseApplyFtrl
-    ResourceSparseApplyFtrlV2 ResourceSparseApplyKerasMomentum
-    ResourceSparseApplyMomentum ResourceSparseApplyProximalAdagrad
-    ResourceSparseApplyProximalGradientDescent ResourceSparseApplyRMSProp
-    ResourceStridedSliceAssign
+    ResourceCountUpTo ResourceStridedSliceAssign
     """
 _GENERATORS = """
     RngReadAndSkip RngSkip StatefulRandomBinomial StatefulStandardNormal
@@ -204,7 +191,7 @@ RULES: dict[str, Rule] = {
     **rules_of("ReadVariableOp", read),
     **rules_of("VarIsInitializedOp VariableShape", about),
     **rules_of("ResourceGatherNd", read_elements),
-    **rules_of(_UPDATES, update),
+    **rules_of(_UPDATES + _ASSIGNING, update),
     **rules_of(_GENERATORS, of_generator),
     **rules_of(
         "IteratorGetNext IteratorGetNextSync QueueDequeueManyV2 QueueDequeueUpToV2",
