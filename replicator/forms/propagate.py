@@ -123,21 +123,15 @@ class Scope:
         return Scope(self.depth + 1, self.whole, self.own, in_branch)
 
     def called(
-        self,
-        op: tf.Operation,
-        facts: Sequence[Fact],
-        name: str = "f",
-        position: int = 0,
+        self, function: tuple[Any, list[tf.Tensor]], facts: Sequence[Fact]
     ) -> GraphPlan:
         """Returns the plan of a function that an op calls.
 
         Args:
-            op: The op.
-            facts: What is known of the function's inputs.
-            name: The op's attribute that names the function.
-            position: Its position, if that is a list of functions.
+            function: Its graph, and what it returns (_tf.function_graph).
+            facts: What is known of its inputs.
         """
-        graph, outputs = _tf.function_graph(op, name, position)
+        graph, outputs = function
         plan = GraphPlan(graph.inputs, facts, outputs=outputs)
         effects = [one for one in graph.get_operations() if has_effect(one)]
         self.extend(plan, [*effects, *(t.op for t in outputs)])

@@ -25,15 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator.forms.forms import (
-    REPLICATED,
-    Fact,
-    Form,
-    Layout,
-    Replicated,
-    Sharded,
-    Unset,
-)
+from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Layout, Sharded
 from replicator.forms.rule import LOCAL, Version
 
 INTEGERS = (tf.int32, tf.int64)
@@ -203,7 +195,7 @@ def elements(tensor: tf.Tensor, fact: Fact) -> list[Any] | None:
     if isinstance(fact.numbers, np.ndarray):
         return list(fact.numbers.flat)
     count = tensor.shape.num_elements()
-    is_same = count is not None and isinstance(fact.form, Replicated)
+    is_same = count is not None and fact.form == REPLICATED
     return [UNKNOWN] * count if is_same else None
 
 
@@ -227,8 +219,8 @@ def operand(sizes: Sequence[Any] | None, axis: int) -> Form | Version | None:
 def joined(one: Fact, other: Fact) -> Any:
     """Returns the elements of a tensor that is one or the other, by turns."""
     a, b = one.numbers, other.numbers
-    if isinstance(one.form, Unset) or isinstance(other.form, Unset):
-        return b if isinstance(one.form, Unset) else a
+    if UNSET in (one.form, other.form):
+        return b if one.form == UNSET else a
     both = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
     if not both or a.shape != b.shape:
         return a if isinstance(a, SumTo) and a == b else None

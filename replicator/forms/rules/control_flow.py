@@ -18,7 +18,7 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.forms import sizes
 from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset, joined
-from replicator.forms.rule import UNUSED, OpPlan, Rule, rules_of
+from replicator.forms.rule import UNUSED, OpPlan, rules_of
 
 _TURNS = 6  # after so many, what still changes is replicated
 
@@ -55,7 +55,7 @@ def _are_same(a: Fact, b: Fact) -> bool:
 def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A loop of TensorFlow 2."""
     own, carried, body = _carried(op, facts, scope)
-    test = scope.inner().called(op, carried, "cond")
+    test = scope.inner().called(_tf.function_graph(op, "cond"), carried)
     own_facts = [carried[k] for k in own]
     shapes = [s for k in own for s in _shapes(body.inputs[k], carried[k])]
 
@@ -92,7 +92,7 @@ def _carried(
 
     And the plan of its body.
     """
-    graph, outputs = _tf.function_graph(op, "body")
+    function = graph, outputs = _tf.function_graph(op, "body")
     pairs = zip(graph.inputs, outputs, strict=True)
     own = [k for k, (before, after) in enumerate(pairs) if after is not before]
     carried = list(facts)
@@ -100,7 +100,7 @@ def _carried(
         fact = facts[k]
         carried[k] = Fact(fact.form, fact.numbers, branches=fact.branches)
     for turn in range(2 * _TURNS):
-        body = scope.inner().called(op, carried, "body")
+        body = scope.inner().called(function, carried)
         then = list(carried)
         for k in own:
             then[k] = _by_turns(carried[k], body.fact(outputs[k]), scope)
@@ -166,7 +166,7 @@ def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
         for k in range(len(which))
     ]
     pairs = zip(taken, which, strict=True)
-    branches = [inner.called(op, own, *one) for own, one in pairs]
+    branches = [inner.called(_tf.function_graph(op, *one), own) for own, one in pairs]
     found = zip(*(branch.returned() for branch in branches), strict=True)
     outs = zip(found, branches[0].outputs, strict=True)
     made = [_of_branches(list(every), out, scope) for every, out in outs]
@@ -206,7 +206,7 @@ def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
 
 def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A function, which is built where it is called."""
-    plan = scope.called(op, facts)
+    plan = scope.called(_tf.function_graph(op, "f"), facts)
 
     def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
         with replica.frame(plan, replica.seen_as(op.inputs, facts), op) as found:
@@ -216,7 +216,7 @@ def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return OpPlan(needs, plan.returned(), build=build, bodies=[plan])
 
 
-RULES: dict[str, Rule] = {
+RULES = {
     **rules_of("While StatelessWhile", loop),
     **rules_of("If StatelessIf Case StatelessCase", conditional),
     **rules_of("PartitionedCall StatefulPartitionedCall", call),

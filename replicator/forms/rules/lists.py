@@ -20,7 +20,6 @@ from replicator.forms.rule import (
     Build,
     Need,
     OpPlan,
-    Rule,
     about,
     plan,
     refused,
@@ -199,7 +198,7 @@ def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return OpPlan([form], [made])
 
 
-RULES: dict[str, Rule] = {
+RULES = {
     **rules_of("EmptyTensorList TensorListReserve", empty),
     **rules_of("TensorListPushBack TensorListSetItem", put),
     **rules_of("TensorListGetItem TensorListPopBack", take),

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, Rule, is_partial, moves, plan, rules_of
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, moves, plan, rules_of
 from replicator.forms.sizes import Size, elements, ints, operand
 from replicator.graph.ir import shapes
 
@@ -147,7 +147,7 @@ def where(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return OpPlan([form], [fact], build=build, build_local=build_local)
 
 
-RULES: dict[str, Rule] = {
+RULES = {
     **rules_of("GatherV2 Gather ResourceGather", gather),
     **rules_of("GatherNd", gather_nd),
     **rules_of("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin", segments),

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import Fact, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, Rule, plan, rules_of
+from replicator.forms.rule import LOCAL, OpPlan, plan, rules_of
 from replicator.forms.rules.shapes import of_sizes
 from replicator.forms.sizes import elements
 
@@ -65,7 +65,7 @@ def _advanced(counter: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.stack([after, high + tf.cast(is_over, tf.int64)]), tf.uint64)
 
 
-RULES: dict[str, Rule] = {
+RULES = {
     **rules_of("RandomStandardNormal RandomUniform RandomUniformInt", of_shape),
     **rules_of("TruncatedNormal", of_shape),
     **rules_of("StatelessRandomUniformV2 StatelessRandomNormalV2", stateless),

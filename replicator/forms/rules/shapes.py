@@ -18,7 +18,6 @@ from replicator.forms.rule import (
     Build,
     Need,
     OpPlan,
-    Rule,
     moves,
     plan,
     rules_of,
@@ -270,7 +269,7 @@ def range_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, needs, makes, build=build, build_local=stamped)
 
 
-RULES: dict[str, Rule] = {
+RULES = {
     **rules_of("Reshape", reshape),
     **rules_of("Transpose", transpose),
     **rules_of("ExpandDims", expand_dims),

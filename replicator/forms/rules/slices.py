@@ -19,7 +19,6 @@ from replicator.forms.rule import (
     Build,
     Need,
     OpPlan,
-    Rule,
     is_partial,
     moves,
     plan,
@@ -269,7 +268,7 @@ def _with_a_row(axis: int) -> Build:
     return build
 
 
-RULES: dict[str, Rule] = {
+RULES = {
     **rules_of("Pack", pack),
     **rules_of("Unpack", unpack),
     **rules_of("ConcatV2", concat),

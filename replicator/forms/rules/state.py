@@ -18,7 +18,6 @@ from replicator.forms.rule import (
     AS_IS,
     Need,
     OpPlan,
-    Rule,
     about,
     is_partial,
     plan,
@@ -187,7 +186,7 @@ def _of_as_many_rows(
         return [tf.identity(x) for x in results]
 
 
-RULES: dict[str, Rule] = {
+RULES = {
     **rules_of("ReadVariableOp", read),
     **rules_of("VarIsInitializedOp VariableShape", about),
     **rules_of("ResourceGatherNd", read_elements),
