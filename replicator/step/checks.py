@@ -194,7 +194,9 @@ def check_kept(
                 f"and used at {errors.line_of(op)} ({op.type})",
             ],
             "do not keep tensors from one call of step_fn for the next, in attributes, "
-            "caches or lists: compute them in each call, or send them with broadcast.",
+            "caches or lists: compute them in each call, or send them with broadcast. "
+            "A layer that keeps tensors (Keras' Normalization) is to be built before "
+            "the step: call it once, or its build(...).",
         )
     )
 
