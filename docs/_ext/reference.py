@@ -65,7 +65,8 @@ def _replicator() -> str:
 
 def _method(name: str) -> str:
     member = inspect.getattr_static(replicator.Replicator, name)
-    kind = "automethod" if isinstance(member, types.FunctionType) else "autoproperty"
+    called = isinstance(member, types.FunctionType | staticmethod)
+    kind = "automethod" if called else "autoproperty"
     full = f"replicator.Replicator.{name}"
     return _text([*_title(f"Replicator.{name}"), f".. {kind}:: {full}"])
 

@@ -157,3 +157,15 @@ def test_flags_of_one_name_elsewhere_stay_as_they_are() -> None:
         assert "rounds" in {f.name for f in programs.read("replicator.calibrate").flags}
         assert cli.ROUNDS.value == before
         assert absl_flags.FLAGS["rounds"].default == cli.ROUNDS.default
+
+
+def test_methods_are_shown_with_their_arguments() -> None:
+    # Where Sphinx is installed; a static method is one, too.
+    reference = pytest.importorskip("docs._ext.reference")
+    pages = reference.pages()
+    for name in ("run", "select"):
+        assert (
+            f".. automethod:: replicator.Replicator.{name}"
+            in (pages[f"Replicator.{name}.rst"])
+        )
+    assert ".. autoproperty::" in pages["Replicator.plan.rst"]
