@@ -8,7 +8,6 @@ consist of, of which each replica has all.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -17,50 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import deprecation, errors
+from replicator.autodist.traces import Signature, is_batch
 from replicator.forms.traced import Specs
 from replicator.graph.ir import shapes
 
 _ARRAYS = tf.Tensor, np.ndarray, np.generic
 _NUMBERS = int, float, complex
-
-
-@dataclasses.dataclass(frozen=True)
-class Signature:
-    """What calls that share a trace have in common.
-
-    Attributes:
-        structure: The arguments of one such call, with None in place of tensors.
-        indices: The indices of the leaves that are tensors.
-        specs: Of these tensors.
-    """
-
-    structure: Any
-    indices: Sequence[int]
-    specs: Specs
-
-    @property
-    def flat_specs(self) -> list[tf.TensorSpec]:
-        """Specs of the tensors that the tensors consist of."""
-        return list(tf.nest.flatten(self.specs, expand_composites=True))
-
-    @property
-    def have_rows(self) -> list[bool]:
-        """Which of these are split into rows."""
-        return [
-            is_batch(spec)
-            for spec in self.specs
-            for _ in tf.nest.flatten(spec, expand_composites=True)
-        ]
-
-    def packed(self, flat: Sequence[tf.Tensor]) -> Any:
-        """Returns the arguments and keyword arguments of the user's function."""
-        tensors = tf.nest.pack_sequence_as(
-            list(self.specs), list(flat), expand_composites=True
-        )
-        leaves = tf.nest.flatten(self.structure)
-        for k, tensor in zip(self.indices, tensors, strict=True):
-            leaves[k] = tensor
-        return tf.nest.pack_sequence_as(self.structure, leaves)
 
 
 class Arguments:
@@ -167,9 +128,10 @@ class Arguments:
         )
 
     @property
-    def shapes(self) -> Hashable:
-        """All that is known of the tensors but for their kinds and numbers of rows."""
-        return tuple([(shapes.static(t) or ())[1:] for t in self.tensors])
+    def key(self) -> Hashable:
+        """All that is known of the arguments but for their numbers of rows."""
+        sizes = tuple([(shapes.static(t) or ())[1:] for t in self.tensors])
+        return self.kind, sizes
 
     @property
     def specs(self) -> Specs:
@@ -184,18 +146,6 @@ class Arguments:
         if all(isinstance(t, tf.Tensor) for t in self.tensors):
             return self.tensors
         return list(tf.nest.flatten(self.tensors, expand_composites=True))
-
-    @property
-    def rows(self) -> int | None:
-        """The number of rows of the batch; 0 if there is none, None if unknown."""
-        for tensor in self.tensors:
-            if is_batch(tensor):
-                return (shapes.static(tensor) or (None,))[0]
-        return 0
-
-    def rows_then(self) -> tf.Tensor:
-        """Returns the number of rows as a tensor."""
-        return next(tf.shape(t)[0] for t in self.tensors if is_batch(t))
 
     def signature(self, specs: Specs) -> Signature:
         """Returns the signature of a trace for such arguments, of these specs."""
@@ -222,12 +172,6 @@ def declared(signature: Sequence[Any] | None) -> Specs | None:
             "pass a list of tf.TensorSpec, of the positional arguments.",
         )
     )
-
-
-def is_batch(tensor: Any) -> bool:
-    """Whether a tensor, or what has such a spec, is split into rows."""
-    is_dense = isinstance(tensor, tf.Tensor) or type(tensor) is tf.TensorSpec
-    return is_dense and tensor.shape.rank != 0
 
 
 def _is_array(leaf: Any) -> bool:

@@ -8,8 +8,8 @@ once more if other sizes vary, as the lengths of sequences do.
 
 from __future__ import annotations
 
+import collections
 import copy
-import dataclasses
 import functools
 import threading
 import weakref
@@ -19,8 +19,8 @@ from typing import Any
 from absl import logging
 
 from replicator import _tf, errors
-from replicator.autodist import traces
 from replicator.autodist.arguments import Arguments
+from replicator.autodist.traces import Trace
 from replicator.forms.traced import ByShape, Made, Specs
 from replicator.variables import single_device
 
@@ -59,8 +59,10 @@ class DistributedFunction:
         functools.update_wrapper(self, function)
         self._function, self._repl, self._owner = function, repl, owner
         self._declared, self._local_statistics = declared, local_statistics
-        self._kinds: dict[Hashable, _Kind] = {}
-        self._warns, self._lock, self._made = True, threading.RLock(), Made()
+        self._traces: dict[Hashable, ByShape[Trace]] = {}  # by kinds of arguments
+        self._found: dict[Hashable, Trace] = {}  # by kinds and shapes
+        self._lock, self._made = threading.RLock(), Made()
+        self._warns, self._counts = True, collections.Counter[Hashable]()
         self._methods: dict[int, DistributedFunction] = {}  # by the ids of their owners
         self._kept: Any = None
 
@@ -85,7 +87,7 @@ class DistributedFunction:
         except TypeError as error:
             raise errors.ArgumentError(
                 errors.compose(
-                    f"{traces.name_of(self._function)} is a method of a "
+                    f"{_name_of(self._function)} is a method of a "
                     f"{type(instance).__name__}, which has no weak references.",
                     [f"at {errors.user_line()}"],
                     'add "__weakref__" to its __slots__; or decorate a function that '
@@ -119,45 +121,40 @@ class DistributedFunction:
                 of AutoDist.function declares it.
         """
         if single_device.view() is not None:  # a part of another function
-            return traces.call(self._function, self._owner, args, kwargs)
-        name = traces.name_of(self._function)
-        arguments = Arguments(name, args, kwargs, self._declared)
-        kind = self._kinds.get(arguments.kind)
-        trace = None if kind is None else kind.by_shapes.get(arguments.shapes)
+            return _called(self._function, self._owner, args, kwargs)
+        arguments = Arguments(_name_of(self._function), args, kwargs, self._declared)
+        trace = self._found.get(arguments.key)
         if trace is None:
             with self._lock:
-                trace = self._trace(arguments)
-        return trace(arguments)
+                trace = self._found[arguments.key] = self._trace(arguments)
+        return trace(arguments.flat)
 
-    def _trace(self, arguments: Arguments) -> traces.Trace:
+    def _trace(self, arguments: Arguments) -> Trace:
         """Returns a trace for these and similar arguments."""
-        if arguments.kind not in self._kinds:
-            self._kinds[arguments.kind] = _Kind(arguments.but_numbers)
+        if arguments.kind not in self._traces:
             self._warn_of_numbers(arguments)
-        kind = self._kinds[arguments.kind]
 
-        def trace(specs: Specs) -> traces.Trace:
-            signature = arguments.signature(specs)
-            return traces.Trace(
-                *(self._function, self._repl, signature),
-                *(self._made, self._owner, self._local_statistics),
+        def trace(specs: Specs) -> Trace:
+            return Trace(
+                functools.partial(_called, self._function, self._owner),
+                *(self._repl, arguments.signature(specs)),
+                *(self._made, self._local_statistics),
             )
 
-        found = kind.by_specs.get(arguments.specs, trace)
-        kind.by_shapes[arguments.shapes] = found
-        return found
+        traces = self._traces.setdefault(arguments.kind, ByShape())
+        return traces.get(arguments.specs, trace)
 
     def _warn_of_numbers(self, arguments: Arguments) -> None:
         """Warns of traces of which there is one for each Python number."""
-        if not arguments.numbers or not self._warns:
+        if not arguments.numbers:
             return
-        same = [k.but_numbers == arguments.but_numbers for k in self._kinds.values()]
-        if sum(same) == _MANY:
+        self._counts[arguments.but_numbers] += 1
+        if self._counts[arguments.but_numbers] == _MANY and self._warns:
             self._warns = False
             logging.warning(
                 "%s",
                 errors.compose(
-                    f"{traces.name_of(self._function)} was traced {_MANY} times, for "
+                    f"{_name_of(self._function)} was traced {_MANY} times, for "
                     f"as many Python numbers: {arguments.numbers} now. Each trace "
                     "takes time and memory.",
                     [f"at {errors.user_line()}"],
@@ -167,16 +164,20 @@ class DistributedFunction:
             )
 
 
-@dataclasses.dataclass
-class _Kind:
-    """The traces for arguments of one kind.
+def _called(
+    function: Callable[..., Any],
+    owner: Callable[[], Any] | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Calls a user's function through AutoGraph, in a graph for one device."""
+    if owner is not None:
+        args = (owner(), *args)
+    return _tf.call_converted(
+        functools.partial(_tf.function_of(function), **kwargs), args
+    )
 
-    Attributes:
-        but_numbers: The kind, but for Python numbers.
-        by_specs: The traces, by the specs of arguments.
-        by_shapes: Those that were found for shapes.
-    """
 
-    but_numbers: Hashable
-    by_specs: ByShape[traces.Trace] = dataclasses.field(default_factory=ByShape)
-    by_shapes: dict[Hashable, traces.Trace] = dataclasses.field(default_factory=dict)
+def _name_of(function: Any) -> str:
+    """Returns the name of a user's function, for messages."""
+    return getattr(function, "__name__", type(function).__name__)

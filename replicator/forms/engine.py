@@ -263,8 +263,9 @@ class WholeBatchFunction:
             ]
             return self.add(which, tensors)
 
-        traced = _tf.trace(build, ordering.order_as_created, alone=False)
         settings = self._repl._settings
+        with settings.factory.traced_by(self):
+            traced = _tf.trace(build, ordering.order_as_created, alone=False)
         run = _tf.prepare_call(traced, cost.share_memory(self._repl.devices))
         if settings.peers is not None:
             text = f"runs the function called at {errors.user_line()}"

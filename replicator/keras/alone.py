@@ -8,47 +8,24 @@ inspect. Variables created here are replicated, and assignments reach all replic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from replicator import errors
-from replicator.keras import state
+from replicator.keras import functions, state
 
 
-def run(repl: Any, model: Any, name: str, data: Any) -> Any:
-    """Runs a batch on one device.
+def eagerly(repl: Any, model: Any, step: functions.Step) -> Callable[..., Any]:
+    """Returns a function that runs a model's step, without a trace, on one device.
 
     Args:
         repl: The Replicator.
         model: The Keras model.
-        name: The method to call, such as "train_step".
-        data: The global batch.
-
-    Returns:
-        The method's result.
-
-    Raises:
-        ContextError: The method communicates.
+        step: Its step.
     """
-    try:
-        with (
-            repl.context(),
-            tf.device(repl._settings.world.devices[0]),
-            _accumulating(model),
-        ):
-            return getattr(model, name)(data)
-    except errors.ContextError as error:
-        call = errors.called_outside(error)
-        if call is None:
-            raise
-        raise refused(model, name, call) from error
-
-
-def warn_of_run_eagerly(repl: Any, model: Any) -> None:
-    """Warns once that a model does not train on replicas."""
+    device = repl._settings.world.devices[0]
     if repl.num_replicas > 1:
         logging.log_first_n(
             logging.WARNING,
@@ -57,9 +34,15 @@ def warn_of_run_eagerly(repl: Any, model: Any) -> None:
             "results. Compile it with run_eagerly=False to run on all %d replicas.",
             1,
             model.name,
-            repl._settings.world.devices[0],
+            device,
             repl.num_replicas,
         )
+
+    def run(data: Any, spec: Any = None) -> Any:
+        with repl.context(), tf.device(device), _accumulating(model):
+            return step(functions.tensors_of(data))
+
+    return run
 
 
 @contextlib.contextmanager
@@ -74,23 +57,3 @@ def _accumulating(model: Any) -> Iterator[None]:
     finally:
         for combiner, previous in zip(combiners, settings, strict=True):
             combiner.alone = previous
-
-
-def refused(model: Any, name: str, outside: tuple[str, str]) -> errors.ContextError:
-    """Returns the error for a step of a model that communicates.
-
-    Args:
-        model: The Keras model.
-        name: The method, such as "train_step".
-        outside: What was called, and at which line.
-    """
-    call, line = outside
-    return errors.ContextError(
-        errors.compose(
-            f"{call} was called in {name} of the model {model.name}, which is written "
-            "for one device and whole batches: there is no other replica to "
-            "communicate with.",
-            [f"at {line}"],
-            f"leave {call} out: means, sums and metrics are those of the whole batch.",
-        )
-    )

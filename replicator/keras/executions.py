@@ -2,38 +2,40 @@
 """Keras' train_function and test_function: several batches per call.
 
 With `steps_per_execution=k`, one function pulls up to k batches and runs their steps in
-an in-graph loop. All batches of a loop are of one kind (functions.py). A batch of
-another kind, as the last may be, ends the loop, which returns it to be run alone; then
-the loop continues.
+an in-graph loop. A batch that the replicas cannot divide, as the last may be, ends the
+loop, which returns it to be run alone; then the loop continues.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from replicator import _tf
+from replicator.autodist.traces import Trace
 from replicator.cluster import faults
-from replicator.keras.functions import BatchFunction, Traced, is_dense
+from replicator.graph.ir import shapes
+from replicator.keras.functions import BatchFunction, is_dense
+from replicator.step import repair
 
-_do_not_convert = tf.autograph.experimental.do_not_convert
 _END = object()
 
 
-def over_iterator(function: BatchFunction, steps: int) -> Callable[[Any], Any]:
+def over_iterator(function: Any, steps: int) -> Callable[[Any], Any]:
     """Returns a train_function or test_function for Keras.
 
     Args:
-        function: Runs one batch; returns the logs.
+        function: Runs one batch, of a spec; returns the logs.
         steps: The maximum number of batches per call.
     """
-    loops = _Several(function, steps)
+    can_loop = steps > 1 and isinstance(function, BatchFunction)
+    loops = _Loops(function, steps)
 
     def run(iterator: Any) -> Any:
         spec = getattr(iterator, "element_spec", None)
-        if loops.takes(iterator, spec):
+        if can_loop and isinstance(iterator, tf.data.Iterator) and is_dense(spec):
             with faults.named():
                 return loops(iterator, spec)
         logs, done = None, False
@@ -58,23 +60,8 @@ def _next(iterator: Any) -> Any:
         return _END
 
 
-@dataclasses.dataclass
-class _Loop:
-    """A loop over batches of one kind.
-
-    Attributes:
-        call: Takes an iterator and the number of batches to run. Returns the number
-            that it ran, the last one's logs, and an Optional of a batch of another
-            kind.
-        misses: How many times in a row the first batch was of another kind.
-    """
-
-    call: Callable[..., Any]
-    misses: int = 0
-
-
-class _Several:
-    """Runs several batches per call, in an in-graph loop.
+class _Loops:
+    """Runs several batches per call.
 
     Args:
         function: Runs one batch.
@@ -83,18 +70,8 @@ class _Several:
 
     def __init__(self, function: BatchFunction, steps: int) -> None:
         self._function, self._steps = function, steps
-        self._key: tuple[Any, Any] = (None, None)
-
-    def takes(self, iterator: Any, spec: Any) -> bool:
-        """Whether the loop can pull its batches from an iterator.
-
-        Args:
-            iterator: The iterator that Keras passes.
-            spec: The spec of its batches, if it has one.
-        """
-        if self._steps == 1 or self._function.eager:
-            return False
-        return isinstance(iterator, tf.data.Iterator) and is_dense(spec)
+        self._loops: dict[Any, _Loop] = {}  # by the specs of batches
+        self._last: Any = None
 
     def __call__(self, iterator: Any, spec: Any) -> Any:
         """Runs batches; returns the logs of the last one.
@@ -106,59 +83,93 @@ class _Several:
         Raises:
             StopIteration: The iterator is exhausted.
         """
-        key, loops = self._key_of(spec), self._function.loops
+        if self._last is None or self._last[0] is not spec:
+            self._last = spec, self._loop(spec)
+        loop: _Loop = self._last[1]
         logs, done = None, 0
         while done < self._steps:
-            loop = loops.get(key)
-            if loop is None:
-                data = _next(iterator)
-            else:
-                number, last, odd = loop.call(iterator, tf.constant(self._steps - done))
-                ran = int(number)
-                if ran:
-                    logs, loop.misses = last, 0
-                done += ran
-                if done == self._steps:
-                    break
-                data = odd.get_value() if odd.has_value() else _END
-                loop.misses += data is not _END and not ran
-            if data is _END:
+            ran, last, batch = loop(iterator, self._steps - done)
+            logs, done = last if ran else logs, done + ran
+            if done == self._steps or batch is _END:
                 break
-            logs, traced = self._function.run(data, spec)
-            done += 1
-            # A single odd batch at the end does not justify another loop.
-            if traced and (key not in loops or (loop and loop.misses > 1)):
-                loops[key] = _loop(self._function, traced, iterator)
+            logs, done = self._function(batch, spec), done + 1
         if not done:
             raise StopIteration
         return logs
 
-    def _key_of(self, spec: Any) -> Any:
-        """Returns a key that is equal for equal specs."""
-        if self._key[0] is not spec:
-            leaves = tuple(tf.nest.flatten(spec))
-            structure = tf.nest.map_structure(lambda _: 0, spec)
-            self._key = (spec, (repr(structure), leaves))
-        return self._key[1]
+    def _loop(self, spec: Any) -> _Loop:
+        key = repr(spec)
+        if key not in self._loops:
+            leaves = list(map(shapes.of_any_rows, tf.nest.flatten(spec)))
+            trace = self._function.trace(spec, leaves)
+            self._loops[key] = _Loop(self._function.repl, trace)
+        return self._loops[key]
 
 
-def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | None:
-    """Builds a loop over an iterator's batches of the kind that a function takes.
+class _Loop:
+    """A loop over batches that the replicas divide.
 
     Args:
-        function: Defines the kinds of batches.
-        traced: Runs a batch.
+        repl: The Replicator.
+        trace: Runs a batch.
+
+    Attributes:
+        lock: The lock that is held while variables that it uses move.
+    """
+
+    def __init__(self, repl: Any, trace: Trace) -> None:
+        self._settings, self._trace = repl._settings, trace
+        self.lock = repl._settings.lock
+        self._call: Callable[..., Any] | None = None
+
+    def trace_again(self) -> None:
+        """Discards the loop, because variables have new components."""
+        self._trace.whole.trace_again()
+        self._call = None
+
+    def __call__(self, iterator: Any, most: int) -> tuple[int, Any, Any]:
+        """Runs batches until there is one that the replicas cannot divide.
+
+        Args:
+            iterator: Over the batches.
+            most: How many to run.
+
+        Returns:
+            The number of those that ran, the logs of the last one, and the batch to run
+            next, or _END, if it ran fewer.
+        """
+        if self._call is None:
+            with self._settings.factory.traced_by(self):
+                self._call = self._built(iterator)
+        number, logs, rest = self._call(iterator, tf.constant(most))
+        return int(number), logs, rest.get_value() if rest.has_value() else _END
+
+    def _built(self, iterator: Any) -> Callable[..., Any]:
+        step = self._trace.function(True)
+        structure = tf.nest.map_structure(_spec, step.structured_outputs)
+        specs = [one for one in tf.nest.flatten(structure) if one is not None]
+        if not specs or not all(map(_is_fixed, specs)):
+            return lambda iterator, most: (0, None, iterator.get_next_as_optional())
+        traced = _traced(self._trace, step, structure, iterator)
+        owners, peers = self._settings.factory.owners(), self._settings.peers
+        variables = repair.mirrored(traced.captured_inputs, owners)
+        return repair.equal_after_errors(traced, variables, peers)
+
+
+def _traced(trace: Trace, step: Any, structure: Any, iterator: Any) -> Any:
+    """Traces a loop.
+
+    Args:
+        trace: Says which batches belong in it.
+        step: Runs a batch.
+        structure: The specs of its results, which are of fixed shapes, or None.
         iterator: An iterator over the dataset, or over another one like it.
 
     Returns:
-        None if a step's results have no fixed shapes, which a loop needs.
+        A function of an iterator and the number of batches to run. It returns the
+        number that it ran, the last one's logs, and an Optional of the next batch.
     """
-    structure = tf.nest.map_structure(_spec, traced.function.structured_outputs)
-    results = tf.nest.flatten(structure)
-    specs = [spec for spec in results if spec is not None]
-    if not specs or not all(map(_is_fixed, specs)):
-        return None
-    spec = iterator.element_spec
+    results, spec = tf.nest.flatten(structure), iterator.element_spec
 
     def pull(iterator: Any) -> tuple[Any, tf.Tensor]:
         """Returns the next batch as an Optional, and whether it belongs in the loop."""
@@ -166,15 +177,15 @@ def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | Non
             batch = iterator.get_next_as_optional()
             fits = tf.cond(
                 batch.has_value(),
-                lambda: _fits(function, traced.split, batch.get_value()),
+                lambda: _fits(trace, batch.get_value()),
                 lambda: tf.constant(False),
             )
         return batch, fits
 
-    @_do_not_convert
+    @_tf.not_converted
     def several(iterator: Any, count: tf.Tensor) -> Any:
         def turn(number: Any, batch: Any, fits: Any, kept: Any) -> Any:
-            logs = traced.function(*tf.nest.flatten(batch.get_value()))
+            logs = step(*tf.nest.flatten(batch.get_value()))
             kept = [leaf for leaf in tf.nest.flatten(logs) if leaf is not None]
             # Finish the step on all devices before anything else begins.
             with tf.control_dependencies(kept):
@@ -186,7 +197,7 @@ def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | Non
                 )
             return number, batch, fits, kept
 
-        zeros = [tf.zeros(leaf.shape, leaf.dtype) for leaf in specs]
+        zeros = [tf.zeros(one.shape, one.dtype) for one in results if one is not None]
         number, batch, _, kept = tf.while_loop(
             lambda number, batch, fits, kept: fits,
             turn,
@@ -194,12 +205,11 @@ def _loop(function: BatchFunction, traced: Traced, iterator: Any) -> _Loop | Non
             parallel_iterations=1,
         )
         leaves = iter(kept)
-        logs = [None if result is None else next(leaves) for result in results]
+        logs = [None if one is None else next(leaves) for one in results]
         return number, tf.nest.pack_sequence_as(structure, logs), batch
 
     count = tf.TensorSpec([], tf.int32)
-    concrete = tf.function(several).get_concrete_function(iterator, count)
-    return _Loop(function.equal_after_errors(concrete))
+    return tf.function(several).get_concrete_function(iterator, count)
 
 
 def _spec(result: Any) -> Any:
@@ -215,8 +225,8 @@ def _is_fixed(spec: Any) -> bool:
     return plain and spec.shape.is_fully_defined()
 
 
-def _fits(function: BatchFunction, split: bool, batch: Any) -> tf.Tensor:
-    """Returns whether a batch is of a kind; if its tensors disagree, it is of none."""
+def _fits(trace: Trace, batch: Any) -> tf.Tensor:
+    """Returns whether the replicas can divide a batch, whose tensors must agree."""
     sizes = [tf.shape(leaf)[0] for leaf in tf.nest.flatten(batch) if leaf.shape.rank]
     same = [tf.equal(size, sizes[0]) for size in sizes]
-    return tf.reduce_all([function.is_of(split, sizes[0]), *same])
+    return tf.reduce_all([trace.is_split(sizes[0]), *same])

@@ -1,89 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that Keras calls per batch, one trace per structure of batches.
+"""The functions that Keras calls per batch.
 
-A batch is split over the replicas, unless some would get no example at all: then each
-replica computes the whole batch. Both functions are built, when they are needed, from
-one trace of the model's step.
+What a model's step does with whole batches is traced once for one device, for each
+structure of batches; the engine of whole-batch programs (forms/) runs it on replicas.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from replicator import errors
+from replicator.autodist.traces import Signature, Trace
 from replicator.cluster import faults
-from replicator.forms.traced import ByShape, Specs
+from replicator.forms.traced import ByShape, Made, Specs
 from replicator.graph.ir import shapes
 from replicator.inputs import shards
-from replicator.keras.programs import Program, Tensors
-from replicator.step import draft, repair
-from replicator.variables import locks
 
-_do_not_convert = tf.autograph.experimental.do_not_convert
+_do_not_convert = tf.autograph.experimental.do_not_convert  # as Keras' own are not
 
-Make = Callable[[Tensors, Sequence[Any]], Program]  # of a structure and its specs
+Step = Callable[[Any], Any]  # takes a global batch
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Traced:
-    """The function traced for batches of one kind and structure.
+def step_of(model: Any, name: str) -> Step:
+    """Returns a model's step for whole batches on one device.
 
-    Attributes:
-        split: Whether each replica has some of the examples; else each has all.
-        function: The function of a batch's tensors.
-        call: Runs the function; makes the replicas equal after an error in it.
+    Args:
+        model: The Keras model.
+        name: Its method, such as "train_step".
     """
 
-    split: bool
-    function: Any
-    call: Callable[..., Any]
+    @_do_not_convert
+    def step(batch: Any) -> Any:
+        try:
+            returned = getattr(model, name)(batch)
+        except errors.ContextError as error:
+            outside = errors.called_outside(error)
+            if outside is None:
+                raise
+            raise _communicates(model, name, *outside) from error
+        return tf.nest.map_structure(_read, returned)
+
+    return step
+
+
+def _communicates(model: Any, name: str, call: str, line: str) -> errors.ContextError:
+    return errors.ContextError(
+        errors.compose(
+            f"{call} was called in {name} of the model {model.name}, which is written "
+            "for one device and whole batches: there is no other replica to "
+            "communicate with.",
+            [f"at {line}"],
+            f"leave {call} out: means, sums and metrics are those of the whole batch.",
+        )
+    )
+
+
+def _read(leaf: Any) -> Any:
+    """Returns a result; a variable's value, which must be read in the trace."""
+    import keras
+
+    is_variable = isinstance(leaf, keras.Variable | tf.Variable)
+    return tf.convert_to_tensor(leaf) if is_variable else leaf
 
 
 class BatchFunction:
-    """Runs global batches of any structure and size.
+    """Runs a step of a model on replicas, for global batches of any structure and size.
 
     Args:
-        make: Traces the model's step.
-        settings: The Replicator's settings.
+        step: The step, for one device.
+        repl: The Replicator.
         declared: Returns specs in which sizes that the model leaves open are unknown.
-        eagerly: Runs a batch untraced on one device, for Keras' `run_eagerly`.
+        local_statistics: Whether batch normalization uses those of each replica's rows.
 
     Attributes:
-        loops: Loops built from traced functions, which are dropped with them.
+        repl: The Replicator.
     """
 
     def __init__(
         self,
-        make: Make,
-        settings: draft.Settings,
+        step: Step,
+        repl: Any,
         declared: Callable[[Specs], Specs],
-        eagerly: Callable[[Any], Any] | None = None,
+        local_statistics: bool = False,
     ) -> None:
-        self._make, self._settings, self._eagerly = make, settings, eagerly
-        self._declared, self._num_replicas = declared, settings.world.num_replicas
-        self._programs: dict[Any, ByShape[Program]] = {}
-        self._traced: dict[Any, ByShape[Traced]] = {}
-        self.loops: dict[Any, Any] = {}
+        self._step, self.repl, self._declared = step, repl, declared
+        self._local_statistics = local_statistics
+        self._traces: dict[Any, ByShape[Trace]] = {}
         self._quick: tuple[Any, dict[Any, Callable[..., Any]]] = (None, {})
-
-    @property
-    def eager(self) -> bool:
-        """Whether batches run untraced on one device."""
-        return self._eagerly is not None
-
-    @property
-    def lock(self) -> locks.StepLock:
-        """The lock that is held while a batch runs."""
-        return self._settings.lock
-
-    def trace_again(self) -> None:
-        """Drops all functions, because variables that they use have new components."""
-        self._traced.clear()
-        self.loops.clear()
-        self._quick = (None, {})
 
     def __call__(self, data: Any, spec: Any = None) -> Any:
         """Runs one batch.
@@ -92,7 +99,7 @@ class BatchFunction:
             data: The global batch, of eager tensors or arrays.
             spec: The spec of all batches of the dataset, if known.
         """
-        if self.eager or not is_dense(spec):
+        if not is_dense(spec):
             return self.run(data, spec)[0]
         # A fast path, with less Python than a small step takes: batches of one dataset
         # differ only in size.
@@ -100,77 +107,99 @@ class BatchFunction:
             self._quick = (spec, {})
         calls = self._quick[1]
         leaves = tf.nest.flatten(data)
-        sizes = tuple(leaf.shape[:1] for leaf in leaves)
-        if sizes not in calls:
-            result, trace = self.run(data, spec)
-            assert trace is not None  # nothing is eager here
-            self._quick[1][sizes] = trace.call
-            return result
-        return calls[sizes](*leaves)
+        sizes = tuple([leaf.shape[:1] for leaf in leaves])
+        if sizes in calls:
+            return calls[sizes](leaves)
+        result, calls[sizes] = self.run(data, spec)
+        return result
 
-    def run(self, data: Any, spec: Any) -> tuple[Any, Traced | None]:
-        """Runs a batch of any structure; returns its result and the traced function.
+    def run(self, data: Any, spec: Any) -> tuple[Any, Callable[..., Any]]:
+        """Runs a batch of any structure; returns its result, and what ran it.
 
         Args:
             data: As for a call.
             spec: As for a call.
         """
-        batch = Tensors(data)
-        tensors = batch.tensors
-        if self._eagerly is not None:
-            return self._eagerly(batch.packed(tensors)), None
-        split = int(shards.batch_size(tensors)) >= self._num_replicas
-        specs = _specs(tensors, spec)
+        batch = tensors_of(data)
+        leaves = tf.nest.flatten(batch)
+        known = leaves if spec is None else tf.nest.flatten(spec)
+        trace = self.trace(batch, list(map(_spec, leaves, known)))
+        tensors = [leaf for leaf in leaves if leaf is not None]
+        is_split = trace.is_split(int(shards.batch_size(tensors)))
+        flat = tf.nest.flatten(tensors, expand_composites=True)
+        return trace.run(is_split, flat), functools.partial(trace.run, is_split)
+
+    def trace(self, batch: Any, leaves: Sequence[tf.TypeSpec | None]) -> Trace:
+        """Returns the trace for batches like one, of any size.
+
+        Args:
+            batch: Such a batch, or its spec.
+            leaves: Specs of its leaves, and None for None.
+        """
+        indices = [k for k, leaf in enumerate(leaves) if leaf is not None]
+        specs = tuple([leaf for leaf in leaves if leaf is not None])
+        structure = tf.nest.map_structure(lambda _: None, batch)
+
+        def trace(specs: Specs) -> Trace:
+            signature = Signature((structure,), indices, specs)
+            with self.repl.context():
+                return Trace(
+                    *(self._step, self.repl, signature, Made()),
+                    local_statistics=self._local_statistics,
+                )
+
         kinds = [(type(s), getattr(s, "dtype", None), s.shape.rank) for s in specs]
-        kind = batch.key, *kinds
-
-        def trace(specs: Specs) -> Traced:
-            return self._trace(self._program(batch, kind, specs), split, specs)
-
-        traced = self._traced.setdefault((split, kind), ByShape()).get(
-            specs, trace, self._declared
-        )
-        return traced.call(*tensors), traced
-
-    def _program(self, batch: Tensors, kind: Any, specs: Specs) -> Program:
-        """Returns the model's step for batches of any size, traced for one device."""
-        return self._programs.setdefault(kind, ByShape()).get(
-            tuple(map(shapes.of_any_rows, specs)),
-            lambda specs: self._make(batch.forget(), specs),
-        )
-
-    def equal_after_errors(self, function: Any) -> Callable[..., Any]:
-        """Wraps a function to make the replicas equal after an error in it.
-
-        Args:
-            function: A traced function.
-        """
-        owners = self._settings.factory.owners()
-        variables = repair.mirrored(function.captured_inputs, owners)
-        return repair.equal_after_errors(function, variables, self._settings.peers)
-
-    def is_of(self, split: bool, size: tf.Tensor) -> tf.Tensor:
-        """Returns, as a tensor, whether a batch of a symbolic size is of a kind.
-
-        Args:
-            split: Whether it is to be split over the replicas.
-            size: The number of examples.
-        """
-        return tf.equal(size >= self._num_replicas, split)
-
-    def _trace(self, program: Program, split: bool, specs: Any) -> Traced:
-        """Traces the function of a batch's tensors that the replicas run."""
-
-        @_do_not_convert
-        def function(*tensors: Any) -> Any:
-            return program.add(tensors, split)
-
-        with self._settings.factory.traced_by(self):
-            traced = tf.function(function).get_concrete_function(*specs)
-        return Traced(split, traced, self.equal_after_errors(traced))
+        traces = self._traces.setdefault((repr(structure), *indices, *kinds), ByShape())
+        return traces.get(specs, trace, self._declared)
 
 
-def over_list(function: BatchFunction) -> Callable[[Any], Any]:
+def tensors_of(data: Any) -> Any:
+    """Returns a batch of tensors and None."""
+    return tf.nest.map_structure(_value, data)
+
+
+def _value(leaf: Any) -> Any:
+    """Returns a leaf as a tensor, or None for None and Keras' placeholder for it."""
+    if leaf is None or isinstance(leaf, tf.experimental.Optional):
+        return None
+    if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+        return leaf
+    return tf.convert_to_tensor(leaf)
+
+
+def _spec(tensor: Any, known: Any) -> tf.TypeSpec | None:
+    """Returns the spec of a tensor of any number of rows, by that of its dataset."""
+    if tensor is None:
+        return None
+    is_known = isinstance(known, tf.TypeSpec) and known.shape.rank is not None
+    return shapes.of_any_rows(known if is_known else tf.type_spec_from_value(tensor))
+
+
+def declared(model: Any, specs: Specs) -> Specs:
+    """Returns specs in which sizes that a model's keras.Input leaves open are unknown.
+
+    Targets and sample weights are like the outputs.
+
+    Args:
+        model: The Keras model.
+        specs: Of the tensors of a batch: inputs, targets and sample weights.
+    """
+    inputs, outputs = (getattr(model, name, None) for name in ("inputs", "outputs"))
+    known = [*(inputs or []), *(outputs or []), *(outputs or [])]
+    known += [None] * (len(specs) - len(known))
+    return tuple(map(_opened, specs, known))
+
+
+def _opened(spec: Any, like: Any) -> Any:
+    if like is None or type(spec) is not tf.TensorSpec or not spec.shape.rank:
+        return spec
+    rows, *sizes = shapes.sizes(spec)
+    for axis, size in enumerate(like.shape[1 : len(sizes) + 1]):
+        sizes[axis] = sizes[axis] if size is not None else None
+    return tf.TensorSpec([rows, *sizes], spec.dtype)
+
+
+def over_list(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a predict_function for Keras, which takes a list of batches."""
 
     def run(batches: Any) -> Any:
@@ -178,34 +207,20 @@ def over_list(function: BatchFunction) -> Callable[[Any], Any]:
             outputs = [function(batch) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
-        return tf.nest.map_structure(_behind, *outputs)
+        return tf.nest.map_structure(_joined, *outputs)
 
     return run
 
 
-def _behind(*parts: Any) -> Any:
+def _joined(*parts: Any) -> Any:
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(parts))
     return tf.stack(parts) if parts[0].shape.rank == 0 else tf.concat(parts, 0)
 
 
 def is_dense(spec: Any) -> bool:
-    """Whether a spec is known and consists of dense tensors only."""
+    """Whether a spec is known and consists of dense tensors of known ranks only."""
     return spec is not None and all(
-        type(leaf) is tf.TensorSpec for leaf in tf.nest.flatten(spec)
+        type(leaf) is tf.TensorSpec and leaf.shape.rank is not None
+        for leaf in tf.nest.flatten(spec)
     )
-
-
-def _specs(tensors: list[Any], spec: Any) -> Specs:
-    """Returns the function's specs for batches like this one, of any size."""
-    own = [shapes.of_any_rows(tf.type_spec_from_value(tensor)) for tensor in tensors]
-    if spec is not None:
-        leaves = tf.nest.flatten(spec)
-        no_tensor = type(tf.type_spec_from_value(None))  # without a name before 2.19
-        given = [
-            leaf for leaf in leaves if not isinstance(leaf, tf.OptionalSpec | no_tensor)
-        ]
-        if len(given) == len(tensors):
-            pairs = zip(given, own, strict=True)
-            own = [one if one.shape.rank is not None else known for one, known in pairs]
-    return tuple(own)

@@ -19,15 +19,7 @@ from absl import logging
 
 from replicator import _tf, errors, options
 from replicator.cluster.peers import Peers
-from replicator.keras import (
-    alone,
-    backups,
-    executions,
-    files,
-    functions,
-    programs,
-    state,
-)
+from replicator.keras import alone, backups, executions, files, functions, state
 from replicator.primitives import base
 
 _NAMES = ("train", "test", "predict")
@@ -158,16 +150,14 @@ def _function(
     repl: Any, model: Any, name: str, local_statistics: bool
 ) -> Callable[..., Any]:
     """Returns the function that a model calls per batch, or per several batches."""
-    eagerly = None
+    step = functions.step_of(model, f"{name}_step")
     if model.jit_compile:
         _warn_of_jit_compile(model)
     if model.run_eagerly:
-        alone.warn_of_run_eagerly(repl, model)
-        eagerly = functools.partial(alone.run, repl, model, f"{name}_step")
-    program = functools.partial(programs.Program, local_statistics=local_statistics)
-    make = functools.partial(program, repl, model, f"{name}_step")
-    declared = functools.partial(programs.declared, model)
-    function = functions.BatchFunction(make, repl._settings, declared, eagerly)
+        function: Any = alone.eagerly(repl, model, step)
+    else:
+        declared = functools.partial(functions.declared, model)
+        function = functions.BatchFunction(step, repl, declared, local_statistics)
     if name == "predict":
         return functions.over_list(function)
     return executions.over_iterator(function, model.steps_per_execution)

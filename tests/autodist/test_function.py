@@ -237,7 +237,8 @@ def test_a_function_may_be_a_method():
     np.testing.assert_array_equal(Scale.of(scale, X), X * 4)
     kept = weakref.ref(scale)
     del scale
-    Scale.of._kinds.clear()  # called with the object as an argument
+    Scale.of._traces.clear()  # called with the object as an argument
+    Scale.of._found.clear()
     gc.collect()
     assert kept() is None
 
