@@ -98,41 +98,15 @@ def _is_handle(element: tf.Tensor) -> errors.ArgumentError:
     )
 
 
-def _listed(fetches: Any) -> Any:
-    """Returns a nest of fetches with lists in place of dicts.
+def leaves(fetches: Any) -> list[Any]:
+    """Returns the leaves of a nest of fetches.
 
-    Sessions take keys that cannot be sorted, as tf.nest wants them to be: those of a
-    MonitoredSession are its hooks.
+    Raises:
+        ArgumentError: It is no nest.
     """
-    if isinstance(fetches, Mapping):
-        return [_listed(fetch) for fetch in fetches.values()]
-    if type(fetches) in (list, tuple):
-        return type(fetches)(map(_listed, fetches))
-    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
-        return type(fetches)(*map(_listed, fetches))
-    return fetches
-
-
-def like(fetches: Any, values: Any) -> Any:
-    """Returns the values of `_listed` fetches with the dicts that these have."""
-    if isinstance(fetches, Mapping):
-        pairs = zip(fetches.items(), values, strict=True)
-        filled = {key: like(fetch, value) for (key, fetch), value in pairs}
-        result: Any = copy.copy(fetches) if isinstance(fetches, MutableMapping) else {}
-        result.update(filled)
-        return result
-    if type(fetches) in (list, tuple):
-        return type(fetches)(map(like, fetches, values))
-    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
-        return type(fetches)(*map(like, fetches, values))
-    return values
-
-
-def flat(fetches: Any) -> tuple[Any, list[Any]]:
-    """Returns a nest of fetches without dicts, and its leaves."""
+    found: list[Any] = []
     try:
-        listed = _listed(fetches)
-        flat: list[Any] = tf.nest.flatten(listed)
+        mapped(fetches, found.append)
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.ArgumentError(
             errors.compose(
@@ -141,4 +115,22 @@ def flat(fetches: Any) -> tuple[Any, list[Any]]:
                 fix="fetch tensors, operations, or lists, tuples and dicts of them.",
             )
         ) from error
-    return listed, flat
+    return found
+
+
+def mapped(fetches: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns a nest of fetches with what a function returns in place of each leaf.
+
+    Sessions take keys that cannot be sorted, as tf.nest wants them to be: those of a
+    MonitoredSession are its hooks.
+    """
+    if isinstance(fetches, Mapping):
+        found = {key: mapped(fetch, function) for key, fetch in fetches.items()}
+        result: Any = copy.copy(fetches) if isinstance(fetches, MutableMapping) else {}
+        result.update(found)
+        return result
+    if type(fetches) in (list, tuple):
+        return type(fetches)([mapped(fetch, function) for fetch in fetches])
+    if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
+        return type(fetches)(*[mapped(fetch, function) for fetch in fetches])
+    return tf.nest.map_structure(function, fetches)

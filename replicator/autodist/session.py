@@ -84,21 +84,21 @@ class DistributedSession(tf.compat.v1.Session):
         if self._closed:
             raise RuntimeError("Attempted to use a closed Session.")
         graph, steps = self.graph, self._steps
-        listed, flat = nests.flat(fetches)
-        leaves = [nests.elements(leaf, graph, steps.variable_of) for leaf in flat]
-        whats = [one for leaf in leaves for one in leaf]
-        if not whats:
-            return nests.like(fetches, listed)
-        fed = feeds.read(graph, feed_dict)
-        which = feeds.pattern(fed, steps.num_replicas)
-        step = steps.get(whats, fed, which)
-        given = feeds.split(fed, which, steps.num_replicas)
-        values = iter(step.run(given, options, run_metadata))
-        joined = [
-            nests.value(leaf, [next(values) for _ in parts])
-            for leaf, parts in zip(flat, leaves, strict=True)
-        ]
-        return nests.like(fetches, tf.nest.pack_sequence_as(listed, joined))
+        leaves = nests.leaves(fetches)
+        parts = [nests.elements(leaf, graph, steps.variable_of) for leaf in leaves]
+        whats = [one for elements in parts for one in elements]
+        values = iter(())
+        if whats:
+            fed = feeds.read(graph, feed_dict)
+            which = feeds.pattern(fed, steps.num_replicas)
+            step = steps.get(whats, fed, which)
+            given = feeds.split(fed, which, steps.num_replicas)
+            values = iter(step.run(given, options, run_metadata))
+        pairs = zip(leaves, parts, strict=True)
+        joined = iter(
+            [nests.value(leaf, [next(values) for _ in n]) for leaf, n in pairs]
+        )
+        return nests.mapped(fetches, lambda _: next(joined))
 
     @property
     def strategy(self) -> Strategy:

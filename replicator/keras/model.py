@@ -10,7 +10,6 @@ write files (files.py); its class, its config and what it saves stay as they are
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from absl import logging
 
 from replicator import _tf, errors, options
 from replicator.cluster.peers import Peers
-from replicator.keras import alone, backups, executions, files, functions, state
+from replicator.keras import alone, executions, files, functions, state
 from replicator.primitives import base
 
 _NAMES = ("train", "test", "predict")
@@ -38,11 +37,11 @@ def replicate(repl: Any, model: Any, local_statistics: bool = False) -> Any:
     _refuse_own_functions(model)
     if repl._settings.peers is not None:
         _check_seed(repl._settings.peers)
-        backups.refuse(model, repl._settings.peers)
+        files.refuse_backups(model, repl._settings.peers)
     state.prepare(repl, model)
     for name in _NAMES:
-        maker = _maker(repl, weakref.ref(model), name, local_statistics)
-        setattr(model, f"make_{name}_function", maker)
+        make = functools.partial(_made, repl, name, local_statistics)
+        files.replace(model, f"make_{name}_function", make)
         setattr(model, f"{name}_function", None)
     files.keep_whole(model)
     return model
@@ -120,30 +119,23 @@ def _check_seed(peers: Peers) -> None:
     peers.same("shuffles by a random seed", int(seed), fix)
 
 
-def _maker(
-    repl: Any, kept: Any, name: str, local_statistics: bool
-) -> Callable[..., Any]:
-    """Returns a model's replacement for one of the make_..._function methods.
+def _made(
+    repl: Any, name: str, local_statistics: bool, model: Any, force: bool = False
+) -> Any:
+    """Is a model's make_..._function method: makes the function that Keras calls.
 
     Args:
         repl: The Replicator.
-        kept: A weak reference to the model.
         name: "train", "test" or "predict".
         local_statistics: As for `keras_model`.
+        model: The model.
+        force: Whether to make it anew.
     """
     attribute = f"{name}_function"
-
-    def make(force: bool = False) -> Any:
-        model = kept()
-        if getattr(model, attribute) is None or force:
-            state.prepare(repl, model)
-            function = _function(repl, model, name, local_statistics)
-            setattr(model, attribute, function)
-        return getattr(model, attribute)
-
-    make.__name__ = f"make_{attribute}"
-    vars(make)["_replicator_made"] = True
-    return make
+    if getattr(model, attribute) is None or force:
+        state.prepare(repl, model)
+        setattr(model, attribute, _function(repl, model, name, local_statistics))
+    return getattr(model, attribute)
 
 
 def _function(

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from replicator import errors
-from replicator.keras import parts
 from replicator.optimizers.wrapped import Wrapped
 from replicator.variables.replicated import plain
 from replicator.variables.seen_as_one import SeenAsOne
 
+_CONTAINERS = (list, tuple, set, dict)
 _CREATE = "create the model under `with repl.context():`, and call compile there, too."
 _MAKE = "create it under `with repl.context():`, and call compile there."
 
@@ -36,11 +36,11 @@ def prepare(repl: Any, model: Any) -> None:
         inside = list(filter(_is_replicated, variables))
         _check(repl, f"the model {model.name}", inside or variables, _CREATE)
         _refuse_compiled_outside(repl, model)
-        for metric in parts.metrics(model):
+        for metric in metrics(model):
             owner = f"the metric {metric.name} of the model {model.name}"
             _check(repl, owner, metric.variables, _MAKE)
         _refuse_stateful(model)
-    for container, name, optimizer in parts.places(model):
+    for container, name, optimizer in places(model):
         if _is_optimizer(optimizer) and not is_wrapped(optimizer):
             if repl.num_replicas > 1:
                 owner = f"{name}={type(optimizer).__name__} of the model {model.name}"
@@ -68,7 +68,7 @@ def _refuse_stateful(model: Any) -> None:
     """Raises if a layer keeps state per row from batch to batch."""
     import keras
 
-    for layer in parts.inside(model):
+    for layer in inside(model):
         if getattr(layer, "stateful", False) is True and hasattr(layer, "reset_state"):
             if isinstance(layer, keras.metrics.Metric):
                 continue
@@ -83,11 +83,73 @@ def _refuse_stateful(model: Any) -> None:
             )
 
 
+def inside(model: Any) -> Iterator[Any]:
+    """Yields a model and the layers and metrics inside of it, each once.
+
+    Keras lists metrics by a property that models override. Those of models inside of it
+    are not yielded: these may be models of another program.
+
+    Args:
+        model: A Keras model.
+    """
+    import keras
+
+    kinds = (keras.layers.Layer, keras.metrics.Metric)
+    seen: set[int] = set()
+    remaining = [model]
+    while remaining:
+        part = remaining.pop()
+        if id(part) in seen or (isinstance(part, keras.Model) and part is not model):
+            continue
+        seen.add(id(part))
+        if isinstance(part, kinds):
+            yield part
+            remaining += [v for v in vars(part).values() if _leads_on(v, kinds)]
+        else:
+            values = part.values() if isinstance(part, dict) else part
+            remaining += [v for v in values if _leads_on(v, kinds)]
+
+
+def _leads_on(value: Any, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, (*kinds, *_CONTAINERS))
+
+
+def metrics(model: Any) -> list[Any]:
+    """Returns the metrics of a model, whether it lists them or not."""
+    import keras
+
+    def is_public(metric: Any) -> bool:
+        """Whether a metric is not one of Keras' internal lists of metrics."""
+        kind = type(metric)
+        is_keras = kind.__module__.partition(".")[0] == "keras"
+        return not is_keras or hasattr(keras.metrics, kind.__name__)
+
+    nested = [part for part in inside(model) if isinstance(part, keras.metrics.Metric)]
+    return [*model.metrics, *filter(is_public, nested)]
+
+
+def places(model: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields each attribute of a model, and each entry of those that are containers.
+
+    Args:
+        model: A Keras model.
+
+    Yields:
+        (container, key, value): `vars(model)`, or a list or a dict.
+    """
+    for name, value in list(vars(model).items()):
+        yield vars(model), name, value
+        if isinstance(value, dict):
+            yield from ((value, key, entry) for key, entry in list(value.items()))
+        elif isinstance(value, list):
+            yield from ((value, k, entry) for k, entry in enumerate(list(value)))
+
+
 def wrapped_in(model: Any) -> list[Wrapped]:
     """Returns the wrapped optimizers among a model's attributes."""
     return [
         optimizer
-        for _, _, value in parts.places(model)
+        for _, _, value in places(model)
         for optimizer in _with_inner(value)
         if isinstance(optimizer, Wrapped)
     ]

@@ -12,7 +12,7 @@ import keras
 import pytest
 
 import replicator
-from replicator.keras import backups
+from replicator.keras import files
 from tests.cluster import as_threads
 
 
@@ -29,7 +29,7 @@ def _fitted(monkeypatch: pytest.MonkeyPatch, *given: Any, **named: Any) -> list[
 
     def fit(peers: Any) -> Any:
         model = Model()
-        backups.refuse(model, peers)
+        files.refuse_backups(model, peers)
         return model.fit(*given, **named)
 
     return as_threads.together(fit, fit)
@@ -60,13 +60,13 @@ def test_backups_are_refused(
 def test_a_wrong_call_raises_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="no_such"):
         model = Model()
-        backups.refuse(model, as_threads.two_peers()[0])
+        files.refuse_backups(model, as_threads.two_peers()[0])
         model.fit(no_such=1)
 
 
 def test_a_model_is_freed() -> None:
     model = Model()
-    backups.refuse(model, as_threads.two_peers()[0])
+    files.refuse_backups(model, as_threads.two_peers()[0])
     gone = weakref.ref(model)
     del model
     gc.collect()

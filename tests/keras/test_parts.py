@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.keras import parts
+from replicator.keras import state
 from tests import helpers
 from tests.keras.worlds import World, check, numbers
 
@@ -246,7 +246,7 @@ def test_lengths_of_data_sets_are_traced_once() -> None:
 def test_what_is_inside_is_found_once() -> None:
     model = Inner()
     model.more = {"again": [model.dense], "inner": Outer()}
-    actual = list(parts.inside(model))
+    actual = list(state.inside(model))
     assert model.size in actual and model.dense in actual
     assert len({id(one) for one in actual}) == len(actual)
     assert model.more["inner"] not in actual
