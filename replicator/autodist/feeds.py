@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session is fed, and the part of it that each replica gets.
+"""What a session is fed, and what of it is split.
 
-A feed is split along its first axis, if the fed tensor has one of unknown size; where
-that does not divide evenly, the first replicas get one row more.
+A feed is split along its first axis, if the fed tensor has one of unknown size.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.forms import engine
-from replicator.inputs import shards
 
 Pairs = list[tuple[tf.Tensor, np.ndarray]]
 
@@ -47,27 +45,6 @@ def pattern(fed: Pairs, num_replicas: int) -> engine.Pattern:
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor, _ in fed]
     rows = [len(array) if array.ndim else None for _, array in fed]
     return engine.pattern(specs, rows, num_replicas)
-
-
-def split(fed: Pairs, which: engine.Pattern, num_replicas: int) -> list[Any]:
-    """Returns what a step is fed: numbers of rows, and the parts of each value.
-
-    Args:
-        fed: The fed values.
-        which: Which of these are split.
-        num_replicas: Into how many parts.
-    """
-    rows, values = dict[int, Any](), list[Any]()
-    for (_, array), k in zip(fed, which, strict=True):
-        if k is None:
-            values.append(array)
-            continue
-        rows[k], first = np.int32(len(array)), 0
-        for r in range(num_replicas):
-            size = shards.count(len(array), r, num_replicas)
-            values.append(array[first : first + size])
-            first += size
-    return [*rows.values(), *values]
 
 
 def _flat(fed: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:

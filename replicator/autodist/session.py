@@ -92,8 +92,8 @@ class DistributedSession(tf.compat.v1.Session):
             fed = feeds.read(graph, feed_dict)
             which = feeds.pattern(fed, steps.num_replicas)
             step = steps.get(whats, fed, which)
-            given = feeds.split(fed, which, steps.num_replicas)
-            values = iter(step.run(given, options, run_metadata))
+            arrays = [array for _, array in fed]
+            values = iter(step.run(arrays, options, run_metadata))
         pairs = zip(leaves, parts, strict=True)
         joined = iter(
             [nests.value(leaf, [next(values) for _ in n]) for leaf, n in pairs]

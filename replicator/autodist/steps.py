@@ -19,7 +19,6 @@ from replicator.autodist import program
 from replicator.autodist.variables import PlainVariable, Variables
 from replicator.cluster import faults
 from replicator.forms import engine, homes, told
-from replicator.forms.forms import Layout
 from replicator.inputs import places
 from replicator.optimizers.totals import Totals
 from replicator.strategy import choosing
@@ -37,7 +36,7 @@ class Step:
         lock: Held while the graph is built.
         fetches: What is fetched of the step, as on one device: in place of ops, one
             that runs all of it.
-        feeds: What is fed: numbers of rows, and parts of values.
+        feeds: What is fed.
     """
 
     def __init__(
@@ -159,19 +158,11 @@ class Steps:
             which: Which of that is split; see `engine.pattern`.
         """
         key = tuple(map(_key, fetches)), tuple(_key(t) for t, _ in fed), which
-        step = self._steps.get(key)
-        if step is None:
-            with self._lock:
-                step = self._steps.get(key)
-                if step is None:
-                    batches = [
-                        x for (_, x), k in zip(fed, which, strict=True) if k is not None
-                    ]
-                    rows = len(batches[0]) if batches else None
-                    with faults.named():
-                        step = self._build(fetches, [t for t, _ in fed], which, rows)
-                    self._steps[key] = step
-        return step
+        if key not in self._steps:
+            with self._lock, faults.named():
+                if key not in self._steps:
+                    self._steps[key] = self._build(fetches, fed, which)
+        return self._steps[key]
 
     def close(self) -> None:
         """Closes the session; TensorFlow would wait for hosts that are lost."""
@@ -183,13 +174,12 @@ class Steps:
     def _build(
         self,
         fetches: Sequence[Element],
-        fed: Sequence[tf.Tensor],
+        fed: Sequence[tuple[tf.Tensor, Any]],
         which: engine.Pattern,
-        batch: int | None,
     ) -> Step:
-        """Builds a step; `batch` is a number of rows to expect."""
+        tensors = [tensor for tensor, _ in fed]
         targets = [_op(one) for one in fetches]
-        needed = program.needed(targets, fed)
+        needed = program.needed(targets, tensors)
         program.check_fed(needed.ops)
         self.make_variables()
         with self.graph.as_default(), tf.device(None), tf.control_dependencies(None):
@@ -197,14 +187,19 @@ class Steps:
             given = [self._variables.behind(t) for t in needed.handles]
             given += [t for op in needed.resources for t in self._resource(op).outputs]
             plan, layouts = engine.plan_of(
-                *([*fed, *needed.handles, *resources], which, given),
+                *([*tensors, *needed.handles, *resources], which, given),
                 *([op for op in targets if op in needed.ops],),
                 program.reads_first(needed.ops),
                 self._local_statistics,
             )
-            if batch is not None and not self._has_warned:
-                self._has_warned = told.warn_of_gathers(plan, batch)
-            rows, parts, elements = self._fed(fed, which, layouts)
+            rows = [
+                len(x) for (_, x), k in zip(fed, which, strict=True) if k is not None
+            ]
+            if rows and not self._has_warned:
+                self._has_warned = told.warn_of_gathers(plan, rows[0])
+            with tf.device(self._program() or "CPU:0"):
+                feeds = list(map(_placeholder, tensors))
+                elements = engine.divided(self.num_replicas, which, layouts, feeds)
             found = homes.found(plan, given, [*self.trained.values()])
             made_before = set(map(id, self.graph.get_collection(_VARIABLES)))
             outputs = [one for one in fetches if isinstance(one, tf.Tensor)]
@@ -221,7 +216,6 @@ class Steps:
             late = [v.initializer for v in made if id(v) not in made_before]
         if late:
             self.session.run(late)
-        feeds = [*rows, *(one for each in parts for one in each)]
         return Step(self.session, self._lock, results, feeds)
 
     def _program(self) -> str | None:
@@ -235,30 +229,6 @@ class Steps:
                 copy = _tf.add_copy(op, [], _tf.attributes_of(op), {})
             self._resources[op] = copy
         return self._resources[op]
-
-    def _fed(
-        self,
-        fed: Sequence[tf.Tensor],
-        which: engine.Pattern,
-        layouts: Mapping[int, Layout],
-    ) -> tuple[list[tf.Tensor], list[list[tf.Tensor]], list[Any]]:
-        """Makes what values are fed to.
-
-        Returns:
-            What the numbers of rows are fed to; the parts of each value; and what each
-            replica is given of both.
-        """
-        count = self.num_replicas
-        with tf.device(self._program() or "CPU:0"):
-            rows = [tf.compat.v1.placeholder(tf.int32, []) for _ in layouts]
-            parts = [
-                [_placeholder(t) for _ in range(1 if k is None else count)]
-                for t, k in zip(fed, which, strict=True)
-            ]
-        elements = [
-            (rows, [part[r % len(part)] for part in parts]) for r in range(count)
-        ]
-        return rows, parts, elements if fed else []
 
 
 def _placeholder(tensor: tf.Tensor) -> tf.Tensor:

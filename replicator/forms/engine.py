@@ -100,6 +100,41 @@ def plan_of(
     return plan, layouts
 
 
+def divided(
+    count: int,
+    which: Pattern,
+    layouts: Mapping[int, Layout],
+    tensors: Sequence[tf.Tensor],
+) -> list[Any]:
+    """Divides what is given; the first replicas get one row more.
+
+    Args:
+        count: The number of replicas.
+        which: Which tensors are batches.
+        layouts: Of the batches.
+        tensors: What is given.
+
+    Returns:
+        For each replica the numbers of rows of the batches, and its parts; nothing if
+        nothing is given.
+    """
+    rows, sizes = list[Any](), dict[int, Any]()
+    for k in layouts:
+        batch = tensors[which.index(k)]
+        static = shapes.size(batch, 0)
+        if static is None:
+            rows.append(tf.shape(batch)[0])
+            sizes[k] = (rows[-1] + tf.range(count - 1, -1, -1)) // count
+        else:
+            rows.append(static)
+            sizes[k] = [(static + more) // count for more in range(count)[::-1]]
+    parts = [
+        [x] * count if k is None else tf.split(x, sizes[k], num=count)
+        for x, k in zip(tensors, which, strict=True)
+    ]
+    return [(rows, [part[r] for part in parts]) for r in range(count)] if parts else []
+
+
 def replayed(
     repl: Any,
     plan: GraphPlan,
@@ -296,7 +331,7 @@ class WholeBatchFunction:
         plan, layouts = self.plan(which)
         self._warn(plan, which, tensors)
         with tf.device("CPU:0"):  # where batches are: each part moves once
-            elements = self._divided(which, layouts, tensors) if tensors else []
+            elements = divided(self._repl.num_replicas, which, layouts, tensors)
         joined, _ = replayed(
             *(self._repl, plan, self._sums(plan), list(layouts.values()), elements),
             *(self._captured, self._traced.graph.outputs),
@@ -317,26 +352,6 @@ class WholeBatchFunction:
     def _sums(self, plan: GraphPlan) -> homes.Sums:
         trained = list(self._repl._settings.factory.trained().values())
         return homes.Sums(homes.found(plan, self._captured, trained), self._totals)
-
-    def _divided(
-        self, which: Pattern, layouts: dict[int, Layout], tensors: Sequence[tf.Tensor]
-    ) -> list[Any]:
-        """Returns the numbers of rows of batches, and each replica's parts."""
-        count, rows, sizes = self._repl.num_replicas, [], {}
-        for k in layouts:
-            batch = tensors[which.index(k)]
-            static = shapes.size(batch, 0)
-            if static is None:
-                rows.append(tf.shape(batch)[0])
-                sizes[k] = (rows[-1] + tf.range(count - 1, -1, -1)) // count
-            else:  # the first replicas get one row more
-                rows.append(static)
-                sizes[k] = [(static + more) // count for more in range(count)[::-1]]
-        parts = [
-            [x] * count if k is None else tf.split(x, sizes[k], num=count)
-            for x, k in zip(tensors, which, strict=True)
-        ]
-        return [(rows, [part[r] for part in parts]) for r in range(count)]
 
     def _argument(self, k: int) -> tf.Tensor:
         return self._arguments.tensors[k]
