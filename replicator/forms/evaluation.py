@@ -56,7 +56,7 @@ def evaluate(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
     if op.type in _ABOUT_SHAPES:
         return _ABOUT_SHAPES[op.type](op, facts)
     function = _FUNCTIONS.get(op.type)
-    if function is None or any(out.dtype not in INTEGERS for out in op.outputs):
+    if function is None or not all(map(_is_small, op.outputs)):
         return None
     known = [_elements(t, fact) for t, fact in zip(op.inputs, facts, strict=True)]
     if any(one is None for one in known) or all(f.numbers is None for f in facts):
@@ -67,7 +67,19 @@ def evaluate(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
         return None
     results = found if isinstance(found, list) else [found]
     is_ready = (SumTo, np.ndarray, type(None))
-    return [one if isinstance(one, is_ready) else array([one], ()) for one in results]
+    made = [one if isinstance(one, is_ready) else array([one], ()) for one in results]
+    return made if all(map(_is_in_range, op.outputs, made)) else None
+
+
+def _is_small(tensor: tf.Tensor) -> bool:
+    return tensor.dtype in INTEGERS and (tensor.shape.num_elements() or 0) <= SMALL
+
+
+def _is_in_range(tensor: tf.Tensor, made: Any) -> bool:
+    """Whether integers of the tensor's type are like Python's, which never overflow."""
+    numbers = made.flat if isinstance(made, np.ndarray) else ()
+    low, high = tensor.dtype.min, tensor.dtype.max
+    return all(not isinstance(one, int) or low <= one <= high for one in numbers)
 
 
 def _elements(tensor: tf.Tensor, fact: Fact) -> np.ndarray | None:
@@ -96,7 +108,7 @@ def _rank(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
 
 def _constant(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
     (out,) = op.outputs
-    if out.dtype not in INTEGERS or (out.shape.num_elements() or 0) > SMALL:
+    if not _is_small(out):
         return None
     return [np.asarray(tf.get_static_value(out)).astype(object)]
 
@@ -120,6 +132,12 @@ def _sliced(op: tf.Operation, x: Any, begin: Any, end: Any, strides: Any) -> Any
 def _slice(op: tf.Operation, x: Any, begin: Any, size: Any) -> Any:
     pairs = zip(begin, size, strict=True)
     return x[tuple(slice(b, None if s == -1 else b + s) for b, s in pairs)]
+
+
+def _gathered(op: tf.Operation, x: Any, ids: Any, axis: Any) -> Any:
+    if op.get_attr("batch_dims"):
+        return None
+    return np.take(x, ids.astype(int), int(axis))
 
 
 def _stitched(op: tf.Operation, *inputs: np.ndarray) -> np.ndarray:
@@ -198,7 +216,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Split": lambda op, axis, x: np.split(x, op.get_attr("num_split"), int(axis)),
     "StridedSlice": _sliced,
     "Slice": _slice,
-    "GatherV2": lambda op, x, ids, axis: np.take(x, ids.astype(int), int(axis)),
+    "GatherV2": _gathered,
     "Transpose": lambda op, x, order: np.transpose(x, [int(o) for o in order]),
     "InvertPermutation": lambda op, x: np.argsort(x.astype(int)).astype(object),
     "ReverseV2": lambda op, x, axes: np.flip(x, tuple(map(int, axes))),

@@ -278,7 +278,8 @@ def _kept_rows(op: tf.Operation, facts: list[Fact], plan: OpPlan) -> Fact | None
     if op.type == "Pack":
         rank = op.outputs[0].shape.rank
         is_last = rank is not None and op.get_attr("axis") in (-1, rank - 1)
-        is_pair = is_last and not columns
+        # Locally, other row numbers would be counted from 0, too.
+        is_pair = is_last and not columns and not any(map(sizes.has_local, facts[1:]))
         return Fact(made, rows=rows, columns=len(facts)) if is_pair else None
     if columns and op.type in ("Squeeze", "ExpandDims", "Reshape"):
         return None

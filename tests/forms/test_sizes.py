@@ -131,6 +131,38 @@ def test_ops_on_shapes_are_known_in_both_versions(name):
         check(one[0], *map(int, one[1:]))
 
 
+def _many() -> tf.Tensor:
+    return tf.range(100) * 2
+
+
+def _overflowing() -> tf.Tensor:
+    return (tf.constant(2**62, tf.int64) * 4 + tf.constant(2**31 - 1, tf.int64)) // 3
+
+
+def _wrapped() -> tf.Tensor:
+    return (tf.constant(123456789) * 1103515245) // 7
+
+
+def _per_row() -> tf.Tensor:
+    return tf.gather(tf.constant([[1, 2], [3, 4]]), [[0], [1]], batch_dims=1)
+
+
+@pytest.mark.parametrize("make", [_many, _overflowing, _wrapped, _per_row])
+def test_what_is_known_of_constants_is_what_tensorflow_computes(make):
+    with tf.Graph().as_default() as graph:
+        out = make()
+    plan = GraphPlan.of([], [])
+    Scope().extend(plan, [out.op])
+    known = plan.fact(out).numbers
+    if known is None:
+        return
+    with tf.compat.v1.Session(graph=graph) as session:
+        value = session.run(out)
+    assert known.shape == value.shape and known.size <= sizes.SMALL
+    for one, other in zip(known.flat, value.flat, strict=True):
+        assert one is UNKNOWN or one == other
+
+
 @pytest.mark.parametrize("shape", [[None, 4], [4], [1, 4], [None, 1], []])
 def test_gradients_of_broadcasting_know_to_which_sizes_they_sum(shape):
     with tf.Graph().as_default():

@@ -128,7 +128,7 @@ def _part(form: Sharded, begin: Any, end: Any) -> Sharded | None:
     last = form.outer if end is None else _blocks(form, end)
     if first == 0 and (end is None or (last is not None and last == form.outer)):
         return form
-    if first is None or last is None or not first < last <= (form.outer or 0):
+    if first is None or last is None or not 0 <= first < last <= (form.outer or 0):
         return None
     return Sharded(form.axis, form.layout, last - first, form.inner)
 

@@ -67,7 +67,7 @@ def ragged(p: Builder) -> Made:
         lambda: (tf.reduce_max(firm, 1), ("n",)),
         lambda: (tf.reduce_sum(numbers, 0)[:1], (1,)),
         lambda: (tf.reduce_sum(some.to_tensor(), 1), ("n",)),
-        lambda: (numbers.to_tensor(0.5, [None, 3]), ("n", 3)),
+        lambda: (numbers.to_tensor(0.5, shape=[None, 3]), ("n", 3)),
         lambda: (words.to_tensor(shape=[None, 2, 3]), ("n", 2, 3)),
         lambda: (some.flat_values, (f"some{p._step}",)),
         lambda: (words.merge_dims(0, 1), (f"words{p._step}", 3)),

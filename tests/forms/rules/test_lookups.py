@@ -89,6 +89,12 @@ def _own_elements(v: Inputs) -> tf.Tensor:
     return tf.stack([tf.range(rows(v.x)), v("i") % 3], 1)
 
 
+def _diagonal(v: Inputs) -> tf.Tensor:
+    """Returns the diagonal of a square matrix with a row and a column per row."""
+    each = tf.range(rows(v.x))
+    return tf.gather_nd(v.x @ tf.transpose(v.x), tf.stack([each, each], 1))
+
+
 def _summed_back(v: Inputs) -> tf.Tensor:
     where = found(v)
     return tf.math.unsorted_segment_sum(tf.gather(v.x, where), where, rows(v.x))
@@ -124,6 +130,7 @@ OTHERS = [
     Sample("GatherV2", lambda v: tf.linalg.normalize(tf.gather(TABLE, v.i))[0]),
     Sample("GatherNd", lambda v: tf.gather_nd(v.x, [[0, 1], [0, 0]]), WHOLE),
     Sample("GatherNd", lambda v: tf.gather_nd(v.x, _own_elements(v))),
+    Sample("GatherNd", _diagonal),
     Sample("SegmentSum", lambda v: tf.math.segment_sum(v.x, tf.sort(v("i"))), WHOLE),
     Sample("Unique", lambda v: tf.unique(v("i")), WHOLE),
     Sample("UnsortedSegmentProd", lambda v: unsorted("Prod", v.x, v("i"), 5), WHOLE),

@@ -138,6 +138,7 @@ OTHERS = [
     Sample("SplitV", lambda v: tf.split(blocks(v), [rows(v.x), -1]), WHOLE),
     Sample("Pack", lambda v: tf.stack([total(v.x), tf.reduce_max(v.x, 0)]), WHOLE),
     Sample("Mul", lambda v: blocks(v)[: rows(v.x)] * blocks(v)[rows(v.x) :]),
+    Sample("Mean", lambda v: tf.reduce_mean(blocks(v)[rows(v.x) - rows(blocks(v)) :])),
 ]
 
 
