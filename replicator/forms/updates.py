@@ -117,6 +117,7 @@ def _applied(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.T
     """Adds an op, like an optimizer's, once for each part of the variables."""
     variable = inputs[0]
     parts = getattr(variable, "parts", [variable])
+    _refuse_unlike(op, [x for x in inputs if is_variable(x)])
     names = [arg.name for arg in op.op_def.input_arg]
     made: list[tf.Tensor] = []
     for k in range(len(parts)):
@@ -137,8 +138,35 @@ def _applied(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.T
 
 def _of_part(x: tf.Tensor, variable: Any, k: int) -> tf.Tensor:
     """Returns the part of a tensor that belongs to the k-th part of a variable."""
-    is_like = isinstance(variable, PartitionedVariable) and x.shape.rank
-    return variable.split(x)[k] if is_like and x.shape == variable.shape else x
+    is_like = isinstance(variable, PartitionedVariable) and x.shape.rank != 0
+    is_like = is_like and x.shape.is_compatible_with(variable.shape)
+    return variable.split(x)[k] if is_like else x
+
+
+def _refuse_unlike(op: tf.Operation, variables: Sequence[Any]) -> None:
+    """Raises if variables that one op updates are not in the same parts.
+
+    Raises:
+        UnsupportedError: They are not.
+    """
+    if len({_division(one) for one in variables}) < 2:
+        return
+    whole = [one.name for one in variables if _division(one) is None]
+    what = f"{', '.join(whole)} whole" if whole else "others in other parts"
+    first = next(one for one in variables if _division(one) is not None)
+    raise errors.UnsupportedError(
+        errors.compose(
+            f"{op.name} ({op.type}) updates {first.name}, which is in parts, along "
+            f"with {what}: there is no update of a part of each.",
+            [f"at {errors.user_line()}"],
+            "choose a strategy that divides none of them, or update by assign().",
+        )
+    )
+
+
+def _division(variable: Any) -> tuple[Any, ...] | None:
+    is_divided = isinstance(variable, PartitionedVariable)
+    return (variable.axis, variable.sizes) if is_divided else None
 
 
 def _rows_of_part(

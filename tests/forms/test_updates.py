@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import replicator
 from replicator import strategy
 from tests.forms import helpers
 
@@ -70,8 +71,22 @@ def _applied() -> Any:
     return step, [v, m, a]
 
 
+def _applied_of_any_size() -> Any:
+    """Makes a function that applies a gradient whose shape only the runtime knows."""
+    v = tf.Variable(INITIAL)
+
+    def step(x):
+        sizes = tf.shape(tf.repeat(x[:1], 4, 0))
+        slope = tf.broadcast_to(tf.reduce_sum(x, 0), tf.abs(sizes))
+        assert slope.shape.as_list() != v.shape.as_list()
+        tf.raw_ops.ResourceApplyGradientDescent(var=v.handle, alpha=0.1, delta=slope)
+        return tf.reduce_sum(x)
+
+    return step, [v]
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("make", [_written, _applied])
+@pytest.mark.parametrize("make", [_written, _applied, _applied_of_any_size])
 def test_variables_are_written_like_on_one_device(make, name):
     helpers.run(make, BATCH, [6, 3], **STRATEGIES[name])
 
@@ -88,3 +103,21 @@ def test_variables_that_are_returned_are_read_after_what_was_written(name):
         return step, [v, kept.value]
 
     helpers.run(make, BATCH, [6, 3], **STRATEGIES[name])
+
+
+def test_a_slot_that_is_whole_is_not_updated_along_with_a_variable_in_parts():
+    def make():
+        v = tf.Variable(INITIAL, name="v")
+        slot = tf.Variable(INITIAL, trainable=False, name="slot")
+
+        def step(x):
+            tf.raw_ops.ResourceApplyMomentum(
+                var=v.handle, accum=slot.handle, lr=0.1, grad=INITIAL, momentum=0.9
+            )
+            return tf.reduce_sum(x)
+
+        return step, [v, slot]
+
+    text = r"v:0, which is in parts, along with slot:0 whole(.|\n)*test_updates.py"
+    with pytest.raises(replicator.UnsupportedError, match=text):
+        helpers.run(make, BATCH, [6], strategy=strategy.PartitionedPS())

@@ -55,7 +55,8 @@ class Program:
         rng = np.random.default_rng([seed, 0])
         # Each program has a liking for some kind of computation.
         weights = np.array(WEIGHTS) * rng.uniform(0.3, 2, len(ROOMS))
-        count = length or int(rng.integers(2, 9))
+        self.seed, self.has_training = seed, has_training
+        count = length or self.usual_length(rng)
         rooms = rng.choice(len(ROOMS), count, p=weights / weights.sum())
 
         def of(options):
@@ -65,9 +66,12 @@ class Program:
         rarely_ = np.random.default_rng([seed, 5])
         for k in np.flatnonzero(rarely_.random(count) < 0.15):
             self.makers[k] = rarely.MAKERS[int(rarely_.integers(len(rarely.MAKERS)))]
-        self.seed, self.has_training = seed, has_training
         self.length, self.made = length, list[str]()
         self.steps = list(range(count)) if steps is None else list(steps)
+
+    def usual_length(self, rng: np.random.Generator) -> int:
+        """Returns how many computations there are if no one says so."""
+        return int(rng.integers(2, 9))
 
     def variables(self) -> dict[str, tf.Variable]:
         return inputs.variables(self.seed)

@@ -8,7 +8,6 @@ writes are run, too.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,15 +49,9 @@ class GraphProgram(Program):
 
     one_device = staticmethod(one_device)
 
-    def __init__(
-        self,
-        seed: int,
-        steps: Sequence[int] | None = None,
-        has_training: bool = True,
-        length: int | None = None,
-    ) -> None:
-        super().__init__(seed, steps, has_training, length or 1 + seed % 4)
-        rng = np.random.default_rng([seed, 4])
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        rng = np.random.default_rng([self.seed, 4])
         self.is_called = bool(rng.random() < 0.3)
         self.has_iterator = not self.is_called and bool(rng.random() < 0.4)
         self.turn = int(rng.integers(4))
@@ -67,6 +60,9 @@ class GraphProgram(Program):
         if not self.is_called:  # nothing in a graph orders writes and reads
             own = [k for k in self.steps if self.makers[k] not in WRITE]
             self.steps = own
+
+    def usual_length(self, rng: np.random.Generator) -> int:
+        return 1 + self.seed % 4
 
     def step(self, variables: dict[str, tf.Variable], *arguments: Any) -> Any:
         """Returns the fetches of each run; variables of optimizers are added."""
