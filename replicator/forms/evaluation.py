@@ -190,10 +190,16 @@ def _wider(x: Any, y: Any) -> Any:
 
 
 def _gradient_axes(op: tf.Operation, a: np.ndarray, b: np.ndarray) -> list[Any]:
-    """Returns None if the versions differ: one shape is of shards, and one is not."""
-    for x, y in _aligned(a, b):
-        if (is_size(x) or is_size(y)) and 1 not in (x, y) and x != y:
-            return [None, None]
+    """Returns None if the versions differ.
+
+    One shape is of shards, and one is not. Or shards are along two axes, as of
+    x[:, None] * x[None]: one of the two was gathered.
+    """
+    of_rows = [pair for pair in _aligned(a, b) if any(map(is_size, pair))]
+    if len(of_rows) > 1 or any(
+        1 not in pair and pair[0] != pair[1] for pair in of_rows
+    ):
+        return [None, None]
     axes = max(len(a), len(b))
     return [SumTo(tuple(a), axes), SumTo(tuple(b), axes)]
 

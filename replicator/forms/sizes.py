@@ -132,7 +132,13 @@ class SumTo:
 
 @dataclasses.dataclass(frozen=True)
 class Summed:
-    """What was summed along such axes, and has all of them until it is reshaped."""
+    """What was summed along such axes, and has all of them until it is reshaped.
+
+    Attributes:
+        axes: How many it has, which the graph for one device may not say.
+    """
+
+    axes: int
 
 
 def is_size(element: Any) -> bool:

@@ -114,7 +114,7 @@ def _sum_to_sizes(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
     else:
         return None
     needs = [form, LOCAL if has_local(facts[1]) else REPLICATED]
-    return OpPlan(needs, [Fact(made, Summed())], build=_sum_and_keep)
+    return OpPlan(needs, [Fact(made, Summed(rank))], build=_sum_and_keep)
 
 
 def _sum_and_keep(replica: Any, op: tf.Operation, inputs: list[Any]) -> list[tf.Tensor]:

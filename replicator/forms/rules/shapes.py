@@ -75,10 +75,10 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     sizes = elements(op.inputs[1], facts[1])
     if not isinstance(form, Sharded):
         return moves(op, facts)
+    if sizes is not None and isinstance(facts[0].numbers, Summed):
+        return _without_summed_axes(op, form, sizes, facts[0].numbers.axes)
     if source.shape.rank is None or sizes is None:
         return None
-    if isinstance(facts[0].numbers, Summed):
-        return _without_summed_axes(op, form, sizes)
     if op.outputs[0].shape.rank is not None:
         static = op.outputs[0].shape.as_list()
         sizes = [
@@ -100,11 +100,10 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 
 
 def _without_summed_axes(
-    op: tf.Operation, form: Sharded, sizes: Sequence[Any]
+    op: tf.Operation, form: Sharded, sizes: Sequence[Any], axes: int
 ) -> OpPlan | None:
     """A gradient was summed along axes that broadcasting added: its first ones."""
-    rank = op.inputs[0].shape.rank
-    made = form.at(form.axis - (rank - len(sizes)))
+    made = form.at(form.axis - (axes - len(sizes)))
     need = fitting(sizes, made)
     return plan(op, [form, need], made) if need is not None else None
 

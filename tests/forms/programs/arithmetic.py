@@ -70,9 +70,9 @@ def of_one(p: Builder) -> Made:
 
 def of_two(p: Builder) -> Made:
     a, dims = p.pick()
-    b, _ = p.pick(lambda other: dims[max(len(dims) - len(other), 0) :] == other)
-    if p.chance() or b.shape.rank != a.shape.rank:
-        return p.of(BINARY)(a, b if b.shape.rank <= a.shape.rank else a), dims
+    b, its = p.pick(lambda other: dims[max(len(dims) - len(other), 0) :] == other)
+    if p.chance() or len(its) != len(dims):
+        return p.of(BINARY)(a, b if len(its) <= len(dims) else a), dims
     return p.of(BINARY)(b, a), dims
 
 

@@ -31,6 +31,10 @@ def einsum(
     )
 
 
+def slopes(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    return tf.gradients(tf.sin(tf.matmul(x, y)), [x, y])
+
+
 MATRIX, CUBE = constant(3, 4), constant(2, 4, 3)
 PRODUCTS = [
     Sample("MatMul", lambda v: raw.MatMul(a=v.x, b=MATRIX)),
@@ -66,6 +70,14 @@ PRODUCTS = [
     Sample(
         "BatchMatMulV3",
         lambda v: raw.BatchMatMulV3(x=v("x", 2, 3), y=MATRIX, Tout=tf.float32),
+    ),
+    # Gradients of matrices are summed where these broadcast: along which axes, only
+    # the runtime knows.
+    Sample("Reshape", lambda v: slopes(v("x", 2, 3), v("y", 3, 2)), grads=False),
+    Sample("Reshape", lambda v: slopes(v("x", 1, 5, 3), v("y", 2, 3, 4)), grads=False),
+    Sample(
+        "BatchMatMulV2",
+        lambda v: tf.matmul(v.x[:, None, :, None], v.x[None, :, None]),
     ),
     einsum("nd,dh->nh", lambda v: v.x, lambda v: MATRIX),
     einsum("nqhd,nkhd->nhqk", lambda v: v("x", 4, 2, 3), lambda v: v("y", 5, 2, 3)),
