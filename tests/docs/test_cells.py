@@ -38,3 +38,11 @@ def test_pages_show_no_markup_of_the_site_on_github(folder: str) -> None:
     for path in sorted((_DOCS / folder).glob("*.md")):
         text = _FENCES.sub("", path.read_text())
         assert not re.search(r"\{\w+\}`|^---$|^\(.*\)=$|:tags:", text, re.M), path.name
+
+
+def test_every_guide_is_in_the_sidebar_and_in_the_list_of_guides() -> None:
+    index = (_DOCS / "index.md").read_text()
+    listed = (_DOCS / "guides" / "index.md").read_text()
+    for path in sorted((_DOCS / "guides").glob("*.md")):
+        assert f"\nguides/{path.stem}\n" in index, path.name
+        assert path.stem == "index" or f"]({path.name})" in listed, path.name
