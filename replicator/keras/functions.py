@@ -99,15 +99,15 @@ class BatchFunction:
             data: The global batch, of eager tensors or arrays.
             spec: The spec of all batches of the dataset, if known.
         """
-        if not is_dense(spec):
-            return self.run(data, spec)[0]
         # A fast path, with less Python than a small step takes: batches of one dataset
         # differ only in size.
-        if self._quick[0] is not spec:
+        if spec is None or self._quick[0] is not spec:
+            if not is_dense(spec):
+                return self.run(data, spec)[0]
             self._quick = (spec, {})
         calls = self._quick[1]
         leaves = tf.nest.flatten(data)
-        sizes = tuple([leaf.shape[:1] for leaf in leaves])
+        sizes = tuple([shapes.sizes(leaf)[:1] for leaf in leaves])
         if sizes in calls:
             return calls[sizes](leaves)
         result, calls[sizes] = self.run(data, spec)
