@@ -5,7 +5,7 @@ Runs with build="clone", after replicas 0 and 1 are built in Python and before t
 passes over all replicas. What `proof.py` has proven the same on both is imported again
 for each further replica, in C++: with the replica's own inputs and variables, on its
 device, with its seeds, and with its id in its communication calls. Functions are copied
-if each replica has one of its own.
+if each replica has one of its own: once for all copies, if only devices differ.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from replicator import _tf
 from replicator.graph.cloning import proof, pythons
 from replicator.graph.equal import counterparts
 from replicator.graph.ir import differing, placeholder
+from replicator.graph.ir.kinds import has_effect
 from replicator.graph.order import effects
 from replicator.graph.passes import random
 
@@ -145,6 +146,10 @@ class Template:
         level: The ops of replicas 0 and 1 in it.
         replicas: What is known of the two.
         ledger: Records the writes that keep the replicas equal.
+
+    Attributes:
+        is_common: Whether, devices aside, the ops are those of all replicas, and have
+            no effects: a function of them may be shared.
     """
 
     def __init__(
@@ -164,11 +169,8 @@ class Template:
         self.outside: list[tf.Tensor] = []  # their inputs from other ops
         self._waits: list[tuple[int, tf.Operation]] = []  # (op, control input outside)
         self._nodes = self._take(index)
-        self._patches = [
-            n
-            for n, (first_op, second_op) in enumerate(zip(first, self.ops, strict=True))
-            if _differs(first_op, second_op)
-        ]
+        different = list(map(_different, first, self.ops))
+        self._patches = [n for n, names in enumerate(different) if names]
         self._first = {n: first[n].node_def for n in self._patches}
         self._own_place = [
             (first_op.device, second_op.device) == replicas.devices[:2]
@@ -187,6 +189,18 @@ class Template:
             )
             for name, function in level.functions.items()
         }
+        called = list(map(_called, self._nodes.node))
+        self._common = {n for n, (_, one) in self._functions.items() if one.is_common}
+        for functions, is_own in zip(called, self._own_place, strict=True):
+            self._common.difference_update(*(() if is_own else functions.values()))
+        self._copies: dict[Any, str] = {}  # of these, by graph and name
+        self.is_common = not (self._agreed or self._waits) and all(
+            names <= functions.keys()
+            and all(map(self._common.issuperset, functions.values()))
+            if functions
+            else not names and not has_effect(op)
+            for op, names, functions in zip(self.ops, different, called, strict=True)
+        )
 
     def _take(self, index: Mapping[tf.Operation, int]) -> Any:
         """Returns the ops' nodes, with inputs named by the copies' names."""
@@ -236,10 +250,7 @@ class Template:
             scope: An unused name scope, with the final "/".
         """
         graph = tf.compat.v1.get_default_graph()
-        functions = {
-            name: _copy_function(function, template, names)
-            for name, (function, template) in self._functions.items()
-        }
+        functions = {name: self._copy(name, names) for name in self._functions}
         start = _tf.operation_count(graph)
         definition = self._patched(names, functions)
         input_map = {f"{_IN}{k}:0": tensor for k, tensor in enumerate(inputs)}
@@ -254,6 +265,18 @@ class Template:
         for n, k in self._handles:
             _tf.copy_handle_data(self.ops[n].outputs[k], copies[n].outputs[k])
         return copies
+
+    def _copy(self, name: str, names: _Names) -> str:
+        """Returns the name of a replica's function in place of one of replica 1's."""
+        function, template = self._functions[name]
+        if name not in self._common:
+            scope = f"replica_{names.replica_id}"
+            return _copy_function(function, template, names, scope)
+        key = tf.compat.v1.get_default_graph(), name
+        if key not in self._copies:  # without devices: it runs where it is called
+            anywhere = dataclasses.replace(names, device="")
+            self._copies[key] = _copy_function(function, template, anywhere, "replicas")
+        return self._copies[key]
 
     def _patched(self, names: _Names, functions: Mapping[str, str]) -> Any:
         """Returns the nodes with the replica's own devices and attributes."""
@@ -300,14 +323,26 @@ def _name(op: tf.Operation, scope: str) -> str:
     return f"{_IN}/{op.name}"
 
 
-def _differs(one: tf.Operation, two: tf.Operation) -> bool:
-    """Whether an attribute of an op differs between replicas."""
+def _different(one: tf.Operation, two: tf.Operation) -> set[str]:
+    """Returns the attributes of an op that differ between replicas."""
     first, second = one.node_def.attr, two.node_def.attr
-    return any(
-        name not in first or first[name] != second[name]
+    return {
+        name
         for name in second
-        if name != "_class"
-    )
+        if name == differing.ATTRIBUTE
+        or (name != "_class" and (name not in first or first[name] != second[name]))
+    }
+
+
+def _called(node: Any) -> dict[str, list[str]]:
+    """Returns the names of the functions that a node calls, by attribute."""
+    found = {
+        name: [value.func.name]
+        if value.HasField("func")
+        else [function.name for function in value.list.func]
+        for name, value in node.attr.items()
+    }
+    return {name: names for name, names in found.items() if names}
 
 
 def _patch(node: Any, first: Any, names: _Names, functions: Mapping[str, str]) -> None:
@@ -343,9 +378,10 @@ def _patch(node: Any, first: Any, names: _Names, functions: Mapping[str, str]) -
             value.CopyFrom(counterparts.rename(value, names.renaming))
 
 
-def _copy_function(function: proof.Function, template: Template, names: _Names) -> str:
-    """Adds a replica's copy of a function to the default graph; returns its name."""
-    scope = f"replica_{names.replica_id}"
+def _copy_function(
+    function: proof.Function, template: Template, names: _Names, scope: str
+) -> str:
+    """Adds a copy of a function to the default graph; returns its name."""
     inside = _tf.new_function_graph(scope)
     graph = function.graph
     arguments = [_tf.add_input(inside, t, t.shape) for t in graph.inputs]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -48,27 +49,37 @@ def replace(
     """
     # Merged ops are listed for every replica; each is replaced once.
     return _replace(
-        dict.fromkeys(op for ops in replicas for op in ops if op not in flow)
+        dict.fromkeys(op for ops in replicas for op in ops if op not in flow), "", {}
     )
 
 
-def _replace(ops: Iterable[tf.Operation]) -> int:
+def _replace(
+    ops: Iterable[tf.Operation], device: str, replaced_in: dict[Any, tuple[str, int]]
+) -> int:
+    """Replaces products among ops, and in the functions that they call.
+
+    Args:
+        ops: The ops.
+        device: Of those without one: that of what calls them.
+        replaced_in: The new functions, and their numbers of new products, by the graphs
+            of the functions so far and the type of the devices.
+    """
     replaced = 0
     for op in ops:
-        if _pays(op):
+        if _pays(op, device):
             _replace_one(op)
             replaced += 1
         elif op.type in CONSTRUCTS:
-            replaced += _replace_inside(op)
+            replaced += _replace_inside(op, op.device or device, replaced_in)
     return replaced
 
 
-def _pays(op: tf.Operation) -> bool:
+def _pays(op: tf.Operation, device: str) -> bool:
     """Whether an op multiplies few rows by a large transposed matrix, on a CPU."""
     return (
         op.type == "MatMul"
         and op.outputs[0].dtype in _DTYPES
-        and tf.DeviceSpec.from_string(op.device).device_type == "CPU"
+        and tf.DeviceSpec.from_string(op.device or device).device_type == "CPU"
         and op.get_attr("transpose_b")
         and not op.get_attr("transpose_a")
         and _is_large_for_its_rows(op)
@@ -97,28 +108,37 @@ def _replace_one(op: tf.Operation) -> None:
     _tf.move_control_outputs(op, result.op)
 
 
-def _replace_inside(op: tf.Operation) -> int:
+def _replace_inside(
+    op: tf.Operation, device: str, replaced_in: dict[Any, tuple[str, int]]
+) -> int:
     """Gives a conditional, loop or call modified copies of the functions it calls."""
     replaced = 0
     for attribute, position in _tf.functions_called(op):
         body, outputs = _tf.function_body(op, attribute, position)
-        if not _any_pays(body.get_operations()):
-            continue
-        new = _tf.new_function_graph("kernels")
-        arguments = [_tf.add_input(new, tensor, tensor.shape) for tensor in body.inputs]
-        with new.as_default():
-            copy = inline.copy(body, outputs, arguments, "body")
-            replaced += _replace(copy.ops)
-        name = _tf.finish_function(new, copy.results, copy.must_run)
-        _tf.set_function(op, attribute, position, name)
+        key = body, op.graph, tf.DeviceSpec.from_string(device).device_type
+        if key not in replaced_in and _any_pays(body.get_operations(), device):
+            new = _tf.new_function_graph("kernels")
+            arguments = [_tf.add_input(new, t, t.shape) for t in body.inputs]
+            with new.as_default():
+                copy = inline.copy(body, outputs, arguments, "body")
+                count = _replace(copy.ops, device, replaced_in)
+            name = _tf.finish_function(new, copy.results, copy.must_run)
+            replaced_in[key] = name, count
+        if key in replaced_in:
+            name, count = replaced_in[key]
+            _tf.set_function(op, attribute, position, name)
+            replaced += count
     return replaced
 
 
-def _any_pays(ops: Iterable[tf.Operation]) -> bool:
+def _any_pays(ops: Iterable[tf.Operation], device: str) -> bool:
     """Whether any of these ops, or one in what they call, should be replaced."""
     return any(
-        _pays(op)
-        or (op.type in CONSTRUCTS and any(_any_pays(body) for body in _bodies(op)))
+        _pays(op, device)
+        or (
+            op.type in CONSTRUCTS
+            and any(_any_pays(body, op.device or device) for body in _bodies(op))
+        )
         for op in ops
     )
 
