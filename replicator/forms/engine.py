@@ -164,6 +164,7 @@ def replayed(
 
     def step(rows: Any, parts: Any) -> list[Any]:
         replica = Replica(repl, plan, sums)
+        replica.bring(given)
         for layout, length in zip(layouts, rows, strict=True):
             replica.deal(layout, length)
         for tensor, value in zip(plan.inputs, [*parts, *given], strict=True):

@@ -55,6 +55,18 @@ class Replica(Conversions):
         self._values[tensor.ref()] = Value(self, self._plan.fact(tensor), copy)
         self._done[tensor.op] = []
 
+    def bring(self, given: Sequence[Any]) -> None:
+        """Has the handles of variables in one place made for all replicas at once."""
+        build = self._context.build
+        if self._context.replica_id == build.traced[0]:
+            variables = [x for x in given if updates.is_variable(x)]
+            parts = [part for x in variables for part in getattr(x, "parts", [x])]
+            places = [(part, part.placement) for part in parts]
+            owned = [
+                x for x, at in places if at.owner is not None and not at.has_copies
+            ]
+            build.aliases.make(owned, build.world.local)
+
     def seen_as(
         self, tensors: Sequence[tf.Tensor], facts: Sequence[Fact]
     ) -> list[Value]:

@@ -95,19 +95,7 @@ class Aliases:
         """Returns the handle through which a replica uses an owned variable."""
         key = (id(variable.storage.first), replica_id)
         if key not in self._made:
-            handle = variable.storage.first.handle
-            with (
-                self._graph.as_default(),
-                self._graph.colocate_with(None, ignore_existing=True),
-                tf.control_dependencies(None),
-                tf.device(None),
-                tf.device(variable.placement.device(self._world)),
-                tf.name_scope("alias"),
-                _tf.stop_recording(),
-            ):
-                alias = self._made[key] = tf.identity(handle)
-            _tf.copy_handle_data(handle, alias)
-            self._variables[id(alias)] = variable
+            self.make([variable], [replica_id])
         return self._made[key]
 
     def make(self, variables: Sequence[Any], replica_ids: Sequence[int]) -> None:
@@ -129,7 +117,12 @@ class Aliases:
                     missing.append((variable, r))
         if not missing:
             return
-        with graph.as_default(), tf.control_dependencies(None):
+        with (
+            graph.as_default(),
+            graph.colocate_with(None, ignore_existing=True),
+            tf.control_dependencies(None),
+            _tf.stop_recording(),
+        ):
             ops = nodes.finish("aliases")
         for (variable, r), op in zip(missing, ops, strict=True):
             alias = op.outputs[0]
