@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, overload
 
 import tensorflow as tf
@@ -188,7 +188,7 @@ class AutoDist:
         given = sessions.arguments_for(self._repl.devices, config)
         steps = Steps(scope.graph, scope.variables, self._repl, given, self._is_local)
         session = DistributedSession(steps, config)
-        scope.initialize(session)
+        scope.initialize(session, steps.initialize())
         scope.has_session = True
         return session
 
@@ -363,10 +363,10 @@ class _Scope:
         )
         logging.warning("%s", text)
 
-    def initialize(self, session: tf.compat.v1.Session) -> None:
-        """Runs the initializers that need no feed, those of variables first."""
+    def initialize(self, session: Any, done: Container[tf.Operation]) -> None:
+        """Runs initializers that need no feed: of variables but those done, first."""
         keys = tf.compat.v1.GraphKeys
-        first = [variable.initializer for variable in self.variables]
+        first = [v.initializer for v in self.variables if v.op not in done]
         then = self.graph.get_collection(keys.TABLE_INITIALIZERS)
         for ops in (first, [*then, *_started(self.graph)]):
             ready = [op for op in ops if not _is_fed(op)]

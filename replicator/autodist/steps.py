@@ -144,6 +144,14 @@ class Steps:
         with self.graph.as_default():
             self._variables.make(self.source, self._plain)
 
+    def initialize(self) -> set[tf.Operation]:
+        """Initializes variables; returns the handles' ops of those that it can."""
+        made, copied = self._variables.made, self._variables.initial
+        if copied:
+            with self._lock:
+                self.session.run([made[op].initializer for op in copied])
+        return {*copied}
+
     def get(
         self,
         fetches: Sequence[Element],

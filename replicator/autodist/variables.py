@@ -2,7 +2,8 @@
 """Variables of a graph for one device, and the library's in place of them.
 
 The user's graph has plain resource variables. The graph of all replicas has the
-library's, which the strategy places; the user's own initializers give them values.
+library's, which the strategy places. Their initial values are copies of the user's; if
+those depend on other variables, say, a step runs the user's own initializers.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.autodist import slots
+from replicator.autodist import program, slots
 from replicator.graph.ir import shapes
+from replicator.graph.ir.kinds import kind_of
 from replicator.step.draft import Settings
 from replicator.variables.chooser import Chosen, VariableFacts
 
@@ -70,10 +72,12 @@ class Variables:
     Attributes:
         made: The library's variables, by the handles' ops of the user's.
         trained: Those that the strategy decides on, by the user's names.
+        initial: Their initial values, by the same ops, of those that have a copy.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.initial: dict[tf.Operation, tf.Tensor] = {}
         self.made: dict[tf.Operation, Any] = {}
         self.trained: dict[str, Any] = {}
 
@@ -111,12 +115,15 @@ class Variables:
         primaries = slots.find(ops, lambda tensor: by_op.get(tensor.op))
         chosen = self._chosen(ops, [v for v in new.values() if _is_trained(v)])
         by_name = {v.op.name: v for v in variables}
+        self.initial.update(
+            _copied(graph, [*new.values()], self._settings.world.devices[0])
+        )
         for op in sorted(new, key=lambda op: op.name in primaries):  # slots last
             variable = new[op]
             primary = by_name.get(primaries.get(op.name, ""))
             self.made[op] = self._settings.factory.creator(
                 None,
-                initial_value=_empty(variable),  # the user's initializer runs, too
+                initial_value=self.initial.get(op, lambda v=variable: _empty(v)),
                 name=op.name,
                 shape=variable.shape,
                 trainable=False,  # the strategy has decided already
@@ -163,6 +170,50 @@ def _updates(ops: Sequence[tf.Operation]) -> dict[tf.Operation, list[str]]:
         if op.type.startswith("Resource") and op.inputs:
             found.setdefault(op.inputs[0].op, []).append(op.type)
     return found
+
+
+def _copied(
+    graph: tf.Graph, variables: Sequence[PlainVariable], device: str
+) -> dict[tf.Operation, tf.Tensor]:
+    """Copies initial values to the default graph; returns them by handles' ops.
+
+    Values that depend on more than constants and random numbers are left out.
+    """
+    all_ops, ops = set(graph.get_operations()), dict[tf.Operation, None]()
+    values = {}
+    for variable in variables:
+        value = variable.initializer.inputs[1]
+        sources = program.upstream([value], all_ops)
+        if all(map(_can_be_copied, sources)):
+            values[variable.op] = value
+            ops.update(dict.fromkeys(sources))
+    if not ops:
+        return {}
+    definition = tf.compat.v1.GraphDef()
+    for op in ops:
+        node = definition.node.add()
+        node.CopyFrom(op.node_def)
+        node.attr.pop("_class", None)
+        node.device = device
+    target = tf.compat.v1.get_default_graph()
+    scope = target.unique_name("initial_values") + "/"
+    _tf.import_nodes(target, definition, {}, scope)
+    return {
+        op: target.get_tensor_by_name(scope + value.name)
+        for op, value in values.items()
+    }
+
+
+def _can_be_copied(op: tf.Operation) -> bool:
+    """Whether an op depends on its inputs and random numbers only."""
+    kind = kind_of(op)
+    has_state = kind.stateful and not kind.seeded  # like all that makes a resource
+    is_large = op.type == "Const" and (op.outputs[0].shape.num_elements() or 0) > _LARGE
+    waits = op.control_inputs or op.type.startswith("Placeholder")
+    return not (has_state or kind.calls or waits or is_large)
+
+
+_LARGE = 1 << 20  # elements of constants, which a GraphDef could not hold
 
 
 def _empty(variable: tf.Variable) -> tf.Tensor:
