@@ -194,7 +194,7 @@ class Template:
         for functions, is_own in zip(called, self._own_place, strict=True):
             self._common.difference_update(*(() if is_own else functions.values()))
         self._copies: dict[Any, str] = {}  # of these, by graph and name
-        self.is_common = not (self._agreed or self._waits) and all(
+        self.is_common: bool = not (self._agreed or self._waits) and all(
             names <= functions.keys()
             and all(map(self._common.issuperset, functions.values()))
             if functions
