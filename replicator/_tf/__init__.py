@@ -123,6 +123,7 @@ from replicator._tf.functions import (
     function_body,
     function_called,
     functions_called,
+    has_ops,
     new_function_graph,
     set_function,
 )
@@ -247,6 +248,7 @@ __all__ = [
     "control_outputs",
     "copied_value_asking",
     "copy_functions",
+    "has_ops",
     "copy_handle_data",
     "copy_line",
     "count_functions",

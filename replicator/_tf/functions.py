@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,6 +116,23 @@ def set_function(op: tf.Operation, attribute: str, position: int, name: str) -> 
         op._set_func_list_attr(attribute, names)
     else:
         op._set_func_attr(attribute, name)
+
+
+def has_ops(graph: tf.Graph, pattern: re.Pattern[str]) -> bool:
+    """Whether a graph, those around it, or their functions have ops of such types.
+
+    No public call lists the functions of a graph without all of their bodies.
+    """
+    around: Any = graph
+    while around is not None:
+        bodies = (f.cached_definition.node_def for f in around._functions.values())
+        types = itertools.chain.from_iterable(bodies)
+        if any(pattern.match(node.op) for node in types):
+            return True
+        if any(pattern.match(op.type) for op in around.get_operations()):
+            return True
+        around = getattr(around, "outer_graph", None)
+    return False
 
 
 def copy_functions(source: Any, target: tf.Graph) -> None:

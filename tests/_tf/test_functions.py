@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import tensorflow as tf
 
 from replicator import _tf
@@ -243,3 +245,24 @@ def test_freezing_asks_for_the_handles_of_variables():
     assert not any(seen)
     tf.lite.TFLiteConverter.from_concrete_functions([function]).convert()
     assert any(seen)
+
+
+def test_has_ops_looks_into_functions_and_at_the_graphs_around():
+    @tf.function
+    def sine(x):
+        return tf.sin(x)
+
+    looked: list[bool] = []
+
+    @tf.function
+    def inner(x):
+        graph = tf.compat.v1.get_default_graph()
+        looked.extend(_tf.has_ops(graph, re.compile(name)) for name in ("Sin", "Cos"))
+        return x
+
+    @tf.function(autograph=False)
+    def outer(x):
+        return inner(tf.cond(x > 0, lambda: sine(x), lambda: x))
+
+    outer(tf.constant(1.0))
+    assert looked == [True, False]

@@ -9,11 +9,13 @@ added up for its rows is a sum over the replicas.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from replicator import _tf
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.rule import LOCAL, OpPlan, is_partial, moves, plan, rules_of
 from replicator.forms.sizes import Size, elements, ints, operand
@@ -147,7 +149,21 @@ def where(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return OpPlan([form], [fact], build=build, build_local=build_local)
 
 
+def found(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """Keys of a replica's rows, in a table that the program does not change.
+
+    Sessions initialize tables in the graph itself: there, one replica looks up all.
+    """
+    form = facts[1].form
+    if not isinstance(form, Sharded) or form.axis or _tf.has_ops(op.graph, _CHANGES):
+        return None
+    return plan(op, [REPLICATED, form, REPLICATED], form)
+
+
+_CHANGES = re.compile("(Mutable|Anonymous|InitializeTable|LookupTable(Im|In|Re))")
+
 RULES = {
+    **rules_of("LookupTableFindV2", found),
     **rules_of("GatherV2 Gather ResourceGather", gather),
     **rules_of("GatherNd", gather_nd),
     **rules_of("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin", segments),

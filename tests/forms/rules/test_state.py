@@ -281,6 +281,53 @@ def test_tables_are_looked_up_for_all() -> None:
     np.testing.assert_array_equal(run(np.array([4, 9, 0], np.int32)), [41, 0, 1])
 
 
+def test_each_replica_looks_up_the_keys_of_its_rows() -> None:
+    words = tf.constant(["a", "b", "c", "d"])
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(words, tf.range(4)), -1
+    )
+    repl = replicator.Replicator(["cpu:0", "cpu:1", "cpu:2"])
+
+    def nested(keys: tf.Tensor) -> tf.Tensor:
+        return tf.function(table.lookup)(keys)
+
+    for look_up in (table.lookup, nested):
+        run = engine.WholeBatchFunction(
+            look_up, repl, [tf.TensorSpec([None], tf.string)]
+        )
+        for keys in (["d", "?", "b", "a"], ["c"]):
+            np.testing.assert_array_equal(
+                run(np.array(keys)), look_up(tf.constant(keys))
+            )
+        moved = [value.dtype for row in repl.plan for value in row.operands[0]]
+        assert "string" not in moved
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_tables_that_a_program_changes_are_those_of_one_device(is_nested: bool) -> None:
+    ids = np.array([3, 1, 3, 2, 1], np.int64)
+
+    def outcome(repl: Any) -> list[Any]:
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+
+        def count(keys: tf.Tensor) -> None:
+            kinds, _, counts = tf.unique_with_counts(keys, tf.int64)
+            table.insert(kinds, table.lookup(kinds) + counts)
+
+        def step(keys: tf.Tensor) -> tf.Tensor:
+            before = table.lookup(keys)
+            (tf.function(count) if is_nested else count)(keys)
+            return tf.stack([before, table.lookup(keys)], axis=1)
+
+        spec = [tf.TensorSpec([None], tf.int64)]
+        run = engine.WholeBatchFunction(step, repl, spec) if repl else tf.function(step)
+        return [np.asarray(run(ids)) for _ in range(2)]
+
+    expected = outcome(None)
+    actual = outcome(replicator.Replicator(["cpu:0", "cpu:1"]))
+    np.testing.assert_array_equal(actual, expected)
+
+
 def test_generators_continue_as_on_one_device() -> None:
     repl = replicator.Replicator(["cpu:0", "cpu:1"])
     with repl.context():
