@@ -151,7 +151,7 @@ def _per_row() -> tf.Tensor:
 def test_what_is_known_of_constants_is_what_tensorflow_computes(make):
     with tf.Graph().as_default() as graph:
         out = make()
-    plan = GraphPlan.of([], [])
+    plan = GraphPlan()
     Scope().extend(plan, [out.op])
     known = plan.fact(out).numbers
     if known is None:
