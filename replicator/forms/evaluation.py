@@ -201,7 +201,7 @@ def _gradient_axes(op: tf.Operation, a: np.ndarray, b: np.ndarray) -> list[Any]:
     ):
         return [None, None]
     axes = max(len(a), len(b))
-    return [SumTo(tuple(a), axes), SumTo(tuple(b), axes)]
+    return [SumTo(tuple(one), axes, bool(of_rows)) for one in (a, b)]
 
 
 def _larger(a: Any, b: Any) -> Any:

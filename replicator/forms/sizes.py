@@ -124,10 +124,14 @@ class SumTo:
     Attributes:
         sizes: The sizes, which are those of the last axes.
         axes: The number of axes, which are the first ones of the gradient.
+        is_of_rows: Whether one of the two that broadcast has rows, this one or the
+            other: which axes are summed then differs for one row of all and for none
+            of a replica.
     """
 
     sizes: tuple[Any, ...]
     axes: int
+    is_of_rows: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +153,7 @@ def is_size(element: Any) -> bool:
 def has_local(fact: Fact) -> bool:
     """Whether there is a local version of a tensor, too."""
     if isinstance(fact.numbers, SumTo):
-        return any(map(is_size, fact.numbers.sizes))
+        return fact.numbers.is_of_rows
     if fact.rows is not None or any(map(has_local, fact.branches)):
         return True
     return isinstance(fact.numbers, np.ndarray) and any(map(is_size, fact.numbers.flat))

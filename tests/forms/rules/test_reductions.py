@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -25,6 +27,13 @@ def reduced(
         return getattr(raw, name)(input=v(key, 2, 3), axis=axes, keep_dims=keep)
 
     return Sample(name, make, form)
+
+
+def slope(product: Any, other: Any) -> tf.Tensor:
+    """Returns the gradient of a product by what has one row for all."""
+    other = tf.constant(other, tf.float32)
+    (made,) = tf.gradients(tf.sin(product(other)), other)
+    return made
 
 
 SAMPLES = [
@@ -63,6 +72,9 @@ SAMPLES = [
     Sample("Sum", lambda v: tf.reduce_sum((v("x", 2, 3) * v("y", 1, 3)) ** 2, 2)),
     Sample("Sum", lambda v: tf.reduce_sum(v("x", 2, 3) * v("y", 2, 1), [0, 1]), SUM),
     Sample("Sum", lambda v: tf.reduce_sum(v.x * tf.reduce_mean(v.y, 0), 1)),
+    # Of one row, nothing is summed on one device, but nothing is what a replica has.
+    Sample("Sum", lambda v: slope(lambda a: v.x * a, [[1, 2, 3]]), SUM),
+    Sample("Sum", lambda v: slope(lambda a: v("x", 1, 2) @ a, np.ones([1, 2, 3])), SUM),
     Sample("L2Loss", lambda v: raw.L2Loss(t=v.x), SUM),
     Sample("BiasAdd", lambda v: raw.BiasAdd(value=v.x, bias=[1.0, 2.0, 3.0])),
     Sample("BiasAddV1", lambda v: raw.BiasAddV1(value=v.x, bias=[1.0, 2.0, 3.0])),
