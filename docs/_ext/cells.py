@@ -6,7 +6,8 @@ IPython and Jupyter settings. Its cells have short file names, so that an error 
 `cell_3.py:4`, the third cell of the page, and is the same on every machine.
 
 Pages are Markdown as GitHub shows it: a fence of "python" is a cell, one of "py" is not
-run, and a comment that begins with "cell" is a cell of which only the output is shown.
+run, a comment that begins with "cell" is a cell of which only the output is shown, and
+one that begins with "site" is Markdown for the site alone, such as a directive.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ ip.compile.get_code_name = lambda raw, code, number: f"cell_{number}.py"
 warnings.formatwarning = lambda said, kind, *_: f"{kind.__name__}: {said}\\n"
 '''
 
+_SITE = re.compile(r"^<!-- site\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 _HIDDEN = re.compile(r"^<!-- cell\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 _KERNEL = {"name": "python3", "display_name": "Python 3"}
 
@@ -46,6 +48,7 @@ def read(text: str) -> Any:
     """
     from myst_nb.core import read as reading  # so that tests of the rest need no Sphinx
 
+    text = _SITE.sub(r"\1", text)
     text = _HIDDEN.sub(r"```python\n:tags: [remove-input]\n\n\1```", text)
     notebook = reading.read_myst_markdown_notebook(
         text, code_directive="python", add_source_map=True

@@ -123,7 +123,7 @@ def _fit(peers: Peers, model: Any, *given: Any, **named: Any) -> Any:
                     [f"at {errors.user_line()}"],
                     "save `cluster.checkpoint(folder, model=model)` in a callback, "
                     "at the end of each epoch, and pass its `step` to fit as "
-                    "initial_epoch; the guide to several hosts has an example.",
+                    "initial_epoch; the guide 'When a host fails' has an example.",
                 )
             )
     return method(model, *given, **named)

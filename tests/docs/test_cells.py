@@ -28,6 +28,12 @@ def test_fences_and_comments_are_cells() -> None:
     assert notebook.cells[3].metadata["tags"] == ["remove-input"]
 
 
+def test_what_is_for_the_site_alone_is_a_comment_on_github() -> None:
+    directive = "```{toctree}\n:hidden:\n\nguides/index\n```"
+    (cell,) = cells.read(f"# A\n\n<!-- site\n{directive}\n-->\n").cells
+    assert (cell.cell_type, cell.source) == ("markdown", f"# A\n\n{directive}")
+
+
 def test_a_page_without_cells_starts_no_kernel() -> None:
     notebook = cells.read("# A\n\n```py\nx\n```\n")
     assert notebook.metadata["mystnb"] == {"execution_mode": "off"}
