@@ -71,7 +71,7 @@ nitpick_ignore = [
     ("py:class", "replicator.graph.ir.placeholder.OperandPolicy"),
     ("py:class", "replicator.cluster.description.Description"),
     ("py:class", "replicator._tf.autograph.LeftAsItIs"),
-    ("py:class", "replicator.cluster.resilient._Result"),  # a type variable
+    ("py:class", "replicator.hosts.resilient._Result"),  # a type variable
     ("py:class", "replicator.step.objects._Object"),  # another
 ]
 default_role = "api"

@@ -11,14 +11,9 @@ _LAUNCHES = sys.argv[:1] == ["-m"] and ("-m", "replicator.launch") in _WORDS
 
 if not _LAUNCHES:
     from replicator import strategy
-    from replicator.asynchronous.workers import AsynchronousCluster
     from replicator.autodist.autodist import AutoDist
     from replicator.autodist.function import DistributedFunction
     from replicator.autodist.session import DistributedSession
-    from replicator.cluster.checkpoints import Checkpoint
-    from replicator.cluster.cluster import Cluster
-    from replicator.cluster.connection import connect
-    from replicator.cluster.resilient import resilient
     from replicator.cluster.resources import ResourceSpec
     from replicator.costs.rates import Calibration, Rates
     from replicator.errors import (
@@ -38,6 +33,11 @@ if not _LAUNCHES:
         StrategyError,
         UnsupportedError,
     )
+    from replicator.hosts.asynchronous.workers import AsynchronousCluster
+    from replicator.hosts.checkpoints import Checkpoint
+    from replicator.hosts.cluster import Cluster
+    from replicator.hosts.connection import connect
+    from replicator.hosts.resilient import resilient
     from replicator.inputs.input_context import InputContext
     from replicator.inputs.positions import Positions
     from replicator.primitives.groups import Group, Partition

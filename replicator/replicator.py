@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicator import devices, methods, optimizers, running
-from replicator.asynchronous import bounds, membership
-from replicator.cluster import between, likeness, peers
+from replicator.cluster import peers
 from replicator.costs import cost, rates, rehearsal
 from replicator.graph.order.effects import Ledger
+from replicator.hosts import between, likeness
+from replicator.hosts.asynchronous import bounds, membership
 from replicator.interop import distribute
 from replicator.keras import model as keras_model
 from replicator.options import Options

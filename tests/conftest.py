@@ -7,7 +7,7 @@ Helpers that several test files share are in tests/helpers.py.
 Replicator, since options do not change what it computes. `--v1` runs them as programs
 that disable TensorFlow 2's behavior, `--sample 50:seed` runs 50 random tests, each with
 random options. tests/refused.txt lists the tests that an option refuses. `--hosts` runs
-them on devices of other processes (tests/hosts.py), `--gpus` on GPUs (tests/gpus.py).
+them on devices of other processes (tests/on_hosts.py), `--gpus` on GPUs (tests/gpus.py).
 """
 
 import ast
@@ -26,7 +26,7 @@ import tensorflow as tf
 
 import replicator
 from replicator._tf import choice
-from tests import gpus, helpers, hosts, refusals, repeatable, sampling
+from tests import gpus, helpers, on_hosts, refusals, repeatable, sampling
 
 NUM_CPUS = 8
 _STEPS = "steps_per_call"  # not an option of Replicator, but how tests run steps
@@ -122,7 +122,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config.stash[_SERVERS] = contextlib.ExitStack()
     runs_none = getattr(config.option, "numprocesses", None)  # its workers do
     if config.getoption("--hosts") and not runs_none:
-        config.stash[_SERVERS].enter_context(hosts.connected(NUM_CPUS))
+        config.stash[_SERVERS].enter_context(on_hosts.connected(NUM_CPUS))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -139,7 +139,7 @@ def pytest_collection_modifyitems(
     for item in sampling.left_to_long_runs(items):
         item.add_marker(pytest.mark.slow)
     if config.getoption("--hosts"):
-        hosts.mark(items)
+        on_hosts.mark(items)
     if config.getoption("--gpus"):
         gpus.mark(items)
     chosen = config.getoption("--with")

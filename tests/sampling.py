@@ -32,14 +32,14 @@ CHOICES = {
 # starts have Replicator's own.
 _LEFT_OUT = (
     *("tests/benchmarks/", "tests/examples/", "tests/calibrate/", "tests/clients/"),
-    *("tests/asynchronous/", "tests/between/", "tests/cluster/", "tests/launch/"),
+    *("tests/hosts/", "tests/between/", "tests/cluster/", "tests/launch/"),
     *("tests/serve/", "tests/inputs/test_hosts.py", "tests/_tf/test_cluster.py"),
     *("tests/test_sampling.py", "tests/test_v1_behavior.py"),
 )
 # Of these, nothing runs in the process of the tests, not even in long runs.
 _APART = (
     *("tests/benchmarks/", "tests/launch/", "tests/serve/", "tests/tools/"),
-    *("tests/asynchronous/test_training.py", "tests/between/test_faults.py"),
+    *("tests/hosts/asynchronous/test_training.py", "tests/between/test_faults.py"),
     *("tests/between/test_restarts.py", "tests/cluster/test_faults.py"),
 )
 

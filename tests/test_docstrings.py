@@ -56,19 +56,19 @@ EXAMPLES = tuple(_examples())
 
 
 _CONNECTED = (
-    *("cluster.connection.", "cluster.cluster.", "cluster.resilient."),
+    *("hosts.connection.", "hosts.cluster.", "hosts.resilient."),
     *("plan.rows.Row.between", "plan.rows.Row.within", "graph.lowering.record.Wire"),
 )
 
 
 def needs_servers(example: doctest.DocTest) -> bool:
-    """Whether tests/cluster/test_connection.py runs it, in a process of its own."""
+    """Whether tests/hosts/test_connection.py runs it, in a process of its own."""
     return example.name.startswith(_CONNECTED)
 
 
 def needs_programs(example: doctest.DocTest) -> bool:
-    """Whether tests/asynchronous/test_training.py runs it, in two processes."""
-    return example.name.startswith("asynchronous.")
+    """Whether tests/hosts/asynchronous/test_training.py runs it, in two processes."""
+    return example.name.startswith("hosts.asynchronous.")
 
 
 _HERE = [

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests import gpus, hosts, listed
+from tests import gpus, listed, on_hosts
 from tests.cluster import servers
 
 _TESTS = pathlib.Path(__file__).parent
@@ -51,10 +51,10 @@ def test_the_first_example_runs_on_two_hosts():
     ],
 )
 def test_neighbours_are_on_different_hosts(name, device):
-    assert hosts.mapped(name, 8) == device
+    assert on_hosts.mapped(name, 8) == device
 
 
-@pytest.mark.parametrize("path", [hosts.LIST, gpus.LIST], ids=["hosts", "gpus"])
+@pytest.mark.parametrize("path", [on_hosts.LIST, gpus.LIST], ids=["hosts", "gpus"])
 def test_what_is_listed_exists(path):
     for entry in listed.read(path):
         path, _, test = entry.partition("::")

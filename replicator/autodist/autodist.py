@@ -19,8 +19,9 @@ from replicator.autodist.resources import devices_of
 from replicator.autodist.session import DistributedSession, configured
 from replicator.autodist.session_creator import SessionCreator
 from replicator.autodist.steps import Steps
-from replicator.cluster import peers, sessions
+from replicator.cluster import peers
 from replicator.cluster.resources import ResourceSpec
+from replicator.hosts import sessions
 from replicator.options import VARIABLES, check
 from replicator.replicator import Replicator
 

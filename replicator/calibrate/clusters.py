@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from replicator.calibrate import measure
-from replicator.cluster import connection
 from replicator.costs import hosts, rates
+from replicator.hosts import connection
 
 _MOST_PAIRS_OF = 8  # hosts; with more, each is measured with the next one only
 _SAMPLE = 1 << 20  # bytes of the message by which links are compared

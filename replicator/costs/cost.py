@@ -16,7 +16,6 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.costs import hosts, rates
-from replicator.graph.ir import shapes
 
 # Every tensor sent takes some time, however small it is. Measured on CPUs with 100
 # layers of 64 units, buckets of 64 and of 256 KiB were slower than this size, perhaps
@@ -143,10 +142,10 @@ def buckets(
     open_groups: dict[Any, tuple[list[int], int]] = {}
     for k, column in enumerate(columns):
         nbytes = tensor_bytes(column[0])
-        shape = shapes.static(column[0]) or ()
-        kind = (column[0].dtype, shape[1:], apart[k] if apart else None)
-        group, group_bytes = open_groups.get(kind, ([], 0))
         is_static = all(tensor.shape.is_fully_defined() for tensor in column)
+        row_shape = tuple(column[0].shape.as_list()[1:]) if is_static else None
+        kind = (column[0].dtype, row_shape, apart[k] if apart else None)
+        group, group_bytes = open_groups.get(kind, ([], 0))
         if group and is_static and group_bytes + nbytes <= _BUCKET_BYTES:
             group.append(k)
             open_groups[kind] = (group, group_bytes + nbytes)

@@ -11,7 +11,7 @@ the product and all read it; otherwise each device concatenates and multiplies f
 itself, and only factors travel. Each of several hosts does so as if it were alone, and
 its replicas' factors are concatenated before they go to the others. All replicas get
 the same bits if their processors multiply alike; where hosts do not, which
-cluster/likeness.py finds, factors are not used.
+hosts/likeness.py finds, factors are not used.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicator import errors
-from replicator.asynchronous.board import ENDED, LOST, PRESENT, STATES, STEPS
-from replicator.asynchronous.clock import Clock
-from replicator.asynchronous.events import Events
-from tests.asynchronous.tables import Table
+from replicator.hosts.asynchronous.board import ENDED, LOST, PRESENT, STATES, STEPS
+from replicator.hosts.asynchronous.clock import Clock
+from replicator.hosts.asynchronous.events import Events
+from tests.hosts.asynchronous.tables import Table
 
 
 def _clocks(table: Table, staleness: int | None) -> list[Clock]:

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.asynchronous.board import LOST, PRESENT, STATES, Board
-from replicator.asynchronous.store import Store
+from replicator.hosts.asynchronous.board import LOST, PRESENT, STATES, Board
+from replicator.hosts.asynchronous.store import Store
 from replicator.variables.components import Components
 from replicator.variables.placement import Aggregated, Mirrored, Owned
 from replicator.world import World

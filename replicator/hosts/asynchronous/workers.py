@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicator import devices, errors
-from replicator.asynchronous import board as boards
-from replicator.asynchronous.board import ABSENT, PRESENT, STATES, STEPS, Board
-from replicator.asynchronous.membership import Member
 from replicator.cluster import description
-from replicator.cluster.cluster import Cluster
+from replicator.hosts.asynchronous import board as boards
+from replicator.hosts.asynchronous.board import ABSENT, PRESENT, STATES, STEPS, Board
+from replicator.hosts.asynchronous.membership import Member
+from replicator.hosts.cluster import Cluster
 
 
 class AsynchronousCluster(Cluster):

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from replicator import errors
-from replicator.asynchronous import board as boards
-from replicator.asynchronous.board import LOST, STATES, STEPS, Board
-from replicator.asynchronous.events import Events
+from replicator.hosts.asynchronous import board as boards
+from replicator.hosts.asynchronous.board import LOST, STATES, STEPS, Board
+from replicator.hosts.asynchronous.events import Events
 
 
 class Clock:

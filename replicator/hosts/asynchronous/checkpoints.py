@@ -7,9 +7,9 @@ import math
 
 import tensorflow as tf
 
-from replicator.asynchronous import board as boards
-from replicator.asynchronous.membership import Member
 from replicator.cluster.saving import Alone
+from replicator.hosts.asynchronous import board as boards
+from replicator.hosts.asynchronous.membership import Member
 
 
 class Shared:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs programs in several processes that share their variables on servers.
 
-`python -m tests.asynchronous.processes NAME ARGUMENT...` is one of them.
+`python -m tests.hosts.asynchronous.processes NAME ARGUMENT...` is one of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import strategy
-from replicator.asynchronous import events
+from replicator.hosts.asynchronous import events
 from tests.cluster import servers
 
 HEARTBEAT = 2.0
@@ -55,7 +55,13 @@ def start(
     more = {} if log is None else {events.FOLDER: str(log)}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.asynchronous.processes", name, *arguments],
+            [
+                sys.executable,
+                "-m",
+                "tests.hosts.asynchronous.processes",
+                name,
+                *arguments,
+            ],
             cwd=servers.ROOT,
             env=servers.environment(
                 REPLICATOR_CLUSTER=json.dumps({**facts, "task": task}), **more

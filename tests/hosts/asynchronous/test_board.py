@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from replicator.asynchronous import board as boards
-from replicator.asynchronous.board import LOST, PRESENT, STATES, STEPS, Board
+from replicator.hosts.asynchronous import board as boards
+from replicator.hosts.asynchronous.board import LOST, PRESENT, STATES, STEPS, Board
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import json
 import pathlib
 import time
 
-from replicator.asynchronous.clock import Clock
-from replicator.asynchronous.events import FOLDER, Events
-from tests.asynchronous.tables import Table
+from replicator.hosts.asynchronous.clock import Clock
+from replicator.hosts.asynchronous.events import FOLDER, Events
+from tests.hosts.asynchronous.tables import Table
 
 
 def test_the_log_says_who_was_where(tmp_path: pathlib.Path) -> None:

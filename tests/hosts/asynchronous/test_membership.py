@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicator.asynchronous import board as boards
-from replicator.asynchronous import membership
-from replicator.asynchronous.board import BEATS, ENDED, LOST, PRESENT, STATES
-from replicator.asynchronous.events import FOLDER
-from replicator.asynchronous.membership import Member
-from tests.asynchronous.tables import Seen, Table
+from replicator.hosts.asynchronous import board as boards
+from replicator.hosts.asynchronous import membership
+from replicator.hosts.asynchronous.board import BEATS, ENDED, LOST, PRESENT, STATES
+from replicator.hosts.asynchronous.events import FOLDER
+from replicator.hosts.asynchronous.membership import Member
+from tests.hosts.asynchronous.tables import Seen, Table
 
 _LONG = 60.0  # seconds; nothing here takes as long
 

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from tests.asynchronous import processes
 from tests.cluster import servers
+from tests.hosts.asynchronous import processes
 
 
 def _line(process: subprocess.Popen[str], word: str) -> None:

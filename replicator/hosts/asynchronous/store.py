@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.asynchronous import board as boards
-from replicator.asynchronous.board import ABSENT, PRESENT, STATES, Board
+from replicator.hosts.asynchronous import board as boards
+from replicator.hosts.asynchronous.board import ABSENT, PRESENT, STATES, Board
 from replicator.variables.placement import Placement
 from replicator.variables.seeds import Seed
 

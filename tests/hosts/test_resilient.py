@@ -11,7 +11,7 @@ import pytest
 
 import replicator
 from replicator import _tf
-from replicator.cluster import connection, resilient
+from replicator.hosts import connection, resilient
 
 
 class _Cluster:

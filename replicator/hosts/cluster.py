@@ -12,7 +12,8 @@ from typing import Any, Self
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.cluster import checkpoints, description, faults, health, sessions, state
+from replicator.cluster import description, faults, health, state
+from replicator.hosts import checkpoints, sessions
 
 
 class Cluster:

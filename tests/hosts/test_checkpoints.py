@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.cluster import checkpoints, connection
+from replicator.hosts import checkpoints, connection
 from tests import forks, helpers
 from tests.cluster import servers
 

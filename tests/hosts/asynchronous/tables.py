@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from replicator.asynchronous.board import PRESENT, STATES
+from replicator.hosts.asynchronous.board import PRESENT, STATES
 
 
 class Table:

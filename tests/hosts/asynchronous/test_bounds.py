@@ -9,7 +9,7 @@ import pytest
 
 import replicator
 from replicator import strategy
-from replicator.asynchronous import bounds
+from replicator.hosts.asynchronous import bounds
 from replicator.strategy import choosing
 
 

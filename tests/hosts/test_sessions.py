@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import errors
-from replicator.cluster import sessions
+from replicator.hosts import sessions
 
 v1 = tf.compat.v1
 

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from absl import logging
 
 from replicator import _tf, errors
-from replicator.cluster import connection, faults, sources
-from replicator.cluster.cluster import Cluster
+from replicator.cluster import faults, sources
+from replicator.hosts import connection
+from replicator.hosts.cluster import Cluster
 
 # Seconds per attempt; short, because the launcher may drop a host between attempts.
 _AT_ONCE = 2.0

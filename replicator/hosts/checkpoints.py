@@ -14,9 +14,9 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.asynchronous import checkpoints as shared
-from replicator.asynchronous import membership
 from replicator.cluster import faults, peers, saving, state
+from replicator.hosts.asynchronous import checkpoints as shared
+from replicator.hosts.asynchronous import membership
 
 TERMINATED = 128 + signal.SIGTERM  # the exit status that shells give to SIGTERM
 

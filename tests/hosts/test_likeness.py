@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import replicator
-from replicator.cluster import likeness
+from replicator.hosts import likeness
 from replicator.options import Options
 from tests.between import processes
 from tests.cluster import as_threads, servers

@@ -15,10 +15,8 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, devices, errors
-from replicator.asynchronous import workers
 from replicator.cluster import (
     addresses,
-    between,
     closing,
     description,
     health,
@@ -27,8 +25,10 @@ from replicator.cluster import (
     waiting,
     watch,
 )
-from replicator.cluster.cluster import Cluster
 from replicator.cluster.state import CLIENT, TRAINER, WORKER
+from replicator.hosts import between
+from replicator.hosts.asynchronous import workers
+from replicator.hosts.cluster import Cluster
 
 _LONGEST = 1e6  # seconds; more is a mistake, and too long for sockets
 _ATTEMPTS = 3  # at finding a port for this process that stays free

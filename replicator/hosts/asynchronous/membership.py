@@ -15,11 +15,18 @@ from typing import Any
 from absl import logging
 
 from replicator import devices
-from replicator.asynchronous.board import BEATS, ENDED, LOST, PRESENT, STATES, Board
-from replicator.asynchronous.clock import Clock
-from replicator.asynchronous.events import Events
-from replicator.asynchronous.store import Store
 from replicator.cluster import state, watch
+from replicator.hosts.asynchronous.board import (
+    BEATS,
+    ENDED,
+    LOST,
+    PRESENT,
+    STATES,
+    Board,
+)
+from replicator.hosts.asynchronous.clock import Clock
+from replicator.hosts.asynchronous.events import Events
+from replicator.hosts.asynchronous.store import Store
 
 _BEAT = 0.2  # the time between two beats, as a fraction of the heartbeat
 

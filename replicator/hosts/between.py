@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from replicator import _tf, devices, errors
 from replicator.cluster import closing, description, faults, lookout, peers
-from replicator.cluster.cluster import Cluster
+from replicator.hosts.cluster import Cluster
 from replicator.options import Options
 
 
