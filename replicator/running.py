@@ -11,7 +11,7 @@ import tensorflow as tf
 from replicator import _tf, context, errors, values
 from replicator.cluster import faults
 from replicator.inputs import positions
-from replicator.plan import plan as plans
+from replicator.report import plan as plans
 from replicator.step import registry, steps
 from replicator.step.requests import Request
 

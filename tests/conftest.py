@@ -7,7 +7,7 @@ Helpers that several test files share are in tests/helpers.py.
 Replicator, since options do not change what it computes. `--v1` runs them as programs
 that disable TensorFlow 2's behavior, `--sample 50:seed` runs 50 random tests, each with
 random options. tests/refused.txt lists the tests that an option refuses. `--hosts` runs
-them on devices of other processes (tests/on_hosts.py), `--gpus` on GPUs (tests/gpus.py).
+them on devices of other processes (on_hosts.py), `--gpus` on GPUs (gpus.py).
 """
 
 import ast

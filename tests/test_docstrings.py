@@ -57,7 +57,11 @@ EXAMPLES = tuple(_examples())
 
 _CONNECTED = (
     *("hosts.connection.", "hosts.cluster.", "hosts.resilient."),
-    *("plan.rows.Row.between", "plan.rows.Row.within", "graph.lowering.record.Wire"),
+    *(
+        "report.rows.Row.between",
+        "report.rows.Row.within",
+        "graph.lowering.record.Wire",
+    ),
 )
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.costs import cost, hosts, rates
-from replicator.plan import files
 from replicator.primitives import arithmetic
 from replicator.replicator import Replicator
+from replicator.report import files
 
 # In a chain, so that the variation of the call's overhead is negligible. An op takes a
 # tenth of a microsecond, a message some microseconds.
@@ -235,7 +235,7 @@ def show(
         import rich.console
         import rich.table
 
-        from replicator.plan import display
+        from replicator.report import display
     console = rich.console.Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = _WIDTH  # no number is cut off

@@ -6,7 +6,7 @@ Tables need rich and pictures need matplotlib, which are imported on first use.
 
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.record import Link, Wire
-from replicator.plan.plan import Plan
-from replicator.plan.rows import Row, Total, Totals
+from replicator.report.plan import Plan
+from replicator.report.rows import Row, Total, Totals
 
 __all__ = ["Link", "Plan", "Row", "Total", "Totals", "Value", "Wire"]

@@ -18,8 +18,9 @@ from absl import app, flags
 
 from replicator import command_line
 from replicator.costs import paper
-from replicator.plan import files, programs
-from replicator.plan import plan as plans
+from replicator.plan import programs
+from replicator.report import files
+from replicator.report import plan as plans
 from replicator.step.steps import Step
 
 _USAGE = (

@@ -24,9 +24,10 @@ from absl import app, flags
 from replicator import command_line, errors
 from replicator import strategy as strategies
 from replicator.costs import rates
-from replicator.plan import files, programs
+from replicator.plan import programs
 from replicator.profile import chrome, measure, parts, traces
 from replicator.profile import report as reports
+from replicator.report import files
 
 _USAGE = (
     "python -m replicator.profile module:make [--strategy=NAME] [--bandwidth=GBITS] "

@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replicator.plan import display
-from replicator.plan.rows import Row
 from replicator.profile.traces import Ran
+from replicator.report import display
+from replicator.report.rows import Row
 
 _COMMUNICATION = "communication"
 _SHARED = "all replicas"

@@ -9,9 +9,9 @@ import rich.box
 import rich.console
 import rich.table
 
-from replicator.plan import display
 from replicator.profile import report as reports
 from replicator.profile.report import HERE, Report
+from replicator.report import display
 
 _WIDTH = 120  # characters, if standard output is no terminal
 

@@ -19,10 +19,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.calibrate import measure as calibrating
-from replicator.costs import cost, rates, rehearsal
-from replicator.plan.plan import Plan
+from replicator.costs import cost, rates, rehearsal, timed
 from replicator.profile import parts, traces
-from replicator.step import timed
+from replicator.report.plan import Plan
 from replicator.step.steps import Step
 
 _WARM_UP = 3  # the first step builds

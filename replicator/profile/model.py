@@ -30,8 +30,8 @@ import tensorflow as tf
 
 from replicator.costs import cost, rates
 from replicator.costs.rates import Calibration, Rates, Work
-from replicator.plan.rows import Row
 from replicator.profile.parts import Measured
+from replicator.report.rows import Row
 
 MOST_REPLICAS = 64
 _UNKNOWN_BYTES = 1 << 10  # as in costs/cost.py

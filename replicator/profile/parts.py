@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from replicator.plan.rows import Row
 from replicator.profile.traces import Ran
+from replicator.report.rows import Row
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from replicator.plan import display
 from replicator.profile.report import Report
+from replicator.report import display
 
 _MOST_PARTS = 12  # the longest communications, which have their own bars
 _SIZE = (11.0, 4.5)  # inches

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicator.costs.rates import Calibration, Rates
-from replicator.plan import display
 from replicator.profile import model
 from replicator.profile.parts import Measured
+from replicator.report import display
 
 HERE, APART = "here", "apart"
 

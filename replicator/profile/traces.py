@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.passes import once as once_for_all
-from replicator.plan.rows import Row
+from replicator.report.rows import Row
 
 _OP = re.compile(r"([^:\s]+):([A-Za-z_]\w*)")
 # A function that is called several times has the scope more than once, numbered.

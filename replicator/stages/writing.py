@@ -19,7 +19,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.plan import files
+from replicator.report import files
 from replicator.stages import sketch
 
 STAGES = ("0-original", "1-after-partition", "2-after-in-graph", "3-transformed")

@@ -13,7 +13,7 @@ from absl import logging
 
 from replicator import errors
 from replicator.inputs import checks, positions
-from replicator.plan import plan as plans
+from replicator.report import plan as plans
 from replicator.step import cache, draft, epochs, stages, step_arguments
 from replicator.step.renewing import MANY_BUILDS
 from replicator.step.requests import Request

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.inputs import feeds, positions
-from replicator.plan import plan as plans
+from replicator.report import plan as plans
 from replicator.step import cache, named
 from replicator.variables import locks
 

@@ -21,8 +21,8 @@ from replicator.graph.order import ordering
 from replicator.graph.passes import once
 from replicator.inputs import checks, feeds, making, shared_pipelines
 from replicator.interop import distribute
-from replicator.plan import plan as plans
 from replicator.primitives import table
+from replicator.report import plan as plans
 from replicator.step import (
     building,
     draft,

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping
 
 from replicator import errors
-from replicator.plan import files as plan_files
+from replicator.report import files as plan_files
 from replicator.strategy import display, files
 from replicator.strategy.nodes import Node, error
 from replicator.strategy.trials import Trial

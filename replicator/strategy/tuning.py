@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, errors
-from replicator.step import timed
+from replicator.costs import timed
 from replicator.strategy import predictions
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.all_reduce import AllReduce

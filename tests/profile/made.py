@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from replicator.graph.ir.placeholder import Value
-from replicator.plan.rows import Row
 from replicator.profile.parts import Measured
+from replicator.report.rows import Row
 
 
 def row(

@@ -11,9 +11,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from replicator import errors
-from replicator.plan import Plan, display, lanes
+from replicator.plan import Plan
+from replicator.report import display, lanes
 from tests import helpers
-from tests.plan import examples
+from tests.report import examples
 
 
 @pytest.mark.battery(5)

@@ -17,7 +17,7 @@ from typing import Any
 
 from replicator import arguments, errors
 from replicator.graph.ir.placeholder import Shape
-from replicator.plan.rows import Rows
+from replicator.report.rows import Rows
 
 _R = typing.TypeVar("_R", bound=Rows)
 

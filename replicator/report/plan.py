@@ -15,8 +15,8 @@ from typing import TextIO
 from replicator import errors
 from replicator.graph.ir.placeholder import TOGETHER, WRITES, Call, OperandPolicy
 from replicator.graph.lowering.record import Communication
-from replicator.plan import files, reading
-from replicator.plan.rows import Row, Rows
+from replicator.report import files, reading
+from replicator.report.rows import Row, Rows
 
 
 class Plan(Rows):
@@ -64,7 +64,7 @@ class Plan(Rows):
                 )
             )
         with files.needing("rich", "print a plan"):
-            from replicator.plan import display
+            from replicator.report import display
         with files.writing("a plan cannot be printed to", file):
             display.show(self, file)
 
@@ -84,7 +84,7 @@ class Plan(Rows):
         """
         files.check_picture("a plan", path)
         with files.needing("matplotlib", "plot a plan"):
-            from replicator.plan import lanes
+            from replicator.report import lanes
         with files.writing("a plan cannot be plotted to", path):
             lanes.draw(self, path)
 

@@ -11,7 +11,7 @@ import rich.console
 import rich.table
 
 from replicator.graph.ir.placeholder import Value
-from replicator.plan.rows import Row, Rows, Total
+from replicator.report.rows import Row, Rows, Total
 
 _MOST_TENSORS = 3  # shown per call
 _MOST_LINES = 3  # shown per row

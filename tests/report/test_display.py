@@ -15,9 +15,10 @@ import tensorflow as tf
 from replicator import errors
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.record import Link
-from replicator.plan import Plan, Row, display
+from replicator.plan import Plan, Row
+from replicator.report import display
 from tests import helpers, paper_hosts
-from tests.plan import examples
+from tests.report import examples
 
 
 def _printed(plan: Plan) -> str:

@@ -16,13 +16,12 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import errors
-from replicator import plan as plans
+from replicator import errors, report
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.record import Link
 from replicator.plan import Plan, Row, Total
 from tests import helpers
-from tests.plan import examples
+from tests.report import examples
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -382,8 +381,8 @@ def test_what_is_no_plan_is_an_error(text: str) -> None:
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     package: str, room: str, use: Any, monkeypatch: Any, tmp_path: pathlib.Path
 ) -> None:
-    monkeypatch.delitem(sys.modules, f"replicator.plan.{room}", raising=False)
-    monkeypatch.delattr(plans, room, raising=False)
+    monkeypatch.delitem(sys.modules, f"replicator.report.{room}", raising=False)
+    monkeypatch.delattr(report, room, raising=False)
     for name in list(sys.modules):
         if name.partition(".")[0] == package:
             monkeypatch.delitem(sys.modules, name)
