@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.forms.forms import REPLICATED, Fact, Form, Partial
+from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
 
 
 class Version(enum.Enum):
@@ -67,9 +68,45 @@ class OpPlan:
 Rule = Callable[[tf.Operation, list[Fact], Any], OpPlan | None]
 
 
-def rules_of(types: str, rule: Rule) -> dict[str, Rule]:
-    """Returns a table that gives ops of these types, separated by spaces, a rule."""
-    return dict.fromkeys(types.split(), rule)
+RULES: dict[str, Rule] = {}  # of all types of ops, once tables.py is imported
+
+
+def rule(types: str) -> Callable[[Rule], Rule]:
+    """Decorates the rule of ops of these types, separated by spaces."""
+
+    def enter(function: Rule) -> Rule:
+        assert RULES.keys().isdisjoint(types.split()), types
+        RULES.update(dict.fromkeys(types.split(), function))
+        return function
+
+    return enter
+
+
+# A function of an op, of the form of its first input, which is Sharded, and of what is
+# known of all inputs.
+OfRows = Callable[[tf.Operation, Sharded, list[Fact]], OpPlan | None]
+
+
+def of_rows(types: str, linear: bool = True) -> Callable[[OfRows], OfRows]:
+    """Decorates the rule of ops that do something to the rows of their first input.
+
+    Args:
+        types: The types of the ops.
+        linear: Whether they make a sum of a sum, if the other inputs are the same.
+    """
+
+    def enter(function: OfRows) -> OfRows:
+        @rule(types)
+        @functools.wraps(function)
+        def its(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+            form = facts[0].form
+            if isinstance(form, Sharded) and op.inputs[0].shape.rank is not None:
+                return function(op, form, facts)
+            return of_sum(op, facts) if linear else None
+
+        return function
+
+    return enter
 
 
 def plan(
@@ -115,7 +152,7 @@ def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, [AS_IS], REPLICATED)
 
 
-def moves(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
-    """Returns the plan of an op that only moves elements of its first input, a sum."""
+def of_sum(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
+    """Returns the plan of an op that is linear in its first input, if that is a sum."""
     form = facts[0].form
-    return plan(op, [form], form) if isinstance(form, Partial) else None
+    return plan(op, [form], form) if is_partial(facts[0], "sum") else None

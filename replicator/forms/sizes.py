@@ -167,6 +167,17 @@ def ints(fact: Fact) -> list[int] | None:
     return list(fact.numbers.flat) if known else None
 
 
+def axes_of(op: tf.Operation, fact: Fact) -> list[int] | None:
+    """Returns axes of an op's first input, none negative; None: they are unknown.
+
+    Args:
+        op: The op.
+        fact: What is known of the axes.
+    """
+    rank, found = op.inputs[0].shape.rank, ints(fact)
+    return None if rank is None or found is None else [axis % rank for axis in found]
+
+
 def product(elements: Iterable[Any]) -> int | None:
     """Returns the product of sizes; None: one of them is unknown."""
     result = 1

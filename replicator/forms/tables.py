@@ -7,12 +7,9 @@ import importlib
 import pkgutil
 
 from replicator.forms import rules
-from replicator.forms.rule import Rule
+from replicator.forms.rule import RULES
 
-MODULES = [
+__all__ = ["RULES"]
+
+for module in pkgutil.iter_modules(rules.__path__):
     importlib.import_module(f"{rules.__name__}.{module.name}")
-    for module in pkgutil.iter_modules(rules.__path__)
-]
-RULES: dict[str, Rule] = {}
-for module in MODULES:
-    RULES.update(module.RULES)

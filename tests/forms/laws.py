@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from replicator.forms import engine
+from replicator.forms import engine, tables
 from replicator.forms.forms import REPLICATED, Partial, Replicated, Sharded, Unset
 from replicator.forms.propagate import GraphPlan
 
@@ -256,8 +256,12 @@ def check(
         law.check(number)
 
 
-def missing(
-    rules: Iterable[str], samples: Iterable[Sample], without: str = ""
-) -> set[str]:
-    """Returns the types in a table of rules that have no sample, and need one."""
-    return set(rules) - {sample.type for sample in samples} - set(without.split())
+def ruled(module: Any) -> set[str]:
+    """Returns the types of ops that have a rule in a module."""
+    rules = tables.RULES.items()
+    return {name for name, one in rules if one.__module__ == module.__name__}
+
+
+def missing(module: Any, samples: Iterable[Sample], without: str = "") -> set[str]:
+    """Returns the types with a rule in a module that have no sample, and need one."""
+    return ruled(module) - {sample.type for sample in samples} - set(without.split())

@@ -18,7 +18,7 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.forms import sizes
 from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset, joined
-from replicator.forms.rule import UNUSED, OpPlan, rules_of
+from replicator.forms.rule import UNUSED, OpPlan, rule
 
 _TURNS = 6  # after so many, what still changes is replicated
 
@@ -52,6 +52,7 @@ def _are_same(a: Fact, b: Fact) -> bool:
     return type(x) is type(y) and x == y
 
 
+@rule("While StatelessWhile")
 def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A loop of TensorFlow 2."""
     own, carried, body = _carried(op, facts, scope)
@@ -154,6 +155,7 @@ def _of_shapes(
     return results
 
 
+@rule("If StatelessIf Case StatelessCase")
 def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A conditional of TensorFlow 2. All replicas take the same branch."""
     is_case = op.type.endswith("Case")
@@ -204,6 +206,7 @@ def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
     return Fact(forms[0] if forms and is_one else UNSET, branches=tuple(facts))
 
 
+@rule("PartitionedCall StatefulPartitionedCall")
 def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A function, which is built where it is called."""
     plan = scope.called(_tf.function_graph(op, "f"), facts)
@@ -214,10 +217,3 @@ def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
     needs = [UNUSED] * len(facts)
     return OpPlan(needs, plan.returned(), build=build, bodies=[plan])
-
-
-RULES = {
-    **rules_of("While StatelessWhile", loop),
-    **rules_of("If StatelessIf Case StatelessCase", conditional),
-    **rules_of("PartitionedCall StatefulPartitionedCall", call),
-}

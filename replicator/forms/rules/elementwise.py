@@ -14,13 +14,33 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded, Unset, joined
-from replicator.forms.rule import AS_IS, Need, OpPlan, is_partial, plan, rules_of
+from replicator.forms.rule import AS_IS, Need, OpPlan, is_partial, of_rows, plan, rule
 from replicator.graph.ir import shapes
 
+TYPES = """
+    Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan Atan2
+    Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e
+    BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd BitwiseOr BitwiseXor
+    Bucketize Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue Complex ComplexAbs
+    Conj Cos Cosh DataFormatDimMap Dawsn DecodeBase64 Digamma Div DivNoNan Elu EluGrad
+    EncodeBase64 Equal Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs
+    FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars
+    FakeQuantWithMinMaxVarsPerChannel Floor FloorDiv FloorMod FresnelCos FresnelSin
+    Greater GreaterEqual Identity Igamma IgammaGradA Igammac Imag Inv InvGrad Invert
+    IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log
+    Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg
+    NextAfter NotEqual Polygamma PopulationCount Pow PreventGradient RandomGammaGrad
+    Real RealDiv Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6
+    Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad
+    Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign
+    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch
+    StaticRegexReplace StopGradient StringJoin StringLength StringLower StringStrip
+    StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
+    StringUpper Sub Substr Tan Tanh TanhGrad TruncateDiv TruncateMod UnicodeScript
+    UnicodeTranscode Xdivy Xlog1py Xlogy Zeta
+"""
 # Pass on what they are given, in whatever form.
-_MOVING = frozenset(
-    "Identity StopGradient PreventGradient EnsureShape Snapshot".split()
-)
+_MOVING = frozenset("Identity StopGradient PreventGradient Snapshot".split())
 # Linear in one of these inputs, if the others are fixed. Not Xdivy and MulNoNan in the
 # second: they take zeros for special, which summands of what is not zero may be. Not
 # CheckNumerics, as a sum may overflow.
@@ -52,6 +72,7 @@ _WIDER = {
 }
 
 
+@rule(TYPES)
 def elementwise(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ops that compute each element alone."""
     if op.outputs[0].dtype == tf.variant:  # a sum or copy of lists
@@ -150,6 +171,7 @@ def along(
     return needs, form.at(at)
 
 
+@rule("Select")
 def select(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of Select, in which a vector of conditions chooses whole rows."""
     condition, values = op.inputs[0].shape.rank, op.inputs[1].shape.rank
@@ -162,24 +184,21 @@ def select(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, [shard if is_by_row else REPLICATED, shard, shard], shard)
 
 
-def ensured(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+@of_rows("EnsureShape")
+def ensured(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """The rule of EnsureShape: only the whole batch says how long it is."""
-    form, shape = facts[0].form, tf.TensorShape(op.get_attr("shape"))
-    if isinstance(form, Sharded) and shape.rank and shape[form.axis] is not None:
-        return None
-    return elementwise(op, facts, scope)
+    shape = tf.TensorShape(op.get_attr("shape"))
+    is_known = shape.rank and shape[form.axis] is not None
+    return None if is_known else plan(op, [form], form)
 
 
+@rule("IdentityN")
 def identities(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of IdentityN."""
-    # Of a list, there is more to know than its form.
-    makes = [
-        fact if out.dtype == tf.variant else Fact(fact.form)
-        for fact, out in zip(facts, op.outputs, strict=True)
-    ]
-    return OpPlan([fact.form for fact in facts], makes)
+    return OpPlan([fact.form for fact in facts], facts)
 
 
+@rule("ZerosLike OnesLike")
 def like(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of zeros and ones like a tensor, of which only the shape is needed."""
     form = facts[0].form
@@ -187,38 +206,7 @@ def like(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, [AS_IS], form if is_kept else REPLICATED)
 
 
+@rule("Assert")
 def asserted(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of Assert, of which each replica prints what it has itself."""
     return OpPlan([REPLICATED] + [AS_IS] * (len(op.inputs) - 1), [])
-
-
-_ELEMENTWISE = """
-    Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan Atan2
-    Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e
-    BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd BitwiseOr BitwiseXor
-    Bucketize Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue Complex ComplexAbs
-    Conj Cos Cosh DataFormatDimMap Dawsn DecodeBase64 Digamma Div DivNoNan Elu EluGrad
-    EncodeBase64 Equal Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs
-    FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars
-    FakeQuantWithMinMaxVarsPerChannel Floor FloorDiv FloorMod FresnelCos FresnelSin
-    Greater GreaterEqual Identity Igamma IgammaGradA Igammac Imag Inv InvGrad Invert
-    IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log
-    Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg
-    NextAfter NotEqual Polygamma PopulationCount Pow PreventGradient RandomGammaGrad
-    Real RealDiv Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6
-    Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad
-    Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign
-    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch
-    StaticRegexReplace StopGradient StringJoin StringLength StringLower StringStrip
-    StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
-    StringUpper Sub Substr Tan Tanh TanhGrad TruncateDiv TruncateMod UnicodeScript
-    UnicodeTranscode Xdivy Xlog1py Xlogy Zeta
-"""
-RULES = {
-    **rules_of(_ELEMENTWISE, elementwise),
-    **rules_of("Select", select),
-    **rules_of("EnsureShape", ensured),
-    **rules_of("IdentityN", identities),
-    **rules_of("ZerosLike OnesLike", like),
-    **rules_of("Assert", asserted),
-}

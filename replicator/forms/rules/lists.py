@@ -23,7 +23,7 @@ from replicator.forms.rule import (
     about,
     plan,
     refused,
-    rules_of,
+    rule,
 )
 from replicator.forms.sizes import elements, operand
 
@@ -53,6 +53,7 @@ def _of_any_shape(at: int) -> Build:
     return build
 
 
+@rule("EmptyTensorList TensorListReserve")
 def empty(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes a list without elements, or to be filled."""
     if sizes.ints(facts[0]) is not None:
@@ -74,6 +75,7 @@ def with_item(items: Fact, item: Fact) -> Fact:
     return Fact(form, sizes.joined(items, item), branches=tuple(branches))
 
 
+@rule("TensorListPushBack TensorListSetItem")
 def put(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Puts an element into a list; the first one decides on the form."""
     made = with_item(facts[0], facts[-1])
@@ -99,6 +101,7 @@ def _put_own_rows(
     return replica.stamp(op, [*items, replica.convert(x, REPLICATED, form)])
 
 
+@rule("TensorListGetItem TensorListPopBack")
 def take(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Takes an element from a list."""
     if op.outputs[-1].dtype != tf.variant:
@@ -121,6 +124,7 @@ def _check_form(op: tf.Operation, fact: Fact) -> None:
         )
 
 
+@rule("TensorListStack TensorListGather")
 def stack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes a tensor of a list, along a new axis 0."""
     form = facts[0].form
@@ -130,6 +134,7 @@ def stack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, _read(op, facts), made)
 
 
+@rule("TensorListConcatV2")
 def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes a tensor of a list, along axis 0: batches become blocks."""
     form = facts[0].form
@@ -145,6 +150,7 @@ def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
     return plan(op, _read(op, facts, 1), [Fact(made), Fact()], build=build)
 
 
+@rule("TensorListFromTensor TensorListScatter TensorListScatterV2")
 def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes a list of a tensor's axis 0."""
     form, at = facts[0].form, 1 if op.type == "TensorListFromTensor" else 2
@@ -158,6 +164,7 @@ def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
     return plan(op, needs, made, build=_of_any_shape(at))
 
 
+@rule("TensorListScatterIntoExistingList")
 def scatter_into(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Puts the rows of a tensor's axis 0 into a list."""
     items, tensor = facts[0], facts[1].form
@@ -171,22 +178,26 @@ def scatter_into(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, [form, need], [made])
 
 
+@rule("TensorListConcatLists")
 def concatenate_lists(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Puts one list behind the other."""
     made = with_item(facts[0], facts[1])
     return OpPlan([made.form, made.form], [made])
 
 
+@rule("TensorListResize")
 def resize(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes a list longer or shorter."""
     return plan(op, [facts[0].form], [facts[0]])
 
 
+@rule("OptionalNone")
 def nothing(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes an optional value that is missing."""
     return plan(op, [], UNSET)
 
 
+@rule("OptionalFromValue OptionalGetValue")
 def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes an optional value of one tensor, or takes it."""
     if len(op.inputs) > 1 or len(op.outputs) > 1:
@@ -198,18 +209,4 @@ def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return OpPlan([form], [made])
 
 
-RULES = {
-    **rules_of("EmptyTensorList TensorListReserve", empty),
-    **rules_of("TensorListPushBack TensorListSetItem", put),
-    **rules_of("TensorListGetItem TensorListPopBack", take),
-    **rules_of("TensorListStack TensorListGather", stack),
-    **rules_of("TensorListConcatV2", concatenate),
-    **rules_of("TensorListFromTensor TensorListScatter", from_tensor),
-    **rules_of("TensorListScatterV2", from_tensor),
-    **rules_of("TensorListScatterIntoExistingList", scatter_into),
-    **rules_of("TensorListConcatLists", concatenate_lists),
-    **rules_of("TensorListLength TensorListElementShape OptionalHasValue", about),
-    **rules_of("TensorListResize", resize),
-    **rules_of("OptionalNone", nothing),
-    **rules_of("OptionalFromValue OptionalGetValue", optional),
-}
+rule("TensorListLength TensorListElementShape OptionalHasValue")(about)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, is_partial, moves, plan, rules_of
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_sum, plan, rule
 from replicator.forms.sizes import Size, elements, ints, operand
 from replicator.graph.ir import shapes
 
@@ -54,6 +54,7 @@ def _is_of_variable(op: tf.Operation) -> bool:
     return bool(op.inputs[0].dtype == tf.resource)
 
 
+@rule("GatherV2 Gather ResourceGather")
 def gather(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Selects rows of a tensor or of a variable, also along another axis."""
     values, ids = facts[0].form, facts[1]
@@ -80,12 +81,13 @@ def gather(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return None
 
 
+@rule("GatherNd")
 def gather_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Selects elements, or rows, by one index each."""
     values, ids = facts
     rank = op.inputs[1].shape.rank
     if is_partial(values):
-        return moves(op, facts)
+        return of_sum(op, facts)
     if not isinstance(ids.form, Sharded) or rank is None or ids.form.axis == rank - 1:
         return None
     if _are_own_rows(values.form, ids, _columns(op.inputs[1])):
@@ -93,6 +95,7 @@ def gather_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, [REPLICATED, ids.form], ids.form)
 
 
+@rule("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin")
 def segments(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Adds up rows that have the same number, or finds the largest or smallest."""
     how = op.type[-3:].lower()
@@ -100,7 +103,7 @@ def segments(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     form = data.form if isinstance(data.form, Sharded) else ids.form
     rank = op.inputs[1].shape.rank
     if not isinstance(form, Sharded):
-        return moves(op, facts) if how == "sum" and is_partial(data, "sum") else None
+        return of_sum(op, facts) if how == "sum" else None
     if rank is None:
         return None
     if form.axis >= rank:
@@ -111,6 +114,7 @@ def segments(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, [form, form], Partial(how))
 
 
+@rule("ScatterNd")
 def scatter_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Adds up updates, each at an index, in zeros of a shape."""
     ids, updates, shape = facts
@@ -125,6 +129,7 @@ def scatter_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None
     return plan(op, [form, form], Partial())
 
 
+@rule("Where")
 def where(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Finds rows: each replica its own, so that there is a new number of rows."""
     form, rank = facts[0].form, op.inputs[0].shape.rank
@@ -149,6 +154,7 @@ def where(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return OpPlan([form], [fact], build=build, build_local=build_local)
 
 
+@rule("LookupTableFindV2")
 def found(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Keys of a replica's rows, in a table that the program does not change.
 
@@ -161,12 +167,3 @@ def found(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 
 
 _CHANGES = re.compile("(Mutable|Anonymous|InitializeTable|LookupTable(Im|In|Re))")
-
-RULES = {
-    **rules_of("LookupTableFindV2", found),
-    **rules_of("GatherV2 Gather ResourceGather", gather),
-    **rules_of("GatherNd", gather_nd),
-    **rules_of("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin", segments),
-    **rules_of("ScatterNd", scatter_nd),
-    **rules_of("Where", where),
-}

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
-from replicator.forms.rule import UNUSED, OpPlan, plan, replicated, rules_of
+from replicator.forms.rule import UNUSED, OpPlan, plan, replicated, rule
 from replicator.forms.rules.reductions import elements_per_result, over_rows, reduction
 from replicator.forms.values import OfSum
 
@@ -45,6 +45,7 @@ class Saved:
 # Means, of which variances may be made.
 
 
+@rule("Mean")
 def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of Mean. A mean and the variance around it are one message.
 
@@ -154,6 +155,7 @@ def _finish(total: tf.Tensor, count: tf.Tensor, dtype: tf.DType) -> _Tensors:
 # Fused ops.
 
 
+@rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
 def fused(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of FusedBatchNorm, in all versions."""
     form = facts[0].form
@@ -283,6 +285,7 @@ def _normalize_own(
     return [y, *shares, *made[3:]]
 
 
+@rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
 def fused_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of FusedBatchNormGrad, in all versions.
 
@@ -337,12 +340,3 @@ def _backward(
     one = tf.fill(tf.shape(variance), tf.constant(1 - epsilon, variance.dtype))
     less = _fused_infer(op, x, slope, level, found, one)
     return _padded(op, [own[0] - less, by_scale, by_offset])
-
-
-_FUSED = "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"
-_GRADIENTS = "FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3"
-RULES = {
-    **rules_of("Mean", mean),
-    **rules_of(_FUSED, fused),
-    **rules_of(_GRADIENTS, fused_gradient),
-}

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
-from replicator.forms.rule import LOCAL, Need, OpPlan, is_partial, plan, rules_of
+from replicator.forms.rule import LOCAL, Need, OpPlan, is_partial, plan, rule
 from replicator.forms.sizes import elements, operand
 from replicator.graph.ir import shapes
 
@@ -23,6 +23,7 @@ _NAMES = "abcdefghijklmnop"
 _UNKNOWN = 64  # elements of an axis of unknown length, where costs are compared
 
 
+@rule("MatMul SparseMatMul")
 def matmul(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of MatMul."""
     left = "kn" if op.get_attr("transpose_a") else "nk"
@@ -30,6 +31,7 @@ def matmul(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return contraction(op, facts, [left, right], "nm")
 
 
+@rule("BatchMatMul BatchMatMulV2 BatchMatMulV3")
 def batch_matmul(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of BatchMatMul, whose first axes broadcast."""
     ranks = [t.shape.rank for t in op.inputs]
@@ -45,6 +47,7 @@ def batch_matmul(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | No
     return contraction(op, facts, terms, batch + "xy")
 
 
+@rule("Einsum")
 def einsum(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of Einsum, but for diagonals."""
     equation = op.get_attr("equation").decode().replace(" ", "")
@@ -182,6 +185,7 @@ _BATCHED = {name: uses for uses, names in _USES.items() for name in names.split(
 _AXES = {"b": 0, "e": 0, "a": 1}
 
 
+@rule(" ".join(_BATCHED))
 def batched(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of convolutions, pooling, and others that treat each example alone."""
     return of_examples(op, facts, _BATCHED[op.type]) if _is_alone(op) else None
@@ -228,11 +232,3 @@ def _is_alone(op: tf.Operation) -> bool:
     if "Argmax" in op.type:
         return not op.get_attr("include_batch_in_index")
     return op.type != "Conv" or op.get_attr("batch_dims") == 1
-
-
-RULES = {
-    **rules_of("MatMul SparseMatMul", matmul),
-    **rules_of("BatchMatMul BatchMatMulV2 BatchMatMulV3", batch_matmul),
-    **rules_of("Einsum", einsum),
-    **rules_of(" ".join(_BATCHED), batched),
-}

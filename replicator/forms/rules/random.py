@@ -22,17 +22,22 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import Fact, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, plan, rules_of
+from replicator.forms.rule import LOCAL, OpPlan, plan, rule
 from replicator.forms.rules.shapes import of_sizes
 from replicator.forms.sizes import elements
 
 
+@rule("RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal")
 def of_shape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Numbers of one law, of a shape: of the rows of something sharded, or of none."""
     made = of_sizes(elements(op.inputs[0], facts[0]))
     return plan(op, [LOCAL], made) if made else None
 
 
+@rule(
+    "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessRandomUniformIntV2 "
+    "StatelessRandomUniformFullIntV2"
+)
 def stateless(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Numbers of a shape, a key and a counter: those of the rows that a replica has."""
     made = of_sizes(elements(op.inputs[0], facts[0]))
@@ -63,12 +68,3 @@ def _advanced(counter: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
     after = low + steps
     is_over = (low < 0) & (after >= 0)  # as numbers without a sign
     return tf.bitcast(tf.stack([after, high + tf.cast(is_over, tf.int64)]), tf.uint64)
-
-
-RULES = {
-    **rules_of("RandomStandardNormal RandomUniform RandomUniformInt", of_shape),
-    **rules_of("TruncatedNormal", of_shape),
-    **rules_of("StatelessRandomUniformV2 StatelessRandomNormalV2", stateless),
-    **rules_of("StatelessRandomUniformIntV2", stateless),
-    **rules_of("StatelessRandomUniformFullIntV2", stateless),
-}

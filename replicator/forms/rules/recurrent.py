@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import Fact
-from replicator.forms.rule import UNUSED, OpPlan, replicated, rules_of
+from replicator.forms.rule import UNUSED, OpPlan, replicated, rule
 from replicator.forms.rules.normalization import Saved
 from replicator.forms.rules.products import of_examples
 
@@ -35,11 +35,13 @@ _BLOCKS = {
 }
 
 
+@rule(" ".join(_BLOCKS))
 def blocks(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of BlockLSTM, whose inputs are time-major."""
     return of_examples(op, facts, _BLOCKS[op.type])
 
 
+@rule(" ".join(_CUDNN))
 def cudnn(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of cuDNN's recurrent layers and of their gradients.
 
@@ -79,9 +81,3 @@ def _again(replica: Any, op: tf.Operation, inputs: list[Any]) -> list[tf.Tensor]
         options[one] = options[one].decode()
     saved = kernel(**given, **options, is_training=True)[3:]
     return replica.stamp(op, [*inputs[: -len(saved)], *saved])
-
-
-RULES = {
-    **rules_of(" ".join(_CUDNN), cudnn),
-    **rules_of(" ".join(_BLOCKS), blocks),
-}

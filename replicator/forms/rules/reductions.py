@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, is_partial, plan, rules_of
-from replicator.forms.sizes import Summed, SumTo, has_local, ints, is_size
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_rows, plan, rule
+from replicator.forms.sizes import Summed, SumTo, axes_of, has_local, is_size
 
 _HOW = {
     **{"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min"},
@@ -21,6 +21,7 @@ _HOW = {
 _MEAN_IN = {tf.float16: tf.float32, tf.bfloat16: tf.float32}
 
 
+@rule("Sum Max Min Any All Prod EuclideanNorm")
 def reduction(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of reductions along a list of axes."""
     form, rank, how = facts[0].form, op.inputs[0].shape.rank, _HOW.get(op.type)
@@ -29,7 +30,7 @@ def reduction(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     is_mean, dtype = op.type == "Mean", op.outputs[0].dtype
     if how and is_partial(facts[0], how) and not (is_mean and dtype.is_integer):
         return plan(op, [form], form)
-    found = axes(op, facts)
+    found = axes_of(op, facts[1])
     if not isinstance(form, Sharded) or found is None or rank is None:
         return None
     if form.axis not in found:
@@ -40,15 +41,9 @@ def reduction(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, [form], Partial(how)) if how else None
 
 
-def axes(op: tf.Operation, facts: list[Fact]) -> list[int] | None:
-    """Returns the axes that an op reduces, none negative; None: they are unknown."""
-    rank, found = op.inputs[0].shape.rank, ints(facts[1])
-    return None if rank is None or found is None else [axis % rank for axis in found]
-
-
 def over_rows(op: tf.Operation, facts: list[Fact]) -> tuple[Sharded, list[int]] | None:
     """Returns the form and the axes of what is reduced over a sharded axis, or None."""
-    form, found = facts[0].form, axes(op, facts)
+    form, found = facts[0].form, axes_of(op, facts[1])
     if not isinstance(form, Sharded) or form.axis not in (found or ()):
         return None
     return form, found or []
@@ -121,12 +116,13 @@ def _sum_and_keep(replica: Any, op: tf.Operation, inputs: list[Any]) -> list[tf.
     return replica.stamp(op, inputs, keep_dims=True)
 
 
-def l2_loss(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+@of_rows("L2Loss", linear=False)
+def l2_loss(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """The rule of L2Loss, half the sum of the squares."""
-    form = facts[0].form
-    return plan(op, [form], Partial()) if isinstance(form, Sharded) else None
+    return plan(op, [form], Partial())
 
 
+@rule("BiasAddGrad")
 def bias_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of BiasAddGrad, a sum over all axes but the channels."""
     form, channel = facts[0].form, _channel(op)
@@ -137,6 +133,7 @@ def bias_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | N
     return plan(op, [form], form.at(0) if form.axis == channel else Partial())
 
 
+@rule("BiasAdd BiasAddV1")
 def bias(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of BiasAdd. What is added to a sum is a summand of it."""
     form, its, channel = facts[0].form, facts[1].form, _channel(op)
@@ -157,11 +154,3 @@ def _channel(op: tf.Operation) -> int | None:
     if op.type != "BiasAddV1" and op.get_attr("data_format") == b"NCHW":
         return 1
     return None if rank is None else rank - 1
-
-
-RULES = {
-    **rules_of("Sum Max Min Any All Prod EuclideanNorm", reduction),
-    **rules_of("L2Loss", l2_loss),
-    **rules_of("BiasAddGrad", bias_gradient),
-    **rules_of("BiasAdd BiasAddV1", bias),
-}

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Sharded
-from replicator.forms.rule import Need, OpPlan, is_partial, moves, plan, rules_of
+from replicator.forms.rule import Need, OpPlan, of_rows, of_sum, plan, rule
 from replicator.forms.rules.elementwise import along
-from replicator.forms.sizes import ints
+from replicator.forms.sizes import axes_of, ints
 
 # By how many of the last axes of each input are taken together: 1 of a vector, 2 of a
 # matrix. Further inputs are the same for all rows. The axes before are those of the
@@ -18,16 +18,16 @@ from replicator.forms.sizes import ints
 _TYPES: dict[tuple[int, ...], str] = {
     (1,): """
         AdjustHue AdjustSaturation FFT HSVToRGB IFFT IRFFT IsotonicRegression LogSoftmax
-        MatrixDiag MatrixDiagV2 MatrixDiagV3 NthElement RFFT RGBToHSV Softmax TopKV2
+        MatrixDiag NthElement RFFT RGBToHSV Softmax TopKV2
     """,
     (2,): """
         Cholesky Eig FFT2D IFFT2D IRFFT2D LogMatrixDeterminant Lu MatrixBandPart
-        MatrixDeterminant MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixInverse
-        MatrixLogarithm MatrixSquareRoot Qr RFFT2D SelfAdjointEigV2 Svd
+        MatrixDeterminant MatrixDiagPart MatrixInverse MatrixLogarithm MatrixSquareRoot
+        Qr RFFT2D SelfAdjointEigV2 Svd
     """,
     (3,): "AdjustContrastv2 FFT3D IFFT3D IRFFT3D RFFT3D",
     (1, 1): "Cross LowerBound UpperBound",
-    (2, 1): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
+    (2, 1): "MatrixSetDiag",
     (2, 2): """
         CholeskyGrad MatrixSolve MatrixSolveLs
         MatrixTriangularSolve TridiagonalSolve
@@ -37,9 +37,15 @@ _TYPES: dict[tuple[int, ...], str] = {
 _LAST = {name: inner for inner, names in _TYPES.items() for name in names.split()}
 
 
+@rule(" ".join(_LAST))
 def last_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ops that treat each vector, or matrix, of the last axes alone."""
-    inner = _LAST[op.type]
+    return _of_last(op, facts, _LAST[op.type])
+
+
+def _of_last(
+    op: tf.Operation, facts: list[Fact], inner: tuple[int, ...]
+) -> OpPlan | None:
     count = len(inner)
     found = along(facts[:count], list(op.inputs)[:count], inner)
     if found is None:
@@ -51,28 +57,30 @@ def last_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, needs, [Fact(form if one else REPLICATED) for one in are_rows])
 
 
+@rule(
+    "MatrixDiagV2 MatrixDiagV3 MatrixDiagPartV2 MatrixDiagPartV3 MatrixSetDiagV2 "
+    "MatrixSetDiagV3"
+)
 def diagonals(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of one diagonal of each matrix; several of them are a matrix, too."""
-    which = ints(facts[len(_LAST[op.type])])
+    inner = _LAST[op.type[:-2]]
+    which = ints(facts[len(inner)])
     is_one = which is not None and len(set(which)) == 1
-    return last_axes(op, facts, scope) if is_one else None
+    return _of_last(op, facts, inner) if is_one else None
 
 
-def along_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+@of_rows("Cumsum ReverseV2 Roll")
+@of_rows("Cumprod CumulativeLogsumexp ArgMax ArgMin", linear=False)
+def along_axes(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """The rule of ops with a list of axes as their last input."""
-    axes, rank = ints(facts[-1]), op.inputs[0].shape.rank
-    if op.type in ("Cumsum", "ReverseV2", "Roll") and is_partial(facts[0], "sum"):
-        return moves(op, facts)
-    form = facts[0].form
-    if not isinstance(form, Sharded) or axes is None or rank is None:
-        return None
-    axes = [axis % rank for axis in axes]
-    if form.axis in axes:
+    axes = axes_of(op, facts[-1])
+    if axes is None or form.axis in axes:
         return None
     is_gone = op.type in ("ArgMax", "ArgMin") and axes[0] < form.axis
     return plan(op, [form], form.at(form.axis - is_gone))
 
 
+@rule("ReverseSequence")
 def reverse_sequence(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ReverseSequence: a number per row says how much of it is reversed."""
     form, lengths = facts[0].form, facts[1].form
@@ -84,25 +92,11 @@ def reverse_sequence(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan 
         return plan(op, [form, need], form)
     if isinstance(lengths, Sharded):
         return plan(op, [lengths.at(batch), lengths], lengths.at(batch))
-    return moves(op, facts)
+    return of_sum(op, facts)
 
 
-def one_hot(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+@of_rows("OneHot", linear=False)
+def one_hot(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """The rule of OneHot, which adds an axis."""
-    form, axis = facts[0].form, op.get_attr("axis")
-    if not isinstance(form, Sharded):
-        return None
-    made = form.at(form.axis + (0 <= axis <= form.axis))
-    return plan(op, [form], made)
-
-
-RULES = {
-    **rules_of(" ".join(_LAST), last_axes),
-    **rules_of("MatrixDiagV2 MatrixDiagPartV2 MatrixSetDiagV2", diagonals),
-    **rules_of("MatrixDiagV3 MatrixDiagPartV3 MatrixSetDiagV3", diagonals),
-    **rules_of(
-        "Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll ArgMax ArgMin", along_axes
-    ),
-    **rules_of("ReverseSequence", reverse_sequence),
-    **rules_of("OneHot", one_hot),
-}
+    axis = op.get_attr("axis")
+    return plan(op, [form], form.at(form.axis + (0 <= axis <= form.axis)))

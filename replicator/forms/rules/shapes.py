@@ -18,9 +18,10 @@ from replicator.forms.rule import (
     Build,
     Need,
     OpPlan,
-    moves,
+    of_rows,
+    of_sum,
     plan,
-    rules_of,
+    rule,
     stamped,
 )
 from replicator.forms.sizes import (
@@ -29,6 +30,7 @@ from replicator.forms.sizes import (
     WHOLE,
     Size,
     Summed,
+    axes_of,
     elements,
     ints,
     is_size,
@@ -69,12 +71,13 @@ def of_sizes(sizes: Sequence[Any] | None) -> Sharded | None:
     return Sharded(found[0], size.layout, size.factor, 1)
 
 
+@rule("Reshape")
 def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The order of elements says where the rows are in the new shape."""
     form, source = facts[0].form, op.inputs[0]
     sizes = elements(op.inputs[1], facts[1])
     if not isinstance(form, Sharded):
-        return moves(op, facts)
+        return of_sum(op, facts)
     if sizes is not None and isinstance(facts[0].numbers, Summed):
         return _without_summed_axes(op, form, sizes, facts[0].numbers.axes)
     if source.shape.rank is None or sizes is None:
@@ -166,36 +169,35 @@ def _multiple(elements_now: int | None, then: int | None) -> int | None:
     return elements_now // then if elements_now % then == 0 else 0
 
 
-def transpose(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+@of_rows("Transpose")
+def transpose(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """Permutes axes."""
-    form, order = facts[0].form, ints(facts[1])
-    if isinstance(form, Sharded) and order is not None:
-        order = [axis % len(order) for axis in order]
-        return plan(op, [form], form.at(order.index(form.axis)))
-    return moves(op, facts)
+    order = axes_of(op, facts[1])
+    if order is None:
+        return None
+    return plan(op, [form], form.at(order.index(form.axis)))
 
 
-def expand_dims(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+@of_rows("ExpandDims")
+def expand_dims(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """Adds an axis of size 1."""
-    form, axis, rank = facts[0].form, ints(facts[1]), op.inputs[0].shape.rank
-    if isinstance(form, Sharded) and axis and rank is not None:
-        at = axis[0] % (rank + 1)
-        return plan(op, [form], form.at(form.axis + (at <= form.axis)))
-    return moves(op, facts)
+    axis = ints(facts[1])
+    if axis is None:
+        return None
+    at = axis[0] % (op.inputs[0].shape.rank + 1)
+    return plan(op, [form], form.at(form.axis + (at <= form.axis)))
 
 
-def squeeze(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+@of_rows("Squeeze")
+def squeeze(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """Removes axes that it names; without names, it would remove that of one row."""
-    form, rank = facts[0].form, op.inputs[0].shape.rank
-    axes = op.get_attr("squeeze_dims")
-    if isinstance(form, Sharded) and rank is not None and axes:
-        axes = {axis % rank for axis in axes}
-        if form.axis in axes:
-            return None
-        return plan(op, [form], form.at(form.axis - sum(a < form.axis for a in axes)))
-    return moves(op, facts)
+    axes = {axis % op.inputs[0].shape.rank for axis in op.get_attr("squeeze_dims")}
+    if not axes or form.axis in axes:
+        return None
+    return plan(op, [form], form.at(form.axis - sum(a < form.axis for a in axes)))
 
 
+@rule("Tile")
 def tile(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Repeats a tensor: a batch becomes blocks of one, and one row becomes a batch."""
     form, times = facts[0].form, elements(op.inputs[1], facts[1])
@@ -219,15 +221,17 @@ def tile(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         for k, size in enumerate(times)
     ]
     whole = of_sizes(sizes)
-    return plan(op, [REPLICATED, LOCAL], whole) if whole else moves(op, facts)
+    return plan(op, [REPLICATED, LOCAL], whole) if whole else of_sum(op, facts)
 
 
+@rule("Fill")
 def fill(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes a tensor of one value, with the shape of something sharded."""
     made = of_sizes(elements(op.inputs[0], facts[0]))
     return plan(op, [LOCAL], made) if made else None
 
 
+@rule("BroadcastTo")
 def broadcast_to(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Broadcasts rows to other axes, or what has no rows to rows."""
     form, source = facts[0].form, op.inputs[0].shape
@@ -248,6 +252,7 @@ def broadcast_to(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | No
     return plan(op, [whole.at(axis) if has_axis else REPLICATED, LOCAL], whole)
 
 
+@rule("Range")
 def range_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """All numbers of rows, range(n); locally, those of each replica from 0."""
     limit = facts[1].numbers
@@ -266,15 +271,3 @@ def range_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     makes = [Fact(Sharded(0, layout), rows=layout)]
     needs = REPLICATED, LOCAL
     return plan(op, needs, makes, build=build, build_local=stamped)
-
-
-RULES = {
-    **rules_of("Reshape", reshape),
-    **rules_of("Transpose", transpose),
-    **rules_of("ExpandDims", expand_dims),
-    **rules_of("Squeeze", squeeze),
-    **rules_of("Tile", tile),
-    **rules_of("Fill", fill),
-    **rules_of("BroadcastTo", broadcast_to),
-    **rules_of("Range", range_),
-}

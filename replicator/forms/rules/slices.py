@@ -20,9 +20,9 @@ from replicator.forms.rule import (
     Need,
     OpPlan,
     is_partial,
-    moves,
+    of_rows,
     plan,
-    rules_of,
+    rule,
 )
 from replicator.forms.rules.shapes import fitting
 from replicator.forms.sizes import WHOLE, elements, ints, is_size
@@ -43,6 +43,7 @@ def _of_sums(op: tf.Operation, facts: Sequence[Fact], count: int) -> OpPlan | No
     return plan(op, [Partial()] * count, Partial())
 
 
+@rule("Pack")
 def pack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Stacks tensors along a new axis."""
     form, rank = _first_sharded(facts), op.inputs[0].shape.rank
@@ -55,16 +56,16 @@ def pack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, [form] * len(facts), made)
 
 
-def unpack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+@of_rows("Unpack")
+def unpack(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """Takes a tensor apart along an axis."""
-    form, rank = facts[0].form, op.inputs[0].shape.rank
-    if not isinstance(form, Sharded):
-        return moves(op, facts)
-    if rank is None or (axis := op.get_attr("axis") % rank) == form.axis:
+    axis = op.get_attr("axis") % op.inputs[0].shape.rank
+    if axis == form.axis:
         return None
     return plan(op, [form], form.at(form.axis - (axis < form.axis)))
 
 
+@rule("ConcatV2")
 def concat(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Puts batches one behind the other, which become blocks of one axis."""
     *values, axis = facts
@@ -81,6 +82,7 @@ def concat(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, [form] * len(values), made)
 
 
+@rule("Split SplitV")
 def split(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Takes an axis apart. Split takes (axis, value), SplitV (value, sizes, axis)."""
     at, axis = (1, facts[0]) if op.type == "Split" else (0, facts[2])
@@ -100,11 +102,9 @@ def split(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return plan(op, needs, made)
 
 
-def slice_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+@of_rows("Slice")
+def slice_(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """Takes a part, by begin and size."""
-    form = facts[0].form
-    if not isinstance(form, Sharded):
-        return moves(op, facts)
     begin, size = (elements(op.inputs[k], facts[k]) for k in (1, 2))
     if begin is None or size is None:
         return None
@@ -143,13 +143,11 @@ def _blocks(form: Sharded, size: Any) -> int | None:
     return size.factor // form.inner
 
 
-def strided_slice(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+@of_rows("StridedSlice")
+def strided_slice(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """x[1:, 0] and the like."""
-    form, rank = facts[0].form, op.inputs[0].shape.rank
-    if not isinstance(form, Sharded):
-        return moves(op, facts)
     parts = [elements(t, f) for t, f in zip(op.inputs[1:4], facts[1:4], strict=True)]
-    places = None if rank is None else _places(op, parts, rank)
+    places = _places(op, parts, op.inputs[0].shape.rank)
     if places is None:
         return None
     chosen, result, k = places[form.axis]
@@ -162,6 +160,7 @@ def strided_slice(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | N
     return plan(op, [form, *needs], made.at(result))
 
 
+@rule("StridedSliceGrad")
 def strided_slice_grad(op: tf.Operation, facts: list[Fact], scope: Any) -> Any:
     """Puts a gradient into zeros of the shape that was sliced, its first input."""
     form = facts[-1].form
@@ -243,11 +242,11 @@ def _places(
     return result if len(result) == rank else None
 
 
-def pad(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """Pads other axes than the sharded one. A sum is not padded with a number."""
-    form, widths = facts[0].form, elements(op.inputs[1], facts[1])
-    if not isinstance(form, Sharded):
-        return moves(op, facts) if op.type != "PadV2" else None
+@of_rows("Pad MirrorPad MirrorPadGrad")
+@of_rows("PadV2", linear=False)
+def pad(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
+    """Pads other axes than the sharded one."""
+    widths = elements(op.inputs[1], facts[1])
     if widths is None or widths[2 * form.axis : 2 * form.axis + 2] != [0, 0]:
         return None
     if WHOLE in widths or any(map(is_size, widths)):
@@ -266,15 +265,3 @@ def _with_a_row(axis: int) -> Build:
         return [made[(*[slice(None)] * axis, slice(tf.shape(x)[axis]))]]
 
     return build
-
-
-RULES = {
-    **rules_of("Pack", pack),
-    **rules_of("Unpack", unpack),
-    **rules_of("ConcatV2", concat),
-    **rules_of("Split SplitV", split),
-    **rules_of("Slice", slice_),
-    **rules_of("StridedSlice", strided_slice),
-    **rules_of("StridedSliceGrad", strided_slice_grad),
-    **rules_of("Pad PadV2 MirrorPad MirrorPadGrad", pad),
-}

@@ -23,7 +23,7 @@ from replicator.forms.rule import (
     plan,
     refused,
     replicated,
-    rules_of,
+    rule,
 )
 from replicator.graph.ir import shapes
 
@@ -47,11 +47,13 @@ _DATASETS = """
     """
 
 
+@rule("ReadVariableOp")
 def read(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Reads a variable, whose form is that of its value."""
     return plan(op, [AS_IS], facts[0].form)
 
 
+@rule("ResourceGatherNd")
 def read_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Reads elements of a variable, by one index each."""
     form, ids, rank = facts[0].form, facts[1].form, op.inputs[1].shape.rank
@@ -62,6 +64,7 @@ def read_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, [AS_IS, ids], ids)
 
 
+@rule(_UPDATES + _ASSIGNING)
 def update(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Gives each replica's variable what one device's gets: sums are added up here.
 
@@ -75,6 +78,7 @@ def update(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, needs, REPLICATED)
 
 
+@rule(_GENERATORS)
 def of_generator(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Advances the state of each replica's generator; replica 0's is that of all.
 
@@ -90,6 +94,7 @@ def of_generator(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, [AS_IS], REPLICATED, build=build)
 
 
+@rule("IteratorGetNext IteratorGetNextSync QueueDequeueManyV2 QueueDequeueUpToV2")
 def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Pulls one element for all, as on one device; each replica takes its rows.
 
@@ -113,6 +118,7 @@ def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return OpPlan([AS_IS] * len(facts), [Fact(form) for form in forms], build=build)
 
 
+@rule("IteratorFromStringHandle IteratorFromStringHandleV2")
 def by_handle(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Finds the iterator of a handle, which is where all iterators are."""
 
@@ -124,6 +130,7 @@ def by_handle(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return replicated(op, build=build)
 
 
+@rule("IteratorGetNextAsOptional")
 def optional_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Refuses to loop over an iterator: an optional element is not communicated.
 
@@ -138,6 +145,7 @@ def optional_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan
     )
 
 
+@rule(_DATASETS)
 def dataset(op: tf.Operation, facts: list[Fact], scope: Any) -> None:
     """Refuses a function of a dataset that uses variables.
 
@@ -186,17 +194,4 @@ def _of_as_many_rows(
         return [tf.identity(x) for x in results]
 
 
-RULES = {
-    **rules_of("ReadVariableOp", read),
-    **rules_of("VarIsInitializedOp VariableShape", about),
-    **rules_of("ResourceGatherNd", read_elements),
-    **rules_of(_UPDATES + _ASSIGNING, update),
-    **rules_of(_GENERATORS, of_generator),
-    **rules_of(
-        "IteratorGetNext IteratorGetNextSync QueueDequeueManyV2 QueueDequeueUpToV2",
-        pulled,
-    ),
-    **rules_of("IteratorFromStringHandle IteratorFromStringHandleV2", by_handle),
-    **rules_of("IteratorGetNextAsOptional", optional_elements),
-    **rules_of(_DATASETS, dataset),
-}
+rule("VarIsInitializedOp VariableShape")(about)

@@ -279,7 +279,7 @@ def test_effects_of_bodies() -> None:
 def test_values_keep_their_forms() -> None:
     law = laws.Law([Sample(one.__name__, one) for one in (*LOOPS, *BRANCHES)], 2)
     plan = law._on_replicas.plan((0,) * len(law._keys))[0]
-    found = dict.fromkeys(control_flow.RULES, 0)
+    found = dict.fromkeys(laws.ruled(control_flow), 0)
     for op, its in _plans(plan):
         is_sharded = any(isinstance(fact.form, Sharded) for fact in its.makes)
         if op.type in found and is_sharded:

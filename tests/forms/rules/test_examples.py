@@ -352,7 +352,7 @@ SAMPLES = [*CONVOLUTIONS, *IMAGES, *CELLS]
 
 
 def test_each_type_has_a_sample() -> None:
-    assert not laws.missing(products.RULES, [*PRODUCTS, *SAMPLES], NOT_SAMPLED)
+    assert not laws.missing(products, [*PRODUCTS, *SAMPLES], NOT_SAMPLED)
 
 
 def test_law() -> None:

@@ -177,7 +177,7 @@ OTHERS = [
 
 def test_each_type_has_a_sample() -> None:
     # An optional value that is missing is only read where it is not missing.
-    assert not laws.missing(lists.RULES, [*SAMPLES, *OTHERS], "OptionalNone")
+    assert not laws.missing(lists, [*SAMPLES, *OTHERS], "OptionalNone")
 
 
 def test_elements_keep_their_forms() -> None:

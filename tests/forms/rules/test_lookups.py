@@ -148,7 +148,7 @@ OTHERS = [
 
 def test_each_type_has_a_sample() -> None:
     # Variables and tables are in test_state.py.
-    assert not laws.missing(lookups.RULES, SAMPLES, "ResourceGather LookupTableFindV2")
+    assert not laws.missing(lookups, SAMPLES, "ResourceGather LookupTableFindV2")
 
 
 @pytest.mark.parametrize("replicas", REPLICAS)

@@ -102,7 +102,7 @@ SHARED: dict[str, Callable[[], tf.Tensor]] = {
 
 
 def test_each_type_has_a_sample() -> None:
-    assert not set(random.RULES) - {s.type for s in STATELESS} - set(DRAWN)
+    assert not laws.ruled(random) - {s.type for s in STATELESS} - set(DRAWN)
 
 
 def _run(function: Any, count: int) -> Any:

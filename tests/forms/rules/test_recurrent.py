@@ -59,7 +59,7 @@ NOT_SAMPLED = """
 
 
 def test_each_type_has_a_sample() -> None:
-    assert not laws.missing(recurrent.RULES, SAMPLES, NOT_SAMPLED)
+    assert not laws.missing(recurrent, SAMPLES, NOT_SAMPLED)
 
 
 def test_law() -> None:

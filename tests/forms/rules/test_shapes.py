@@ -99,7 +99,7 @@ OTHERS = [
 
 
 def test_each_type_has_a_sample() -> None:
-    assert not laws.missing(shapes.RULES, SAMPLES)
+    assert not laws.missing(shapes, SAMPLES)
 
 
 @pytest.mark.parametrize("replicas", REPLICAS)

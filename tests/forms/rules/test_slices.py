@@ -143,7 +143,7 @@ OTHERS = [
 
 
 def test_each_type_has_a_sample() -> None:
-    assert not laws.missing(slices.RULES, SAMPLES)
+    assert not laws.missing(slices, SAMPLES)
 
 
 @pytest.mark.parametrize("replicas", REPLICAS)

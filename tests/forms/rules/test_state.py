@@ -14,6 +14,7 @@ import replicator
 from replicator import errors
 from replicator.forms import engine
 from replicator.forms.rules import lookups, state
+from tests.forms import laws
 
 raw = tf.raw_ops
 REPLICAS = [2, pytest.param(3, marks=pytest.mark.slow)]
@@ -163,8 +164,8 @@ REFUSED = "IteratorGetNextAsOptional " + state._DATASETS
 
 
 def test_each_type_has_a_sample() -> None:
-    rules = {*state.RULES, "ResourceGather"}
-    assert "ResourceGather" in lookups.RULES
+    rules = laws.ruled(state) | {"ResourceGather"}
+    assert "ResourceGather" in laws.ruled(lookups)
     assert not rules - set(PROGRAMS) - set(ALIKE.split()) - set(REFUSED.split())
 
 
