@@ -6,12 +6,12 @@ from __future__ import annotations
 import pathlib
 import re
 
-import pytest
-
 from docs._ext import cells
 
 _DOCS = pathlib.Path(cells.__file__).parents[1]
-_FENCES = re.compile(r"^(```+)(?!`).*?^\1$|^<!-- cell$.*?^-->$", re.M | re.S)
+_FENCES = re.compile(r"^(```+)(?!`).*?^\1$", re.M | re.S)
+_COMMENTS = re.compile(r"^<!-- .*?-->$", re.M | re.S)
+_MARKUP = re.compile(r"\{\w+\}`|\{\{|^---$|^\(.*\)=$|^:::|:tags:", re.M)
 
 
 def test_fences_and_comments_are_cells() -> None:
@@ -39,11 +39,11 @@ def test_a_page_without_cells_starts_no_kernel() -> None:
     assert notebook.metadata["mystnb"] == {"execution_mode": "off"}
 
 
-@pytest.mark.parametrize("folder", ["start", "guides", "coming_from", "internals"])
-def test_pages_show_no_markup_of_the_site_on_github(folder: str) -> None:
-    for path in sorted((_DOCS / folder).glob("*.md")):
-        text = _FENCES.sub("", path.read_text())
-        assert not re.search(r"\{\w+\}`|^---$|^\(.*\)=$|:tags:", text, re.M), path.name
+def test_pages_show_no_markup_of_the_site_on_github() -> None:
+    for path in sorted(_DOCS.rglob("*.md")):
+        text = _COMMENTS.sub("", path.read_text())
+        assert not re.search(r"^```+\{", text, re.M), path.name
+        assert not _MARKUP.search(_FENCES.sub("", text)), path.name
 
 
 def test_every_guide_is_in_the_sidebar_and_in_the_list_of_guides() -> None:

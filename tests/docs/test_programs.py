@@ -42,6 +42,22 @@ def test_every_program_has_a_page(name: str) -> None:
         assert f"| `{_TARGETS[name]}` |" in index
 
 
+_SHOWN = re.compile(r"^<!-- of (\S+) -->\n\n```\w+\n(.*?)\n```$", re.M | re.S)
+
+
+@pytest.mark.parametrize("name", [*_NAMES, "index"])
+def test_what_a_page_shows_of_a_program_is_in_the_program(name: str) -> None:
+    found = _SHOWN.findall(_page(name))
+    assert len(found) == _page(name).count("<!-- of ")
+    for path, code in found:
+        assert _characters(code) in _characters((_ROOT / path).read_text()), code
+
+
+def _characters(code: str) -> str:
+    """Returns code without white space, which depends on how far it is indented."""
+    return "".join(code.split())
+
+
 def test_every_page_is_about_a_program() -> None:
     assert {path.stem for path in _PAGES.glob("*.md")} == {*_NAMES, "index"}
 
