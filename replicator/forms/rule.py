@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -102,7 +102,7 @@ def of_rows(types: str, linear: bool = True) -> Callable[[OfRows], OfRows]:
             form = facts[0].form
             if isinstance(form, Sharded) and op.inputs[0].shape.rank is not None:
                 return function(op, form, facts)
-            return of_sum(op, facts) if linear else None
+            return of_sums(op, facts) if linear else None
 
         return function
 
@@ -152,7 +152,20 @@ def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     return plan(op, [AS_IS], REPLICATED)
 
 
-def of_sum(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
-    """Returns the plan of an op that is linear in its first input, if that is a sum."""
-    form = facts[0].form
-    return plan(op, [form], form) if is_partial(facts[0], "sum") else None
+def of_sums(
+    op: tf.Operation, facts: list[Fact], places: Container[int] = (0,)
+) -> OpPlan | None:
+    """Returns the plan of an op whose result is a sum, as some of its inputs are.
+
+    Args:
+        op: The op.
+        facts: What is known of its inputs.
+        places: Of the inputs in which, together, it is linear. Those of them that are
+            no sums become some: the summands of all replicas but one are zeros.
+    """
+    partial = [k for k, fact in enumerate(facts) if is_partial(fact)]
+    are_fit = all(k in places and is_partial(facts[k], "sum") for k in partial)
+    if not partial or not are_fit:
+        return None
+    needs = [Partial() if k in places else REPLICATED for k in range(len(facts))]
+    return plan(op, needs, Partial())

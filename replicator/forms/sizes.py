@@ -220,21 +220,23 @@ def elements(tensor: tf.Tensor, fact: Fact) -> list[Any] | None:
     return [UNKNOWN] * count if is_same else None
 
 
-def operand(sizes: Sequence[Any] | None, axis: int) -> Form | Version | None:
-    """Returns which version of a shape fits something that is sharded along an axis.
+def fitting(sizes: Sequence[Any] | None, form: Sharded) -> Form | Version | None:
+    """Returns which version of a shape fits something of this form.
 
     Args:
         sizes: The elements of the shape.
-        axis: The axis.
+        form: The form, whose axis is counted as in the shape.
 
     Returns:
         REPLICATED or LOCAL. None: neither fits, because another axis has the size of
-        something sharded, too.
+        something sharded, too, or this one that of rows of something else.
     """
-    places = [k for k, one in enumerate(sizes or ()) if is_size(one)]
+    sizes = sizes or ()
+    places = [k for k, one in enumerate(sizes) if is_size(one)]
     if not places:
         return REPLICATED
-    return LOCAL if places == [axis] and WHOLE not in (sizes or ()) else None
+    is_own = places == [form.axis] and sizes[form.axis].layout is form.layout
+    return LOCAL if is_own and WHOLE not in sizes else None
 
 
 def joined(one: Fact, other: Fact) -> Any:

@@ -8,13 +8,22 @@ which is still to be taken, passes through what is linear.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded, Unset, joined
-from replicator.forms.rule import AS_IS, Need, OpPlan, is_partial, of_rows, plan, rule
+from replicator.forms.forms import REPLICATED, Fact, Sharded, Unset, joined
+from replicator.forms.rule import (
+    AS_IS,
+    Need,
+    OpPlan,
+    is_partial,
+    of_rows,
+    of_sums,
+    plan,
+    rule,
+)
 from replicator.graph.ir import shapes
 
 TYPES = """
@@ -54,11 +63,11 @@ _LINEAR: dict[str, tuple[int, ...]] = {
     **dict.fromkeys("TanhGrad SigmoidGrad SqrtGrad RsqrtGrad".split(), (1,)),
     **dict.fromkeys("InvGrad ReciprocalGrad".split(), (1,)),
 }
-# Linear in several inputs together; None: in all.
-_TOGETHER: dict[str, tuple[int, ...] | None] = {
+# Linear in several inputs together.
+_TOGETHER: dict[str, Container[int]] = {
     **dict.fromkeys("AddV2 Add Sub Complex".split(), (0, 1)),
     **dict.fromkeys("SelectV2 Select".split(), (1, 2)),
-    "AddN": None,
+    "AddN": range(2**31),
 }
 # A sum of what is converted from and to these is what is converted of the sum. Narrower
 # types would round each summand, and integers beyond 2^24 are no sums of float32.
@@ -96,21 +105,10 @@ def linear(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
     partial = [k for k, fact in enumerate(facts) if is_partial(fact)]
     if op.type in _MOVING and partial:
         return plan(op, [facts[0].form], facts[0].form)
-    if not partial or not all(is_partial(facts[k], "sum") for k in partial):
+    if not partial or not _is_exact(op) or any(_grows(op, k) for k in partial):
         return None
-    if op.type in _TOGETHER:
-        positions = _TOGETHER[op.type]
-        summands = list(range(len(facts))) if positions is None else list(positions)
-    else:
-        positions, summands = _LINEAR.get(op.type, ()), partial
-        if len(partial) != 1:
-            return None
-    if positions is not None and not set(partial) <= set(positions):
-        return None
-    if not _is_exact(op) or any(_grows(op, k) for k in partial):
-        return None
-    needs = [Partial() if k in summands else REPLICATED for k in range(len(facts))]
-    return plan(op, needs, Partial())
+    is_alone = len(partial) == 1 and partial[0] in _LINEAR.get(op.type, ())
+    return of_sums(op, facts, partial if is_alone else _TOGETHER.get(op.type, ()))
 
 
 def _is_exact(op: tf.Operation) -> bool:

@@ -25,7 +25,7 @@ from replicator.forms.rule import (
     refused,
     rule,
 )
-from replicator.forms.sizes import elements, operand
+from replicator.forms.sizes import elements, fitting
 
 
 def _read(op: tf.Operation, facts: Sequence[Fact], at: int = -1) -> list[Need]:
@@ -33,7 +33,7 @@ def _read(op: tf.Operation, facts: Sequence[Fact], at: int = -1) -> list[Need]:
     form, at = facts[0].form, at % len(facts)
     need: Need | None = None
     if isinstance(form, Sharded):
-        need = operand(elements(op.inputs[at], facts[at]), form.axis)
+        need = fitting(elements(op.inputs[at], facts[at]), form)
     return [form, *[REPLICATED] * (at - 1), need or REPLICATED]
 
 

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_sum, plan, rule
-from replicator.forms.sizes import Size, elements, ints, operand
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_sums, plan, rule
+from replicator.forms.sizes import elements, fitting, ints
 from replicator.graph.ir import shapes
 
 
@@ -41,7 +41,8 @@ def _per_own_row(ids: Fact, size: Fact, tensor: tf.Tensor, columns: int = 0) -> 
     sizes = elements(tensor, size)
     if ids.rows is None or ids.columns != columns or not sizes:
         return False
-    return operand(sizes, 0) is LOCAL and bool(sizes[0] == Size(ids.rows, 1))
+    is_own = fitting(sizes, Sharded(0, ids.rows)) is LOCAL
+    return is_own and bool(sizes[0].factor == 1)
 
 
 def _columns(ids: tf.Tensor) -> int:
@@ -87,7 +88,7 @@ def gather_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     values, ids = facts
     rank = op.inputs[1].shape.rank
     if is_partial(values):
-        return of_sum(op, facts)
+        return of_sums(op, facts)
     if not isinstance(ids.form, Sharded) or rank is None or ids.form.axis == rank - 1:
         return None
     if _are_own_rows(values.form, ids, _columns(op.inputs[1])):
@@ -103,7 +104,7 @@ def segments(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     form = data.form if isinstance(data.form, Sharded) else ids.form
     rank = op.inputs[1].shape.rank
     if not isinstance(form, Sharded):
-        return of_sum(op, facts) if how == "sum" else None
+        return of_sums(op, facts) if how == "sum" else None
     if rank is None:
         return None
     if form.axis >= rank:

@@ -15,49 +15,47 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
-from replicator.forms.rule import LOCAL, Need, OpPlan, is_partial, plan, rule
-from replicator.forms.sizes import elements, operand
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_sums, plan, rule
+from replicator.forms.sizes import elements, fitting
 from replicator.graph.ir import shapes
 
 _NAMES = "abcdefghijklmnop"
 _UNKNOWN = 64  # elements of an axis of unknown length, where costs are compared
 
 
-@rule("MatMul SparseMatMul")
+@rule("MatMul SparseMatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
 def matmul(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of MatMul."""
-    left = "kn" if op.get_attr("transpose_a") else "nk"
-    right = "mk" if op.get_attr("transpose_b") else "km"
-    return contraction(op, facts, [left, right], "nm")
-
-
-@rule("BatchMatMul BatchMatMulV2 BatchMatMulV3")
-def batch_matmul(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of BatchMatMul, whose first axes broadcast."""
-    ranks = [t.shape.rank for t in op.inputs]
-    if None in ranks:
-        return None
-    batch = _NAMES[: max(ranks) - 2]
-    ends = (
-        "zx" if op.get_attr("adj_x") else "xz",
-        "yz" if op.get_attr("adj_y") else "zy",
-    )
-    pairs = zip(ranks, ends, strict=True)
-    terms = [batch[len(batch) - rank + 2 :] + end for rank, end in pairs]
-    return contraction(op, facts, terms, batch + "xy")
+    """The rule of products of matrices, whose first axes broadcast."""
+    is_batch = op.type.startswith("Batch")
+    turned = ("adj_x", "adj_y") if is_batch else ("transpose_a", "transpose_b")
+    left = "kn" if op.get_attr(turned[0]) else "nk"
+    right = "mk" if op.get_attr(turned[1]) else "km"
+    return contraction(op, facts, f"...{left},...{right}->...nm")
 
 
 @rule("Einsum")
 def einsum(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of Einsum, but for diagonals."""
-    equation = op.get_attr("equation").decode().replace(" ", "")
-    ranks = [t.shape.rank for t in op.inputs]
-    if None in ranks:
-        return None
-    terms, output = _spelled(equation, ranks)
-    if any(len(set(term)) < len(term) for term in (*terms, output)):
-        return None
-    return contraction(op, facts, terms, output)
+    """The rule of Einsum."""
+    return contraction(op, facts, op.get_attr("equation").decode().replace(" ", ""))
+
+
+@rule("BiasAdd BiasAddV1")
+def bias(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of BiasAdd, which is no product, but has its axes."""
+    image = _image(op)
+    is_sum = any(map(is_partial, facts))
+    return None if is_sum else contraction(op, facts, f"{image},c->{image}")
+
+
+@rule("BiasAddGrad")
+def bias_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+    """The rule of BiasAddGrad, a sum over all axes but the channels."""
+    return contraction(op, facts, f"{_image(op)}->c")
+
+
+def _image(op: tf.Operation) -> str:
+    is_first = op.type != "BiasAddV1" and op.get_attr("data_format") == b"NCHW"
+    return "nc..." if is_first else "...c"
 
 
 def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
@@ -77,26 +75,26 @@ def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     return terms, output.replace("...", dots)
 
 
-def contraction(
-    op: tf.Operation, facts: list[Fact], terms: Sequence[str], output: str
-) -> OpPlan | None:
-    """Returns the plan of a product with axes of these names.
+def contraction(op: tf.Operation, facts: list[Fact], equation: str) -> OpPlan | None:
+    """Returns the plan of a product, but not of diagonals.
 
     Of several sharded axes, that one is kept which leaves least to be gathered.
 
     Args:
         op: The op.
         facts: What is known of its inputs.
-        terms: The names of each input's axes.
-        output: The names of the output's axes.
+        equation: The names of each input's axes, and of the output's.
     """
     shards = [k for k, fact in enumerate(facts) if isinstance(fact.form, Sharded)]
     if not shards:
         partial = [k for k, fact in enumerate(facts) if is_partial(fact)]
-        if len(partial) != 1 or not is_partial(facts[partial[0]], "sum"):
-            return None
-        needs = [Partial() if k in partial else REPLICATED for k in range(len(facts))]
-        return plan(op, needs, Partial())
+        return of_sums(op, facts, partial) if len(partial) == 1 else None
+    ranks = [t.shape.rank for t in op.inputs]
+    if None in ranks:
+        return None
+    terms, output = _spelled(equation, ranks)
+    if any(len(set(term)) < len(term) for term in (*terms, output)):
+        return None
     found = [_kept(op, facts, terms, output, k) for k in shards]
     best = min((one for one in found if one), key=lambda one: one[0], default=None)
     return best and best[1]
@@ -151,6 +149,7 @@ _USES = {
         Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter
         Dilation2DBackpropFilter
     """,
+    "b>+": "L2Loss",
     "b>b": """
         AvgPool AvgPool3D DepthToSpace ExtractImagePatches ExtractVolumePatches LRN
         MaxPool MaxPool3D SpaceToDepth
@@ -209,22 +208,20 @@ def of_examples(op: tf.Operation, facts: list[Fact], uses: str) -> OpPlan | None
         return None
     forms: dict[str, Any] = {use: shards[0].at(axis) for use, axis in _AXES.items()}
     forms |= {"+": Partial(), "s": LOCAL}
-    needs: list[Need] = []
-    for tensor, fact, use in zip(op.inputs, facts, inputs, strict=True):
-        is_one = use in _AXES and tensor.shape[_AXES[use] :][:1] == [1]
-        is_other = use == "s" and operand(elements(tensor, fact), 0) != LOCAL
-        if is_other or (is_one and use != "e"):
+
+    def form_of(tensor: tf.Tensor, use: str) -> Any:
+        is_scalar = use in _AXES and tensor.shape.rank == 0
+        return REPLICATED if is_scalar else forms.get(use, REPLICATED)
+
+    needs = list(map(form_of, op.inputs, inputs))
+    for k, (tensor, use) in enumerate(zip(op.inputs, inputs, strict=True)):
+        if use in _AXES and tensor.shape[_AXES[use] :][:1] == [1]:
+            if use != "e":
+                return None
+            needs[k] = REPLICATED
+        if use == "s" and fitting(elements(tensor, facts[k]), forms["b"]) is not LOCAL:
             return None
-        is_same = is_one or tensor.shape.rank == 0
-        needs.append(REPLICATED if is_same else forms.get(use, REPLICATED))
-    made = zip(op.outputs, outputs, strict=True)
-    return OpPlan(
-        needs,
-        [
-            Fact(REPLICATED if t.shape.rank == 0 else forms.get(use, REPLICATED))
-            for t, use in made
-        ],
-    )
+    return OpPlan(needs, list(map(Fact, map(form_of, op.outputs, outputs))))
 
 
 def _is_alone(op: tf.Operation) -> bool:

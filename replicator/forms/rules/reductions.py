@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_rows, plan, rule
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, plan, rule
 from replicator.forms.sizes import Summed, SumTo, axes_of, has_local, is_size
 
 _HOW = {
@@ -114,43 +114,3 @@ def _sum_to_sizes(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
 
 def _sum_and_keep(replica: Any, op: tf.Operation, inputs: list[Any]) -> list[tf.Tensor]:
     return replica.stamp(op, inputs, keep_dims=True)
-
-
-@of_rows("L2Loss", linear=False)
-def l2_loss(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
-    """The rule of L2Loss, half the sum of the squares."""
-    return plan(op, [form], Partial())
-
-
-@rule("BiasAddGrad")
-def bias_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of BiasAddGrad, a sum over all axes but the channels."""
-    form, channel = facts[0].form, _channel(op)
-    if is_partial(facts[0], "sum"):
-        return plan(op, [form], form)
-    if not isinstance(form, Sharded) or channel is None:
-        return None
-    return plan(op, [form], form.at(0) if form.axis == channel else Partial())
-
-
-@rule("BiasAdd BiasAddV1")
-def bias(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of BiasAdd. What is added to a sum is a summand of it."""
-    form, its, channel = facts[0].form, facts[1].form, _channel(op)
-    if is_partial(facts[0], "sum"):
-        return plan(op, [form, form], form)
-    if channel is None:
-        return None
-    if isinstance(form, Sharded):
-        is_channel = form.axis == channel
-        return plan(op, [form, form.at(0) if is_channel else REPLICATED], form)
-    if isinstance(its, Sharded):
-        return plan(op, [its.at(channel), its], its.at(channel))
-    return None
-
-
-def _channel(op: tf.Operation) -> int | None:
-    rank = op.inputs[0].shape.rank
-    if op.type != "BiasAddV1" and op.get_attr("data_format") == b"NCHW":
-        return 1
-    return None if rank is None else rank - 1

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Sharded
-from replicator.forms.rule import Need, OpPlan, of_rows, of_sum, plan, rule
+from replicator.forms.rule import Need, OpPlan, of_rows, of_sums, plan, rule
 from replicator.forms.rules.elementwise import along
 from replicator.forms.sizes import axes_of, ints
 
@@ -92,7 +92,7 @@ def reverse_sequence(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan 
         return plan(op, [form, need], form)
     if isinstance(lengths, Sharded):
         return plan(op, [lengths.at(batch), lengths], lengths.at(batch))
-    return of_sum(op, facts)
+    return of_sums(op, facts)
 
 
 @of_rows("OneHot", linear=False)

@@ -16,10 +16,9 @@ from replicator.forms.forms import REPLICATED, Fact, Sharded
 from replicator.forms.rule import (
     LOCAL,
     Build,
-    Need,
     OpPlan,
     of_rows,
-    of_sum,
+    of_sums,
     plan,
     rule,
     stamped,
@@ -32,28 +31,12 @@ from replicator.forms.sizes import (
     Summed,
     axes_of,
     elements,
+    fitting,
     ints,
     is_size,
-    operand,
     product,
 )
 from replicator.graph.ir import shapes
-
-
-def fitting(sizes: Sequence[Any] | None, form: Sharded) -> Need | None:
-    """Returns which version of a shape fits something of this form.
-
-    Args:
-        sizes: The elements of the shape.
-        form: The form, whose axis is counted as in the shape.
-
-    Returns:
-        REPLICATED or LOCAL; None: neither.
-    """
-    need = operand(sizes, form.axis)
-    if need is LOCAL and sizes and sizes[form.axis].layout is not form.layout:
-        return None  # rows of something else, even if there are as many
-    return need
 
 
 def of_sizes(sizes: Sequence[Any] | None) -> Sharded | None:
@@ -77,7 +60,7 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     form, source = facts[0].form, op.inputs[0]
     sizes = elements(op.inputs[1], facts[1])
     if not isinstance(form, Sharded):
-        return of_sum(op, facts)
+        return of_sums(op, facts)
     if sizes is not None and isinstance(facts[0].numbers, Summed):
         return _without_summed_axes(op, form, sizes, facts[0].numbers.axes)
     if source.shape.rank is None or sizes is None:
@@ -221,7 +204,7 @@ def tile(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         for k, size in enumerate(times)
     ]
     whole = of_sizes(sizes)
-    return plan(op, [REPLICATED, LOCAL], whole) if whole else of_sum(op, facts)
+    return plan(op, [REPLICATED, LOCAL], whole) if whole else of_sums(op, facts)
 
 
 @rule("Fill")

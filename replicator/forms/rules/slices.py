@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.evaluation import index
-from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
+from replicator.forms.forms import REPLICATED, Fact, Sharded
 from replicator.forms.rule import (
     LOCAL,
     Build,
@@ -21,11 +21,11 @@ from replicator.forms.rule import (
     OpPlan,
     is_partial,
     of_rows,
+    of_sums,
     plan,
     rule,
 )
-from replicator.forms.rules.shapes import fitting
-from replicator.forms.sizes import WHOLE, elements, ints, is_size
+from replicator.forms.sizes import WHOLE, elements, fitting, ints, is_size
 
 # What is selected of an axis, which axis it becomes, and the element that says so.
 _Place = tuple[Any, int | None, int | None]
@@ -35,20 +35,12 @@ def _first_sharded(facts: Sequence[Fact]) -> Sharded | None:
     return next((f.form for f in facts if isinstance(f.form, Sharded)), None)
 
 
-def _of_sums(op: tf.Operation, facts: Sequence[Fact], count: int) -> OpPlan | None:
-    """Returns the plan of an op that puts tensors together, of which some are sums."""
-    partial = [fact for fact in facts[:count] if is_partial(fact)]
-    if not partial or not all(is_partial(fact, "sum") for fact in partial):
-        return None
-    return plan(op, [Partial()] * count, Partial())
-
-
 @rule("Pack")
 def pack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Stacks tensors along a new axis."""
     form, rank = _first_sharded(facts), op.inputs[0].shape.rank
     if form is None:
-        return _of_sums(op, facts, len(facts))
+        return of_sums(op, facts, range(len(facts)))
     if rank is None:
         return None
     at = op.get_attr("axis") % (rank + 1)
@@ -71,7 +63,7 @@ def concat(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     *values, axis = facts
     form, at, rank = _first_sharded(values), ints(axis), op.inputs[0].shape.rank
     if form is None:
-        return _of_sums(op, facts, len(values))
+        return of_sums(op, facts, range(len(values)))
     if at is None or rank is None:
         return None
     if at[0] % rank != form.axis:

@@ -94,6 +94,18 @@ PRODUCTS = [
         lambda v: MATRIX,
         form=SUM,
     ),
+    Sample("L2Loss", lambda v: raw.L2Loss(t=v.x), SUM),
+    Sample("BiasAdd", lambda v: raw.BiasAdd(value=v.x, bias=[1.0, 2.0, 3.0])),
+    Sample("BiasAddV1", lambda v: raw.BiasAddV1(value=v.x, bias=[1.0, 2.0, 3.0])),
+    Sample(
+        "BiasAdd",
+        lambda v: raw.BiasAdd(value=v("x", 2, 3), bias=[1.0, 2.0], data_format="NCHW"),
+    ),
+    Sample("BiasAddGrad", lambda v: raw.BiasAddGrad(out_backprop=v.x), SUM),
+    Sample(
+        "BiasAddGrad",
+        lambda v: raw.BiasAddGrad(out_backprop=tf.transpose(v.x)),
+    ),
 ]
 
 

@@ -75,18 +75,6 @@ SAMPLES = [
     # Of one row, nothing is summed on one device, but nothing is what a replica has.
     Sample("Sum", lambda v: slope(lambda a: v.x * a, [[1, 2, 3]]), SUM),
     Sample("Sum", lambda v: slope(lambda a: v("x", 1, 2) @ a, np.ones([1, 2, 3])), SUM),
-    Sample("L2Loss", lambda v: raw.L2Loss(t=v.x), SUM),
-    Sample("BiasAdd", lambda v: raw.BiasAdd(value=v.x, bias=[1.0, 2.0, 3.0])),
-    Sample("BiasAddV1", lambda v: raw.BiasAddV1(value=v.x, bias=[1.0, 2.0, 3.0])),
-    Sample(
-        "BiasAdd",
-        lambda v: raw.BiasAdd(value=v("x", 2, 3), bias=[1.0, 2.0], data_format="NCHW"),
-    ),
-    Sample("BiasAddGrad", lambda v: raw.BiasAddGrad(out_backprop=v.x), SUM),
-    Sample(
-        "BiasAddGrad",
-        lambda v: raw.BiasAddGrad(out_backprop=tf.transpose(v.x)),
-    ),
 ]
 
 
