@@ -12,10 +12,14 @@ import collections
 import pytest
 
 from tests.forms.programs import doors, rarely, running, sessions
-from tests.forms.programs.random_programs import ROOMS, Program
+from tests.forms.programs.random_programs import NEWER, ROOMS, ROWS, Program
 
-COUNT, PART = 2000, 25
-SESSIONS = 300
+PART = 25
+
+
+def _firsts(count: int) -> list[int]:
+    """Returns the first seeds of parts: of older programs, and of newer ones."""
+    return [*range(0, count, PART), *range(NEWER, NEWER + count, PART)]
 
 
 def _faults(
@@ -29,13 +33,13 @@ def _faults(
 
 
 # 9: an op is built before its twin. 3049: tensors of unknown rank.
-@pytest.mark.parametrize("seed", [*range(COUNT, COUNT + 16), 9, 3049])
+@pytest.mark.parametrize("seed", [*range(NEWER, NEWER + 16), 9, 3049])
 def test_a_random_program(seed):
     assert not _faults(seed, doors.engine, 2 + seed % 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, COUNT, PART))
+@pytest.mark.parametrize("first", _firsts(1000))
 def test_random_programs(first):
     seeds = range(first, first + PART)
     faults = [fault for seed in seeds for fault in _faults(seed, doors.engine, 2, 3)]
@@ -43,7 +47,7 @@ def test_random_programs(first):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 400, PART))
+@pytest.mark.parametrize("first", _firsts(200))
 def test_random_programs_of_sharded_variables(first):
     seeds = range(first, first + PART)
     faults = [fault for seed in seeds for fault in _faults(seed, doors.sharded, 3)]
@@ -51,14 +55,14 @@ def test_random_programs_of_sharded_variables(first):
 
 
 # 171: a shape is inferred of no rows, in a graph, where == compares identities.
-@pytest.mark.parametrize("seed", [*(SESSIONS + k for k in (0, 1, 4, 5, 8)), 171])
+@pytest.mark.parametrize("seed", [*(NEWER + k for k in (0, 1, 4, 5, 8)), 171])
 def test_a_random_graph(seed):
     door = sessions.of_setting(seed)
     assert not _faults(seed, door, 2 + seed % 2, of=sessions.GraphProgram)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, SESSIONS, PART))
+@pytest.mark.parametrize("first", _firsts(150))
 def test_random_graphs(first):
     faults = []
     for seed in range(first, first + PART):
@@ -68,7 +72,8 @@ def test_random_graphs(first):
 
 
 def test_all_kinds_of_computations_appear():
-    programs = [Program(seed) for seed in range(300)]
+    programs = [Program(seed) for seed in range(NEWER, NEWER + 300)]
     found = collections.Counter(one for p in programs for one in p.makers)
     everything = {one for room in (*ROOMS, rarely) for one in room.MAKERS}
+    everything |= set(ROWS)
     assert {one.__name__ for one in everything - set(found)} == set()

@@ -22,6 +22,8 @@ from tests.forms.programs import (
     lookups,
     losses,
     moving,
+    numbered,
+    pairs,
     rarely,
     training,
     values,
@@ -30,6 +32,9 @@ from tests.forms.programs import (
 
 ROOMS = (arithmetic, moving, lookups, losses, flows, derivatives, writes)
 WEIGHTS = (5, 4, 3, 3, 2.5, 1.5, 1.5)  # how often a computation is of each
+
+NEWER = 4000  # smaller numbers tell the programs that they told when they failed
+ROWS, OFTEN = (*pairs.MAKERS, *numbered.MAKERS), 0.4
 
 
 class Program:
@@ -66,6 +71,9 @@ class Program:
         rarely_ = np.random.default_rng([seed, 5])
         for k in np.flatnonzero(rarely_.random(count) < 0.15):
             self.makers[k] = rarely.MAKERS[int(rarely_.integers(len(rarely.MAKERS)))]
+        newer = np.random.default_rng([seed, 6])
+        for k in np.flatnonzero(newer.random(count) < OFTEN * (seed >= NEWER)):
+            self.makers[k] = ROWS[int(newer.integers(len(ROWS)))]
         self.length, self.made = length, list[str]()
         self.steps = list(range(count)) if steps is None else list(steps)
 
