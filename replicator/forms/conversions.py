@@ -272,12 +272,12 @@ class Conversions:
             x = _broadcast(x, axis, size) if is_one else _checked(x, axis, size)
         length = tf.shape(x)[axis]
         if inner is None:
-            inner = length // tf.maximum(total * outer, 1)
+            inner = _times(length, total * outer, x, axis)
         begin, end = first * inner, (first + self.own_rows(layout)) * inner
         if outer == 1:
             return x[(*[slice(None)] * axis, slice(begin, end))]
         if outer is None:
-            outer = length // tf.maximum(total * inner, 1)
+            outer = _times(length, total * inner, x, axis)
         apart = resized(x, axis, [outer, total * inner])
         own = apart[(*[slice(None)] * (axis + 1), slice(begin, end))]
         return resized(own, axis, [outer * (end - begin)], 2)
@@ -291,10 +291,26 @@ def _broadcast(x: tf.Tensor, axis: int, size: Number) -> tf.Tensor:
 
 def _checked(x: tf.Tensor, axis: int, size: Number) -> tf.Tensor:
     """Fails if the axis has another size: parts of it would be other rows, or none."""
-    message = f"Axis {axis} of {x.shape} is used along with the rows of a batch"
-    check = tf.debugging.assert_equal(size, shapes.size(x, axis), message)
+    check = tf.debugging.assert_equal(size, shapes.size(x, axis), _along(x, axis))
     with tf.control_dependencies([check]):
         return tf.identity(x)
+
+
+def _times(length: tf.Tensor, rows: Number, x: tf.Tensor, axis: int) -> tf.Tensor:
+    """Returns how many elements an axis has per row; fails if rows share one."""
+    rows = tf.maximum(rows, 1)
+    check = tf.debugging.assert_equal(length % rows, 0, _along(x, axis))
+    with tf.control_dependencies([check]):
+        return length // rows
+
+
+def _along(x: tf.Tensor, axis: int) -> str:
+    return errors.compose(
+        f"axis {axis} of a tensor of shape {x.shape} is used along with the rows of a "
+        "batch, and is of another length.",
+        [f"at {errors.user_line()}"],
+        "give axes of unknown length a number, by tf.reshape or tf.ensure_shape.",
+    )
 
 
 def resized(

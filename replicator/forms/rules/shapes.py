@@ -29,6 +29,7 @@ from replicator.forms.sizes import (
     WHOLE,
     Size,
     Summed,
+    array,
     axes_of,
     elements,
     fitting,
@@ -80,7 +81,7 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
             return None  # the sizes in front may be of the rows
         return plan(op, [form], made)
     if fitting(sizes, made) is LOCAL:
-        build = _with_inferred_size(form, made) if -1 in sizes else None
+        build = _with_inferred_size(form, made, sizes) if -1 in sizes else None
         return plan(op, [form, LOCAL], made, build=build)
     return None
 
@@ -94,16 +95,18 @@ def _without_summed_axes(
     return plan(op, [form, need], made) if need is not None else None
 
 
-def _with_inferred_size(form: Sharded, made: Sharded) -> Build:
+def _with_inferred_size(form: Sharded, made: Sharded, sizes: Sequence[Any]) -> Build:
     """Builds a reshape to [rows, -1], which infers nothing from a replica of 0 rows."""
 
     def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         x, shape = inputs
-        if form.factor is None or made.factor is None:
-            return [tf.reshape(x, shape)]
+        before, behind = form.factor, made.factor
+        if before is None or behind is None:  # all rows say it
+            before = tf.cast(replica.length(form, x), shape.dtype)
+            behind = replica.whole_sizes(array(sizes), shape)[made.axis]
         source = tf.shape(x, shape.dtype)
-        count = tf.reduce_prod(_without(source, form.axis)) * form.factor
-        others = -tf.reduce_prod(_without(shape, made.axis)) * made.factor
+        count = tf.reduce_prod(_without(source, form.axis)) * before
+        others = -tf.reduce_prod(_without(shape, made.axis)) * behind
         return [tf.reshape(x, tf.where(tf.equal(shape, -1), count // others, shape))]
 
     return build

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import replicator
+from replicator.forms import engine
 from replicator.forms.rules import shapes
 from tests.forms import laws
 from tests.forms.laws import SUM, WHOLE, Inputs, Sample
@@ -31,6 +33,11 @@ def rows(x: tf.Tensor) -> tf.Tensor:
 def as_many(x: tf.Tensor) -> tf.Tensor:
     """Returns the number of rows, of which is not known that it is."""
     return tf.size(tf.unique(tf.range(rows(x))).y)
+
+
+def unknown(size: int) -> tf.Tensor:
+    """Returns a size that is known when it runs."""
+    return raw.PlaceholderWithDefault(input=size, shape=[])
 
 
 def reshape(x: Any, *shape: Any) -> tf.Tensor:
@@ -91,6 +98,10 @@ OTHERS = [
     Sample("Mul", lambda v: tf.range(rows(v.x))[:, None] * tf.ones([1, 3], tf.int32)),
     Sample("Reshape", lambda v: reshape(transpose(v.x, 1, 0), -1, 3), WHOLE),
     Sample("Reshape", lambda v: reshape(v("x", 2), as_many(v.x), -1), WHOLE),
+    Sample("Reshape", lambda v: reshape(v.x, rows(v.x) * unknown(3), -1)),
+    Sample(
+        "Reshape", lambda v: reshape(reshape(v.x, -1, unknown(1)), rows(v.x) * 3, -1)
+    ),
     Sample("Squeeze", lambda v: raw.Squeeze(input=v("x", 1, 3)), WHOLE),
     Sample("Fill", lambda v: raw.Fill(dims=[rows(v.x) + 1], value=3.0), WHOLE),
     Sample("Range", lambda v: raw.Range(start=1, limit=rows(v.x), delta=1), WHOLE),
@@ -114,3 +125,19 @@ def test_among_others() -> None:
     law = laws.Law(OTHERS, 2)
     for count in (5, 2, 1):
         law.check(count)
+
+
+def test_rows_of_what_was_reshaped_are_parts_of_the_rows_of_a_batch() -> None:
+    """Two rows of the batch are one: a part of such rows would be no rows at all."""
+
+    def compute(x: tf.Tensor) -> tf.Tensor:
+        pairs = tf.reshape(x, [-1, unknown(6)])
+        return pairs + tf.reverse(pairs, [0])
+
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    run = engine.WholeBatchFunction(compute, repl, [tf.TensorSpec([None, 3])])
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        run(tf.ones([4, 3]))
+    message = str(raised.value)
+    assert "axis 0" in message and "used along with the rows of a batch" in message
+    assert "test_shapes.py" in message and "Fix: give axes of unknown length" in message
