@@ -14,7 +14,7 @@ import contextvars
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -22,11 +22,11 @@ from replicator import _tf, errors
 from replicator.graph.ir.placeholder import Facts, Gradient
 from replicator.graph.order.effects import Claim, Ledger
 from replicator.graph.passes.owners import Aliases
-from replicator.graph.passes.reads import Recent
 from replicator.options import Options
 from replicator.world import World
 
 _Block = contextlib.AbstractContextManager[None]
+_State = TypeVar("_State")
 _current: contextvars.ContextVar[ReplicaContext | None] = contextvars.ContextVar(
     "replicator_replica", default=None
 )
@@ -68,6 +68,23 @@ class Created:
     )
 
 
+class States:
+    """What features keep while a step is built: an object of a class of each one's own.
+
+    So a feature is understood from its own file, and nothing here names any of them.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[type, Any] = {}
+
+    def of(self, kind: type[_State]) -> _State:
+        """Returns the object of a class, made when it is first asked for."""
+        if kind not in self._states:
+            self._states[kind] = kind()
+        found: _State = self._states[kind]
+        return found
+
+
 @dataclasses.dataclass
 class Build:
     """The state that all replicas of one build of a step share.
@@ -79,7 +96,7 @@ class Build:
         ledger: Records the writes to variables that keep the replicas equal.
         knowledge: Facts learned in earlier attempts at this build.
         aliases: The handles by which replicas use variables that one of them owns.
-        findings: Facts that replicas leave for later replicas of the same attempt.
+        states: What features keep for all replicas of one attempt.
         in_functions: Whether a replica communicates in the graph of a function, which
             may not become part of the step.
         step_key: Identifies step_fn in all builds of it, and is freed with it.
@@ -100,7 +117,7 @@ class Build:
     gradients: Mapping[str, Gradient]
     facts: Mapping[str, Facts]
     knowledge: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    findings: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    states: States = dataclasses.field(default_factory=States)
     in_functions: bool = False
     messages: bool = False
     step_key: Any = None
@@ -149,6 +166,30 @@ class Build:
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """What the library has declared of the code that is running.
+
+    Attributes:
+        updating: Whether updates are made that are equal on all replicas by
+            construction, so that no assignment needs to communicate.
+        writing: The assignment in progress while the replicas agree on its value: the
+            variable's name, the method, and the variable's unique key. All replicas
+            must make the same one.
+        backward: Whether a gradient is being built.
+        merging: Whether variables that differ are read as their aggregate.
+    """
+
+    updating: bool = False
+    writing: tuple[str, str, str] | None = None
+    backward: bool = False
+    merging: bool = False
+
+
+class _Counts(collections.Counter[Any]):
+    """How often a replica has passed each place, by any hashable key."""
+
+
 @dataclasses.dataclass
 class ReplicaContext:
     """The replica whose step_fn is running in this thread.
@@ -156,69 +197,29 @@ class ReplicaContext:
     Attributes:
         build: What it shares with the other replicas.
         replica_id: Its id, one of `build.world.local`.
-        updating: True while updates are made that are equal on all replicas by
-            construction, so that no assignment needs to communicate.
-        writing: The assignment in progress while the replicas agree on its value: the
-            variable's name, the method, and the variable's unique key. All replicas
-            must make the same one.
-        backward: True while a gradient is being built.
-        counts: How often the replica has passed each place, by any hashable key.
         scope: The name scope of the replica's sub-graph, with the final "/".
         depth: The depth of the Python stack at which step_fn is called.
         trace_anew: Has tf.functions that were traced for this replica traced again.
-        receipts: A scalar zero for each call that sent something to other replicas and
-            received nothing, for `Replicator.linked`.
-        reads: What it has read of variables.
         shard: The replica's part of a global batch, an `inputs.shards.Shard`.
-        taken: The gradients of its calls that were computed, where replicas may have
-            different numbers of examples; see primitives/weighing.py.
-        claims: The optimizer that has applied each of these gradients, by the key of
-            the call and the number of its gradient.
-        combined: The sums over replicas that step_fn took by itself, by their ids.
-        weights: The tensors that `weight` has returned, by their ids.
-        weighed: The ids of optimizers whose loss is already multiplied by the replica's
-            weight, until they apply its gradients.
-        merging: True while variables that differ are read as their aggregate.
+        mode: What the library has declared of the code that is running.
+        states: What features keep for this replica.
     """
 
     build: Build
     replica_id: int
     scope: str = ""
     depth: int = 0
-    updating: bool = False
-    writing: tuple[str, str, str] | None = None
-    backward: bool = False
-    counts: dict[Any, int] = dataclasses.field(default_factory=dict)
     trace_anew: Callable[[], None] = lambda: None
-    receipts: list[Any] = dataclasses.field(default_factory=list)
-    reads: Recent = dataclasses.field(default_factory=Recent)
     shard: Any = None
-    taken: list[Any] = dataclasses.field(default_factory=list)
-    claims: dict[tuple[str, int], Any] = dataclasses.field(default_factory=dict)
-    combined: dict[int, Any] = dataclasses.field(default_factory=dict)
-    weights: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-    weighed: set[int] = dataclasses.field(default_factory=set)
-    merging: bool = False
-
-    @property
-    def weight(self) -> Any:
-        """This replica's weight in means over the replicas, or None if all are equal.
-
-        It is the replica's share of the examples of the global batch, a float32 scalar
-        for users: what the library computes uses `share`. The weights of all replicas
-        add up to 1 in every step, so that steps weigh the same.
-        """
-        if self.shard is None:
-            return None
-        share = self.share
-        weight = tf.cast(share, tf.float32)
-        for tensor in (weight, share):  # held, as they are looked up by their ids
-            self.weights[id(tensor)] = tensor, share
-        return weight
+    mode: Mode = Mode()
+    states: States = dataclasses.field(default_factory=States)
 
     @property
     def share(self) -> Any:
-        """This replica's weight as a float64 scalar, or None; see `weight`."""
+        """This replica's share of the examples of a global batch, a float64 scalar.
+
+        The shares of all replicas add up to 1. None if inputs are not divided.
+        """
         return None if self.shard is None else self.shard.share
 
     @property
@@ -251,9 +252,13 @@ class ReplicaContext:
 
     def count(self, key: Any) -> int:
         """Returns how often `key` was counted before, and counts it once more."""
-        seen = self.counts.get(key, 0)
-        self.counts[key] = seen + 1
-        return seen
+        counts = self.states.of(_Counts)
+        counts[key] += 1
+        return counts[key] - 1
+
+    def counted(self, key: Any) -> int:
+        """Returns how often `key` was counted."""
+        return self.states.of(_Counts)[key]
 
     @contextlib.contextmanager
     def equal_updates(
@@ -278,7 +283,7 @@ class ReplicaContext:
             key: The variable's unique key.
         """
         # The outermost method: "scatter_add" calls an assign.
-        return self._setting(writing=self.writing or (name, method, key))
+        return self._setting(writing=self.mode.writing or (name, method, key))
 
     def reading_merged(self, merged: bool = True) -> _Block:
         """Reads variables that differ as their aggregate in this block, or does not."""
@@ -304,13 +309,12 @@ class ReplicaContext:
 
     @contextlib.contextmanager
     def _setting(self, **fields: Any) -> Iterator[None]:
-        """Sets fields in a block."""
-        before = {name: getattr(self, name) for name in fields}
-        vars(self).update(fields)
+        """Changes the mode in a block."""
+        before, self.mode = self.mode, dataclasses.replace(self.mode, **fields)
         try:
             yield
         finally:
-            vars(self).update(before)
+            self.mode = before
 
 
 def current() -> ReplicaContext | None:

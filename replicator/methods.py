@@ -31,6 +31,7 @@ from replicator.primitives import (
     reduce,
     reduce_scatter,
     scatter,
+    weighing,
 )
 from replicator.primitives import groups as grouping
 from replicator.step import draft, objects
@@ -149,7 +150,7 @@ class InStep:
         Raises:
             ContextError: Read outside a step.
         """
-        return context.require("weight").weight
+        return weighing.weight(context.require("weight"))
 
     @in_own_steps
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:

@@ -145,12 +145,12 @@ class _NoLedger:
 def test_blocks_set_their_flag_and_put_it_back(block: str, flag: str) -> None:
     replica = replica_context()
     with pytest.raises(KeyError), getattr(replica, block)():
-        assert getattr(replica, flag)
+        assert getattr(replica.mode, flag)
         with getattr(replica, block)():
             pass
-        assert getattr(replica, flag)
+        assert getattr(replica.mode, flag)
         raise KeyError
-    assert not getattr(replica, flag)
+    assert not getattr(replica.mode, flag)
 
 
 def test_places_are_counted() -> None:

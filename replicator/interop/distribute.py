@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.primitives import all_gather, all_reduce, base
+from replicator.primitives import all_gather, all_reduce, base, weighing
 from replicator.variables import compiled, seen_as_one
 
 _do_not_convert = tf.autograph.experimental.do_not_convert
@@ -380,7 +380,7 @@ def _mean_for_variable(value: Any) -> Any:
     if isinstance(value, seen_as_one.SeenAsOne) and not differs:
         return tf.convert_to_tensor(value)
     replica = context.require("reduce_to")
-    weight = None if replica.examples is None else replica.weight
+    weight = None if replica.examples is None else weighing.weight(replica)
     return all_reduce.all_reduce(value, "mean", weight=weight)
 
 

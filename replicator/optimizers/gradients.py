@@ -28,7 +28,7 @@ from replicator.optimizers.parts import Division
 from replicator.optimizers.sparsity import Layout
 from replicator.primitives import all_reduce
 from replicator.variables import copies
-from replicator.variables.chooser import SPARSE
+from replicator.variables.chooser import SparseGradients
 from replicator.variables.replicated import plain
 
 
@@ -302,7 +302,7 @@ def _note_sparse(
     layouts: Sequence[Layout | None],
 ) -> None:
     """Notes for the strategy which gradients are sparse."""
-    sparse = replica.build.findings.setdefault(SPARSE, {})
+    sparse = replica.build.states.of(SparseGradients)
     for variable, layout in zip(variables, layouts, strict=True):
         if layout is not None:
             key = getattr(plain(variable), "key", None)

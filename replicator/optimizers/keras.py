@@ -11,10 +11,14 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.optimizers import checks, overrides, parts, sparsity
-from replicator.optimizers.wrapped import Wrapped
+from replicator.optimizers.wrapped import WeighedLosses, Wrapped
 from replicator.variables import unbuilt
 from replicator.variables.replicated import plain
 from replicator.variables.seen_as_one import SeenAsOne
+
+
+class _ScaledEarly(dict[int, Any]):
+    """Where losses were scaled before their optimizer was built, by its id."""
 
 
 class KerasAdapter(Wrapped):
@@ -142,11 +146,12 @@ class KerasAdapter(Wrapped):
 
         result = self._combined(grads, variables, weight, prepare, update_combined)
         replica = context.current()
-        finding = ("scaled early", id(self))
         # Not built yet: this build is only to find which variables are used at all.
-        if replica is not None and self.built and finding in replica.build.findings:
-            replica.build.knowledge[replica.build.findings[finding]] = True
-            raise context.BuildAgain
+        if replica is not None and self.built:
+            place = replica.build.states.of(_ScaledEarly).get(id(self))
+            if place is not None:
+                replica.build.knowledge[place] = True
+                raise context.BuildAgain
         return result
 
     def _expanded(
@@ -180,7 +185,7 @@ class KerasAdapter(Wrapped):
                         "create it outside step_fn, under `with repl.context():`.",
                     )
                 )
-            replica.build.findings["scaled early", id(self)] = place
+            replica.build.states.of(_ScaledEarly)[id(self)] = place
         return super().scale_loss(loss)
 
     def _replicator_scale(self) -> tf.Tensor | None:
@@ -196,7 +201,7 @@ class KerasAdapter(Wrapped):
             return loss
         if combiner.accumulation_steps > 1:
             return loss
-        replica.weighed.add(id(self))
+        replica.states.of(WeighedLosses).add(id(self))
         loss = tf.convert_to_tensor(loss)
         return loss * tf.cast(replica.share * replica.num_replicas, loss.dtype)
 

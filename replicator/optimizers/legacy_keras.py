@@ -118,6 +118,10 @@ def _create_variables(
         optimizer._create_all_weights(used)
 
 
+class _PythonStates(dict[Any, dict[str, Any]]):
+    """The Python state with which replica 0 started each call."""
+
+
 def _set_back(optimizer: Any) -> None:
     """Resets an optimizer's Python state to what replica 0 started the same call with.
 
@@ -129,7 +133,8 @@ def _set_back(optimizer: Any) -> None:
         return
     place = ("python state", type(optimizer), replica.count("python state"))
     state = _python_state(optimizer)
-    vars(optimizer).update(replica.build.findings.setdefault(place, state))
+    states = replica.build.states.of(_PythonStates)
+    vars(optimizer).update(states.setdefault(place, state))
 
 
 def _python_state(optimizer: Any) -> dict[str, Any]:

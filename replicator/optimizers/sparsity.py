@@ -117,7 +117,8 @@ def agree(
     place = ("gradients", replica.count("gradients"))
     passed = _Passed.by(replica, name, grads, variables, weighted)
     build = replica.build
-    first = build.findings.setdefault(place, passed)
+    first_calls, merged_calls = build.states.of(_First), build.states.of(_Merged)
+    first = first_calls.setdefault(place, passed)
     first.check_pairs_with(passed)
     known_layouts = build.knowledge.get(place)
     # Guessing which variables replica 0 does not use would do harm in three cases:
@@ -126,9 +127,9 @@ def agree(
     used = [layout is not None for layout in first.layouts]
     guess = any(used) if may_guess else all(used)
     if known_layouts is None and not guess and replica.num_replicas > 1:
-        so_far = build.findings.get(("merged", place), first.layouts)
+        so_far = merged_calls.get(place, first.layouts)
         merged = merge_all(so_far, passed.layouts)
-        build.findings["merged", place] = merged
+        merged_calls[place] = merged
         if replica.replica_id != build.traced[-1]:
             return None
     else:
@@ -227,3 +228,11 @@ class _Passed:
                     "pass a weight on every replica, or on none.",
                 )
             )
+
+
+class _First(dict[Any, _Passed]):
+    """What the first replica passed, by the number of the call."""
+
+
+class _Merged(dict[Any, Sequence[Layout | None]]):
+    """The layouts of the gradients that replicas have passed so far."""

@@ -23,6 +23,13 @@ from replicator.variables.replicated import plain
 from replicator.world import World
 
 
+class WeighedLosses(set[int]):
+    """The ids of optimizers whose loss is already multiplied by the replica's weight.
+
+    Until they apply its gradients.
+    """
+
+
 class Wrapped:
     """Base class of the adapters: combines gradients before they are applied.
 
@@ -135,8 +142,8 @@ class Wrapped:
             if not by_examples and weighing.passed(replica, grads):
                 members = range(replica.num_replicas)
                 grads = by_hand.if_equal(replica, grads, weight, members, name)
-        elif id(self) in replica.weighed:
-            replica.weighed.remove(id(self))
+        elif id(self) in (weighed := replica.states.of(WeighedLosses)):
+            weighed.remove(id(self))
             how += ", whose loss is weighted"
         elif combiner.op == "mean":
             by_examples = True

@@ -105,9 +105,9 @@ def weight_of(op: str, weight: Any) -> Any:
     if not (isinstance(weight, str) and weight == "auto"):
         return weight
     replica = context.require("all_reduce")
-    if op != "mean" or replica.examples is None or replica.writing is not None:
+    if op != "mean" or replica.examples is None or replica.mode.writing is not None:
         return None
-    return replica.weight
+    return weighing.weight(replica)
 
 
 def combine(

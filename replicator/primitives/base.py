@@ -247,8 +247,8 @@ def communicate(
     if of is None:
         operands, weights = weighing.in_own_gradient(replica, primitive, key, operands)
     facts = replica.build.facts[primitive]
-    if replica.writing is not None:
-        options = {**options, WRITES: list(replica.writing)}
+    if replica.mode.writing is not None:
+        options = {**options, WRITES: list(replica.mode.writing)}
     call = Call(
         primitive=primitive,
         options=options,
@@ -275,8 +275,18 @@ def communicate(
     # (return it, keep it, fetch it, wait for it) is done to an op that remains.
     outputs = _identities(op)
     if receipt:
-        replica.receipts.append(outputs.pop())
+        replica.states.of(Receipts).append(outputs.pop())
     return weighing.received(outputs, weights)
+
+
+class Receipts(list[Any]):
+    """For `Replicator.linked`: a scalar zero for each call that only sent something."""
+
+
+def last_receipt(what: str) -> tf.Tensor:
+    """Returns the receipt of the call that the replica has just made."""
+    receipt: tf.Tensor = context.require(what).states.of(Receipts)[-1]
+    return receipt
 
 
 def _record(build: context.Build, placed: placeholder.Placeholder) -> None:
@@ -325,7 +335,7 @@ def _next_key(
     channel: str | None,
 ) -> str:
     """Returns the key of the replica's next call, or of the next call in a gradient."""
-    assert replica.backward == (of is not None), (
+    assert replica.mode.backward == (of is not None), (
         "a dual says what it is the gradient of"
     )
     if of is not None:

@@ -47,10 +47,11 @@ def of_mean(
         BuildAgain: They need to be weighed and were not in this attempt.
     """
     replica = context.require("all_reduce")
-    if not replica.taken or replica.writing is not None or _tf.differentiated():
+    own = weighing.Weighing.of(replica)
+    if not own.taken or replica.mode.writing is not None or _tf.differentiated():
         return list(leaves), False
     count = tf.get_static_value(replica.shard.count)
-    found = applied.contained(leaves, replica.combined, count)
+    found = applied.contained(leaves, own.combined, count)
     if found and is_by_examples(replica, weight):
         who = 'all_reduce ("mean")'
         return weighing.claim(replica, leaves, True, who, found), True
@@ -80,9 +81,10 @@ def _behind(
 
     None if it is computed in another way.
     """
+    weights = weighing.Weighing.of(replica).weights
     while tf.is_symbolic_tensor(weight) and weight.dtype.is_floating:
-        if id(weight) in replica.weights:
-            return replica.weights[id(weight)][1]
+        if id(weight) in weights:
+            return weights[id(weight)][1]
         op, graph = weight.op, weight.graph
         if op.type == "Mul" and "Mul" in passing:
             unknown = [x for x in op.inputs if tf.get_static_value(x) is None]

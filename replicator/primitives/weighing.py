@@ -51,6 +51,46 @@ class Taken:
     unclear: str = ""
 
 
+@dataclasses.dataclass
+class Weighing:
+    """What is known of a replica's gradients where numbers of examples may differ.
+
+    Attributes:
+        taken: The gradients of its calls that were computed.
+        claims: The optimizer that has applied each of these gradients, by the key of
+            the call and the number of its gradient.
+        combined: The sums over replicas that step_fn took by itself, by their ids.
+        weights: The tensors that `weight` has returned, by their ids, and the share
+            that each stands for.
+    """
+
+    taken: list[Taken] = dataclasses.field(default_factory=list)
+    claims: dict[tuple[str, int], Claim] = dataclasses.field(default_factory=dict)
+    combined: dict[int, Any] = dataclasses.field(default_factory=dict)
+    weights: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def of(replica: context.ReplicaContext) -> Weighing:
+        """Returns what is known of a replica's gradients."""
+        return replica.states.of(Weighing)
+
+
+def weight(replica: context.ReplicaContext) -> tf.Tensor | None:
+    """Returns a replica's weight in means over the replicas; None if all are equal.
+
+    It is the replica's share of the examples of the global batch, a float32 scalar for
+    users: what the library computes uses `ReplicaContext.share`. The weights of all
+    replicas add up to 1 in every step, so that steps weigh the same.
+    """
+    share = replica.share
+    if share is None:
+        return None
+    weight, weights = tf.cast(share, tf.float32), Weighing.of(replica).weights
+    for tensor in (weight, share):  # held, as they are looked up by their ids
+        weights[id(tensor)] = tensor, share
+    return weight
+
+
 def taken(
     replica: context.ReplicaContext,
     placed: placeholder.Placeholder,
@@ -70,16 +110,16 @@ def taken(
     key = placed.call.key
     number = replica.count(("gradients taken of", key))
     counter = ("gradient of", key)  # under which base.py counts the calls
-    first = replica.counts.get(counter, 0)
+    first = replica.counted(counter)
     weighed = (key, number) in replica.build.knowledge.get(_WEIGHED, ())
     if weighed:
         weight = _relative_weight(replica)
         upstream = [_times(d, weight) for d in upstream]
     gradients = take(upstream)
-    last = replica.counts.get(counter, 0)
+    last = replica.counted(counter)
     calls = tuple(f"{key}/{k}" for k in range(first, last))
     recorded = _tf.is_recorded([*placed.op.inputs, *placed.op.outputs])
-    replica.taken.append(Taken(key, number, calls, recorded))
+    Weighing.of(replica).taken.append(Taken(key, number, calls, recorded))
     if not weighed:
         return list(gradients)
     return [None if d is None else _divided(d, weight) for d in gradients]
@@ -110,7 +150,7 @@ def in_own_gradient(
     weights: list[tf.Tensor | None] = [None] * len(operands)
     if (
         replica.examples is None
-        or replica.writing is not None  # all replicas must receive the same
+        or replica.mode.writing is not None  # all replicas must receive the same
         or _tf.differentiated() is None
     ):
         return list(operands), weights
@@ -121,7 +161,7 @@ def in_own_gradient(
         return list(operands), weights
     what = f"{primitive} at {errors.user_line()}" if unclear else ""
     recorded = _tf.is_recorded(operands)
-    replica.taken.append(Taken(key, _OWN, (key,), recorded, what))
+    Weighing.of(replica).taken.append(Taken(key, _OWN, (key,), recorded, what))
     if not unclear and (key, _OWN) in replica.build.knowledge.get(_WEIGHED, ()):
         weight = _relative_weight(replica)
         weights = [weight if x else None for x in upstream]
@@ -190,13 +230,14 @@ def claim(
         ArgumentError: Another optimizer needs the same gradients the other way.
         BuildAgain: They need to be weighed and were not in this attempt.
     """
-    if not replica.taken:
+    own = Weighing.of(replica)
+    if not own.taken:
         return list(gradients)
     new_claim = Claim(weighed, who, errors.user_line())
     to_weigh, conflict = set(), None
     entries = _applied(replica, gradients if found is None else found)
     for entry in entries:
-        earlier = replica.claims.setdefault((entry.key, entry.number), new_claim)
+        earlier = own.claims.setdefault((entry.key, entry.number), new_claim)
         if earlier.weighed == weighed:
             to_weigh.add((entry.key, entry.number))
         else:
@@ -215,15 +256,16 @@ def claim(
 
 def passed(replica: context.ReplicaContext, gradients: Sequence[Any]) -> bool:
     """Whether gradients passed through communication."""
-    return bool(replica.taken and _applied(replica, gradients))
+    return bool(Weighing.of(replica).taken and _applied(replica, gradients))
 
 
 def _applied(replica: context.ReplicaContext, gradients: Sequence[Any]) -> list[Taken]:
     """Returns what was taken for these gradients, and not for a loss."""
-    reached = applied.reached(gradients, replica.combined)
+    own = Weighing.of(replica)
+    reached = applied.reached(gradients, own.combined)
     entries = [
         entry
-        for entry in replica.taken
+        for entry in own.taken
         if not reached.own.isdisjoint(entry.calls)
         or not (entry.recorded or reached.unless_recorded.isdisjoint(entry.calls))
     ]
@@ -247,7 +289,7 @@ def note_combined(combined: Sequence[Any], op: str, members: Sequence[int]) -> N
         return
     if len(members) == replica.num_replicas:
         tensors = tf.nest.flatten(list(combined), expand_composites=True)
-        replica.combined.update((id(x), x) for x in tensors)
+        Weighing.of(replica).combined.update((id(x), x) for x in tensors)
 
 
 def _about_both(first: Claim, own: Claim) -> tuple[str, list[str], str]:

@@ -20,7 +20,7 @@ from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import ordering
 from replicator.primitives import arithmetic
 from replicator.variables.creation import VariableFactory
-from replicator.variables.initial_values import CAPTURED
+from replicator.variables.initial_values import Captured
 
 
 def hide_values(inputs: Sequence[Any]) -> list[Any]:
@@ -105,8 +105,9 @@ def check_captures(build: context.Build) -> None:
             the variables created, may lack what those of replica 0 captured.
     """
     copied = not build.all_traced
-    if copied and CAPTURED in build.findings and CAPTURED not in build.knowledge:
-        build.knowledge[CAPTURED] = True
+    captured = copied and build.states.of(Captured).any
+    if captured and Captured not in build.knowledge:
+        build.knowledge[Captured] = True
         raise context.BuildAgain
 
 

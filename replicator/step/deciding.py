@@ -6,7 +6,7 @@ from __future__ import annotations
 from replicator import context
 from replicator.step.draft import Draft
 from replicator.variables import following
-from replicator.variables.chooser import SPARSE
+from replicator.variables.chooser import SparseGradients
 
 
 def note_undecided(draft: Draft) -> None:
@@ -33,7 +33,7 @@ def follow_strategy(draft: Draft) -> None:
     chooser.check()
     factory = draft.settings.factory
     variables = factory.trained()
-    sparse = draft.build.findings.get(SPARSE, {})
+    sparse = draft.build.states.of(SparseGradients)
     sparse_by_path = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
     chooser.learn(sparse_by_path)
     if not chooser.undecided:

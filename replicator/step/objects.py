@@ -28,7 +28,7 @@ from replicator.cluster.peers import Peers
 from replicator.primitives import base, groups
 from replicator.step import encoding
 
-_OBJECTS = "objects"  # the key of object calls in a build's knowledge and findings
+_OBJECTS = "objects"  # the key of object calls in a build's knowledge
 
 _FIX = (
     "let every replica of a group exchange the same objects in the same order, with "
@@ -99,7 +99,7 @@ class _Attempt:
     @classmethod
     def of(cls, build: context.Build) -> _Attempt:
         """Returns the calls of the current attempt."""
-        return build.findings.setdefault(_OBJECTS, cls())
+        return build.states.of(cls)
 
 
 def broadcast_object(obj: Any, root: int = 0, group: Any = None) -> Any:

@@ -51,7 +51,10 @@ def shared_variables(build: context.Build, replica_id: int) -> Iterator[None]:
 
 
 _HANDLES = ("VarHandleOp", "VariableV2")
-_COLLECTED = "what replicas added to collections"  # a key of Build.findings
+
+
+class _Collected(list[tuple[str, Any]]):
+    """What replicas added to the graph's collections: names and items."""
 
 
 @contextlib.contextmanager
@@ -73,13 +76,15 @@ def own_collections(build: context.Build, scope: str) -> Iterator[None]:
         _take(build.graph, scope)
         raise
     added = _take(build.graph, scope)
-    build.findings.setdefault(_COLLECTED, []).extend(added)
+    build.states.of(_Collected).extend(added)
 
 
 def return_collected(build: context.Build) -> None:
     """Adds to the collections what `own_collections` took out of them."""
-    for key, item in build.findings.pop(_COLLECTED, ()):
+    collected = build.states.of(_Collected)
+    for key, item in collected:
         build.graph.add_to_collection(key, item)
+    collected.clear()
 
 
 def _take(graph: tf.Graph, scope: str) -> list[tuple[str, Any]]:
@@ -110,7 +115,8 @@ def _is_within(item: Any, scope: str) -> bool:
     return op.name.startswith(scope)
 
 
-_SUMMARIES = "who writes each summary"  # a key of Build.findings
+class _Writers(dict[Any, int]):
+    """The replica that writes each summary, by its name and number."""
 
 
 def summaries_once(
@@ -124,11 +130,11 @@ def summaries_once(
     Args:
         replica: The replica that is built in this block.
     """
-    writers = replica.build.findings.setdefault(_SUMMARIES, {})
+    writers = replica.build.states.of(_Writers)
 
     def is_written() -> tf.Tensor:
         name = tf.get_current_name_scope().removeprefix(replica.scope)
-        place = name, replica.count((_SUMMARIES, name))
+        place = name, replica.count((_Writers, name))
         _warn_of_fixed_step()
         if not replica.build.all_traced:
             return tf.constant(True)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from replicator import context
 from replicator.graph.ir import captures
+from replicator.graph.passes.reads import Recent
 from replicator.variables import agreement
 
 _SUMS = ("AddV2", "Add")
@@ -98,7 +99,10 @@ def keeps_sums(variable: Any, value: Any) -> bool:
 def _is_read(variable: Any, tensor: tf.Tensor) -> bool:
     """Whether a tensor is the variable's value, as it is before the assignment."""
     replica = context.current()
-    if replica is not None and replica.reads.value(variable.handle) is tensor:
+    if (
+        replica is not None
+        and replica.states.of(Recent).value(variable.handle) is tensor
+    ):
         return True
     if tensor.op.type != "ReadVariableOp":
         return False

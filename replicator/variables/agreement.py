@@ -32,7 +32,7 @@ def is_equal(variable: Any, replica: context.ReplicaContext) -> bool:
     """
     if variable.placement.differs or replica.num_replicas == 1:
         return True
-    return replica.updating and not _is_uneven(variable, replica)
+    return replica.mode.updating and not _is_uneven(variable, replica)
 
 
 def _is_uneven(variable: Any, replica: context.ReplicaContext) -> bool:
@@ -192,7 +192,7 @@ def of_examples(
         method: The method that writes it.
     """
     inexact = variable.dtype.is_floating or variable.dtype.is_complex
-    if replica.examples is None or replica.updating or not inexact:
+    if replica.examples is None or replica.mode.updating or not inexact:
         return value
     if variable.placement.grows:  # rows of gradients, which already have no weight
         return value
@@ -255,7 +255,7 @@ def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | Non
     Returns:
         None if nothing is to be proven: the replicas agree on writes, or may differ.
     """
-    if variable.placement.differs or replica.num_replicas == 1 or replica.updating:
+    if variable.placement.differs or replica.num_replicas == 1 or replica.mode.updating:
         return None
     optimizer = _tf.applying_optimizer()
     return None if optimizer is None else effects.Claim(optimizer, wrapped=False)

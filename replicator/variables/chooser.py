@@ -13,7 +13,9 @@ from typing import Protocol
 from replicator.variables.placement import Placement
 from replicator.variables.synchronizer import AllReduce, Synchronizer
 
-SPARSE = "sparse gradients"  # a key of a build's findings: {variable's key: is sparse}
+
+class SparseGradients(dict[str | None, bool]):
+    """Whether the gradient of each variable is sparse, by the variable's key."""
 
 
 @dataclasses.dataclass(frozen=True)

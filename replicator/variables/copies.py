@@ -19,10 +19,15 @@ import tensorflow as tf
 from replicator import _tf, context
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import resource_inputs
+from replicator.graph.passes.reads import Recent
 from replicator.primitives import broadcast
 from replicator.variables import storage
 
-_WRITTEN = "copies written"  # a key of a build's findings
+
+class _Written(set[Any]):
+    """The ops that write a copy and whose value the source also gets."""
+
+
 _BY_OP = "written by an op, not by its methods, while replicas have copies of it"
 
 
@@ -61,14 +66,14 @@ class CopyWriter(_tf.HandleVariable):
         """Writes the replica's copy and returns the op that does."""
         op = self._write_own("assign", value, None, read_value=False)
         _note(replica.build, op)
-        replica.reads.enter(self.handle, op, self.shape)
+        replica.states.of(Recent).enter(self.handle, op, self.shape)
         return op
 
     def _write_copied(
         self, method: str, value: Any, op: Any, replica: context.ReplicaContext
     ) -> None:
         """Also writes the source of the copies, after `op` wrote the replica's copy."""
-        if not self.placement.has_copies or replica.updating:
+        if not self.placement.has_copies or replica.mode.updating:
             return
         _note(replica.build, op)
         if _is_apart(self):
@@ -78,7 +83,7 @@ class CopyWriter(_tf.HandleVariable):
 
 def _note(build: context.Build, op: Any) -> None:
     """Notes an op that writes a copy and whose value the source also gets."""
-    build.findings.setdefault(_WRITTEN, set()).add(op)
+    build.states.of(_Written).add(op)
 
 
 def _is_apart(variable: Any) -> bool:
@@ -100,7 +105,7 @@ def check(build: context.Build, variable: Any, ops: Sequence[tf.Operation]) -> N
     """
     if not variable.placement.has_copies or not _is_apart(variable):
         return
-    paired_writes = build.findings.get(_WRITTEN, set())
+    paired_writes = build.states.of(_Written)
     source_ids = {id(variable.storage.first.handle)}
     aliases = build.aliases.variables()
     outermost = Captures().outermost

@@ -19,7 +19,6 @@ from replicator import context
 from replicator.graph.equal.equality import Level, Ops
 from replicator.graph.ir.kinds import kind_of
 
-_NOTED = "doubts about what is written"  # key in Build.findings
 _told: weakref.WeakSet[Any] = weakref.WeakSet()  # that of which it was said
 
 
@@ -40,6 +39,10 @@ class Doubt:
     warning: str
 
 
+class _Noted(dict[int, Doubt]):
+    """The doubts of a build, by the id of what is written."""
+
+
 def note(replica: context.ReplicaContext, doubt: Doubt) -> None:
     """Notes that a replica is about to write a value.
 
@@ -47,8 +50,7 @@ def note(replica: context.ReplicaContext, doubt: Doubt) -> None:
         replica: The replica being built.
         doubt: The value, and the warning that is due if it is not equal on all.
     """
-    noted = replica.build.findings.setdefault(_NOTED, {})
-    noted[id(doubt.written)] = doubt
+    replica.build.states.of(_Noted)[id(doubt.written)] = doubt
 
 
 def tell(build: context.Build, level: Level) -> None:
@@ -58,7 +60,7 @@ def tell(build: context.Build, level: Level) -> None:
         build: The build.
         level: The ops of all replicas.
     """
-    noted = build.findings.get(_NOTED)
+    noted = build.states.of(_Noted)
     if noted:
         _tell(noted, level, set())
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,12 @@ import tensorflow as tf
 from replicator import _tf, context, errors
 from replicator.graph.ir.kinds import kind_of
 
-CAPTURED = "captured for an initial value"  # a key of a build's findings and knowledge
+
+@dataclasses.dataclass
+class Captured:
+    """Whether a function captured a tensor for an initial value, while replicas ran."""
+
+    any: bool = False
 
 
 def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
@@ -74,7 +80,7 @@ def lifted(initial_value: Any) -> Any:
         _tf.abandon([op for op in sources if kind_of(op).stateful])
         replica = context.current()
         if replica is not None and any(op.type == "Placeholder" for op in sources):
-            replica.build.findings[CAPTURED] = True
+            replica.build.states.of(Captured).any = True
         return lifted
     except _tf.UnliftableError as error:
         raise errors.ContextError(

@@ -92,7 +92,7 @@ def _tied(
     replica = context.current()
     if not (value.dtype.is_floating or value.dtype.is_complex):
         return value
-    if replica is not None and replica.updating:
+    if replica is not None and replica.mode.updating:
         return value  # read by an optimizer; nobody differentiates its updates
     shape = variable.shape
     if tf.executing_eagerly():

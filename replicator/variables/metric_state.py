@@ -94,7 +94,7 @@ def is_for_result(variable: Any, replica: context.ReplicaContext | None) -> bool
         return False
     if variable.placement.grows or replica.num_replicas == 1:
         return False
-    return replica.merging or _tf.metric_call("result") is not None
+    return replica.mode.merging or _tf.metric_call("result") is not None
 
 
 def aggregate(variable: Any, value: tf.Tensor) -> tf.Tensor:

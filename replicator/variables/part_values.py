@@ -54,7 +54,7 @@ def write(variable: Any, method: str, *args: Any, **kwargs: Any) -> Any:
     if (
         replica is None
         or variable.aggregation != _SUM
-        or replica.updating
+        or replica.mode.updating
         or agreement.is_equal(variable, replica)
     ):
         return variable.assign(written(variable, method, *args, **kwargs))

@@ -82,7 +82,7 @@ class PartWriter(_tf.HandleVariable):
         with replica.agreeing_on(self.name, method, self.key):
             # The replicas agree on the mean of the whole value, whichever parts each of
             # them writes. If agreeing fails, nothing has been written.
-            sums = self.aggregation == _SUM and not replica.updating
+            sums = self.aggregation == _SUM and not replica.mode.updating
             computes = self.placement.owner is not None or part_values.has_value(method)
             if computes or sums:
                 return part_values.write(self, method, *args, **kwargs)

@@ -255,7 +255,7 @@ class Owned(Placement):
 
         With copies, only updates use these; other ops use the replica's own copy.
         """
-        if self.proxies and not replica.updating:
+        if self.proxies and not replica.mode.updating:
             aliases = replica.build.aliases
             return super().handle_on(variable, replica.replica_id, aliases)
         if not _tf.stands_in(replica.build.graph):

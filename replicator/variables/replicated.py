@@ -31,6 +31,7 @@ from replicator import _tf, arguments, context, errors
 from replicator.cluster.peers import Peers
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.graph.order import effects
+from replicator.graph.passes.reads import Recent
 from replicator.variables import (
     additions,
     agreement,
@@ -258,12 +259,12 @@ class ReplicatedVariable(
         if replica is None or no_copy or tf.executing_eagerly():
             return _tf.HandleVariable._read_variable_op(self, no_copy)
         handle = self.handle
-        value = replica.reads.value(handle)
+        value = replica.states.of(Recent).value(handle)
         if value is None:
             value = _tf.read_quickly(self)
             if value is None:
                 value = _tf.HandleVariable._read_variable_op(self, no_copy)
-            replica.reads.enter(handle, value.op, self.shape)
+            replica.states.of(Recent).enter(handle, value.op, self.shape)
         return self._brought(value)
 
     def _brought(self, value: tf.Tensor) -> tf.Tensor:
@@ -317,7 +318,7 @@ class ReplicatedVariable(
             op = written.op if read_value and not tf.executing_eagerly() else written
             self._write_copied(method, value, op, replica)
         if not tf.executing_eagerly():
-            replica.reads.enter(self.handle, op, self.shape)
+            replica.states.of(Recent).enter(self.handle, op, self.shape)
         return written
 
     def _entered(

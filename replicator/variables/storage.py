@@ -26,7 +26,6 @@ from replicator.variables.placement import Mirrored, Placement
 from replicator.variables.synchronizer import AllReduce, Synchronizer
 
 _MOST_NAMES = 3  # listed in one note
-_NEEDS = "components needed"  # a key of a build's findings
 
 
 class User(Protocol):
@@ -195,6 +194,10 @@ def need_of(variable: Any, why: str, op: tf.Operation) -> Need:
     return Need(variable, why, errors.line_of(op))
 
 
+class _Needs(dict[str, Need]):
+    """The variables of which a build needs components, by their keys."""
+
+
 def need_components(variable: Any, why: str) -> None:
     """Notes that each replica needs a component of a variable that one of them owns.
 
@@ -206,7 +209,7 @@ def need_components(variable: Any, why: str) -> None:
     """
     replica = context.current()
     assert replica is not None, "outside of steps the one component is reached"
-    needs = replica.build.findings.setdefault(_NEEDS, {})
+    needs = replica.build.states.of(_Needs)
     needs.setdefault(variable.key, Need(variable, why, errors.user_line()))
 
 
@@ -217,7 +220,7 @@ def meet_needs(build: context.Build) -> None:
         BuildAgain: Some were needed, so the build starts over with them.
         UnsupportedError: Code that was built before relies on the owner's component.
     """
-    needs = build.findings.get(_NEEDS)
+    needs = build.states.of(_Needs)
     if needs:
         mirror(build, needs.values())
 
