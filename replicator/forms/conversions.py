@@ -78,22 +78,9 @@ class Conversions:
 
     # How many rows the replicas have.
 
-    def define(
-        self,
-        layout: Layout,
-        own_rows: Number,
-        offset: Number | None = None,
-        total: Number | None = None,
-    ) -> None:
-        """Says how many rows of a layout this replica has.
-
-        Args:
-            layout: The layout.
-            own_rows: The number of its own rows.
-            offset: That of the replicas before it; None: the replicas tell each other.
-            total: That of all replicas; None: likewise.
-        """
-        self._rows[layout] = _Rows(own_rows, offset, total)
+    def define(self, layout: Layout, own_rows: Number) -> None:
+        """Says how many rows of a layout this replica has; they tell each other."""
+        self._rows[layout] = _Rows(own_rows)
 
     def deal(self, layout: Layout, total: Number) -> None:
         """Divides rows among the replicas, as evenly as possible.
@@ -204,7 +191,7 @@ class Conversions:
                 )
             )
         if isinstance(have, Own):
-            x, have = self._share(x, have), Partial()
+            x, have = self.share(x, have.layout), Partial()
             if want == have:
                 return x
         if have == REPLICATED:
@@ -246,9 +233,9 @@ class Conversions:
         apart = resized(x, axis, [blocks, own])
         return resized(self._repl.all_gather(apart, axis + 1), axis, [total], 2)
 
-    def _share(self, x: tf.Tensor, have: Own) -> tf.Tensor:
-        """Returns a summand of the mean over the replicas."""
-        own, rows = self.own_rows(have.layout), self.rows(have.layout)
+    def share(self, x: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """Returns a summand of the mean over the replicas, weighted by their rows."""
+        own, rows = self.own_rows(layout), self.rows(layout)
         share = tf.cast(own / tf.maximum(rows, 1), x.dtype)
         return tf.math.multiply_no_nan(x, share)
 

@@ -53,8 +53,8 @@ def evaluate(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
         op: The op.
         facts: What is known of its inputs.
     """
-    if op.type in _ABOUT_SHAPES:
-        return _ABOUT_SHAPES[op.type](op, facts)
+    if op.type in _ABOUT:
+        return _ABOUT[op.type](op, facts)
     function = _FUNCTIONS.get(op.type)
     if function is None or not all(map(_is_small, op.outputs)):
         return None
@@ -91,19 +91,16 @@ def _elements(tensor: tf.Tensor, fact: Fact) -> np.ndarray | None:
     return np.full(tensor.shape.as_list(), UNKNOWN, object)
 
 
-def _shapes(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
-    found = [shape_of(t, fact) for t, fact in zip(op.inputs, facts, strict=True)]
-    return None if any(one is None for one in found) else found
-
-
-def _size(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
-    sizes = shape_of(op.inputs[0], facts[0])
-    return None if sizes is None else [array([np.multiply.reduce(sizes)], ())]
-
-
-def _rank(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
-    rank = op.inputs[0].shape.rank
-    return None if rank is None else [array([rank], ())]
+def _about_shapes(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
+    """Returns what an op says of the shapes of its inputs."""
+    pairs = zip(op.inputs, facts, strict=True)
+    found: list[Any] = [shape_of(t, fact) for t, fact in pairs]
+    if any(one is None for one in found):
+        return None
+    if op.type in ("Shape", "ShapeN"):
+        return found
+    one = len(found[0]) if op.type == "Rank" else np.multiply.reduce(found[0])
+    return [array([one], ())]
 
 
 def _constant(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
@@ -113,10 +110,8 @@ def _constant(op: tf.Operation, facts: Sequence[Fact]) -> list[Any] | None:
     return [np.asarray(tf.get_static_value(out)).astype(object)]
 
 
-_ABOUT_SHAPES: dict[str, Callable[..., list[Any] | None]] = {
-    **dict.fromkeys(("Shape", "ShapeN"), _shapes),
-    "Size": _size,
-    "Rank": _rank,
+_ABOUT: dict[str, Callable[..., list[Any] | None]] = {
+    **dict.fromkeys(("Shape", "ShapeN", "Size", "Rank"), _about_shapes),
     "Const": _constant,
 }
 

@@ -93,7 +93,10 @@ class Statistics:
             return None
         form, along = found
         self._made.add(of)
-        build = functools.partial(_own_mean, along=along)
+
+        def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
+            return [normalization.own_mean(inputs[0], along)[0]]
+
         return OpPlan([form, UNUSED], [Fact(Own(form.layout, of))], build)
 
     def _used(
@@ -236,15 +239,6 @@ def _behind(plan: Any, end: tf.Operation) -> tuple[set[tf.Operation], bool]:
     reached = in_order([end], sums)
     first = [op for op in reached if not sums(op)]
     return {*reached}, all(op.type == "Sum" and _is_gradient(op) for op in first)
-
-
-def _own_mean(
-    replica: Any, op: tf.Operation, inputs: Sequence[Any], along: list[int]
-) -> list[tf.Tensor]:
-    """Returns the mean of a replica's elements, 0 of none."""
-    x = inputs[0]
-    count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), along))
-    return [tf.reduce_sum(x, along, True) / tf.cast(tf.maximum(count, 1), x.dtype)]
 
 
 def _spread(

@@ -54,20 +54,18 @@ def parts(whole: np.ndarray, form: Form, rows: Sequence[int]) -> list[np.ndarray
 
 
 def converted(
-    whole: np.ndarray, have: Form, want: Form, rows: Sequence[int], told: bool
+    whole: np.ndarray, have: Form, want: Form, rows: Sequence[int]
 ) -> list[np.ndarray]:
     """Returns what becomes of each replica's copy."""
     repl = replicator.Replicator(helpers.devices(len(rows)))
-    before = np.cumsum([0, *rows])[:-1]
 
-    def step(x: tf.Tensor, own: Any, offset: Any) -> tf.Tensor:
+    def step(x: tf.Tensor, own: Any) -> tf.Tensor:
         conversions = Conversions(repl)
-        more = (offset, tf.constant(sum(rows))) if told else ()
-        conversions.define(LAYOUT, own, *more)
+        conversions.define(LAYOUT, own)
         return conversions.convert(x, have, want)
 
     copies = [tf.constant(x, whole.dtype) for x in parts(whole, have, rows)]
-    args = PerReplica(copies), PerReplica(rows), PerReplica(list(map(int, before)))
+    args = PerReplica(copies), PerReplica(rows)
     return [np.asarray(x) for x in repl.run(step, args=args)]
 
 
@@ -82,16 +80,14 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("rows", "told"), [((1, 3), True), ((4, 0), False)], ids=["told", "asked"]
-)
+@pytest.mark.parametrize("rows", [(1, 3), (4, 0)], ids=["both", "one"])
 @pytest.mark.parametrize("name", FORMS)
-def test_parts_are_joined_and_a_whole_is_divided(name, rows, told):
+def test_parts_are_joined_and_a_whole_is_divided(name, rows):
     form, shape = FORMS[name]
     whole = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
-    for copy in converted(whole, form, REPLICATED, rows, told):
+    for copy in converted(whole, form, REPLICATED, rows):
         np.testing.assert_array_equal(copy, whole)
-    found = converted(whole, REPLICATED, form, rows, told)
+    found = converted(whole, REPLICATED, form, rows)
     for copy, want in zip(found, parts(whole, form, rows), strict=True):
         np.testing.assert_array_equal(copy, want)
 
@@ -101,16 +97,16 @@ def test_sums_are_combined_and_a_whole_is_a_sum(how):
     dtype = bool if how in ("any", "all") else np.int32
     whole = np.arange(6).reshape(2, 3).astype(dtype)
     form, rows = Partial(how), (1, 3)
-    for copy in converted(whole, form, REPLICATED, rows, True):
+    for copy in converted(whole, form, REPLICATED, rows):
         np.testing.assert_array_equal(copy, whole)
-    found = converted(whole, REPLICATED, form, rows, True)
+    found = converted(whole, REPLICATED, form, rows)
     combined = functools.reduce(COMBINED[how], found)
     np.testing.assert_array_equal(combined, whole)
 
 
 def test_something_of_one_row_is_repeated_along_a_batch():
     whole = np.array([[1, 2]], np.int32)
-    found = converted(whole, REPLICATED, Sharded(0, LAYOUT), (1, 3), True)
+    found = converted(whole, REPLICATED, Sharded(0, LAYOUT), (1, 3))
     assert [x.tolist() for x in found] == [[[1, 2]], [[1, 2]] * 3]
 
 
@@ -118,7 +114,7 @@ def test_other_forms_are_converted_by_way_of_the_whole():
     whole = np.arange(12, dtype=np.int32).reshape(4, 3)
     for have in (Sharded(0, LAYOUT), Partial()):
         want = Partial() if isinstance(have, Sharded) else Sharded(0, LAYOUT)
-        found = converted(whole, have, want, (1, 3), True)
+        found = converted(whole, have, want, (1, 3))
         joined = sum(found) if want == Partial() else np.concatenate(found)
         np.testing.assert_array_equal(joined, whole)
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms import sizes
-from replicator.forms.forms import REPLICATED, UNSET, Fact, Form, Sharded, Unset, common
+from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset, common
 from replicator.forms.rule import (
     AS_IS,
     Build,
@@ -162,27 +162,6 @@ def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
         return plan(op, [form], made)
     needs = [form, *[REPLICATED] * (at - 1), AS_IS]
     return plan(op, needs, made, build=_of_any_shape(at))
-
-
-@rule("TensorListScatterIntoExistingList")
-def scatter_into(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """Puts the rows of a tensor's axis 0 into a list."""
-    items, tensor = facts[0], facts[1].form
-    if isinstance(tensor, Sharded):
-        of_rows: Form = tensor.at(tensor.axis - 1) if tensor.axis else REPLICATED
-    else:
-        of_rows = tensor
-    made = with_item(items, Fact(of_rows))
-    form = made.form
-    need = form.at(form.axis + 1) if isinstance(form, Sharded) else form
-    return plan(op, [form, need], [made])
-
-
-@rule("TensorListConcatLists")
-def concatenate_lists(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """Puts one list behind the other."""
-    made = with_item(facts[0], facts[1])
-    return OpPlan([made.form, made.form], [made])
 
 
 @rule("TensorListResize")

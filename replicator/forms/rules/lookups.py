@@ -82,7 +82,7 @@ def gather(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     return None
 
 
-@rule("GatherNd")
+@rule("GatherNd ResourceGatherNd")
 def gather_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Selects elements, or rows, by one index each."""
     values, ids = facts

@@ -105,8 +105,7 @@ def _mean(
     replica: Any, op: tf.Operation, inputs: _Tensors, along: list[int], form: Sharded
 ) -> list[Any]:
     x = inputs[0]
-    rows = tf.cast(_count(x, along), x.dtype)
-    own = tf.reduce_sum(x, along, True) / tf.maximum(rows, 1)
+    own, rows = own_mean(x, along)
     squares = tf.reduce_sum(tf.math.squared_difference(x, own), along, True)
     count = elements_per_result(replica, x, form, along)
     finish = functools.partial(_finish, count=count, dtype=x.dtype)
@@ -118,6 +117,12 @@ def _variance(
 ) -> _Tensors:
     # No other op stands for that of the mean: see twins.py.
     return [replica.value(mean).values[1]]
+
+
+def own_mean(x: tf.Tensor, along: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the mean of a replica's elements, 0 of none, and how many they are."""
+    count = tf.cast(_count(x, along), x.dtype)
+    return tf.reduce_sum(x, along, True) / tf.maximum(count, 1), count
 
 
 def _count(x: tf.Tensor, along: Sequence[int]) -> tf.Tensor:
@@ -277,12 +282,9 @@ def _normalize_own(
     replica: Any, op: tf.Operation, inputs: _Tensors, form: Sharded
 ) -> _Tensors:
     """The same op on each replica, and its share of the mean over replicas."""
-    y, *pair = (made := replica.stamp(op, inputs))[:3]
-    own, whole = tf.shape(inputs[0])[form.axis], replica.length(form, inputs[0])
-    share = tf.cast(own / tf.maximum(whole, 1), pair[0].dtype)
-    # Kernels return NaN for the moments of none.
-    shares = [tf.math.multiply_no_nan(one, share) for one in pair]
-    return [y, *shares, *made[3:]]
+    y, mean, variance, *saved = replica.stamp(op, inputs)
+    shares = [replica.share(one, form.layout) for one in (mean, variance)]
+    return [y, *shares, *saved]
 
 
 @rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")

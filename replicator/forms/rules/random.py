@@ -23,15 +23,10 @@ import tensorflow as tf
 
 from replicator.forms.forms import Fact, Sharded
 from replicator.forms.rule import LOCAL, OpPlan, plan, rule
-from replicator.forms.rules.shapes import of_sizes
+from replicator.forms.rules.shapes import fill, of_sizes
 from replicator.forms.sizes import elements
 
-
-@rule("RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal")
-def of_shape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """Numbers of one law, of a shape: of the rows of something sharded, or of none."""
-    made = of_sizes(elements(op.inputs[0], facts[0]))
-    return plan(op, [LOCAL], made) if made else None
+rule("RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal")(fill)
 
 
 @rule(

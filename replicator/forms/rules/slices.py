@@ -13,10 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.evaluation import index
-from replicator.forms.forms import REPLICATED, Fact, Sharded
+from replicator.forms.forms import REPLICATED, Fact, Sharded, equal
 from replicator.forms.rule import (
     LOCAL,
-    Build,
     Need,
     OpPlan,
     is_partial,
@@ -25,6 +24,7 @@ from replicator.forms.rule import (
     plan,
     rule,
 )
+from replicator.forms.rules.shapes import of_sizes
 from replicator.forms.sizes import WHOLE, elements, fitting, ints, is_size
 
 # What is selected of an axis, which axis it becomes, and the element that says so.
@@ -138,49 +138,43 @@ def _blocks(form: Sharded, size: Any) -> int | None:
 @of_rows("StridedSlice")
 def strided_slice(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """x[1:, 0] and the like."""
-    parts = [elements(t, f) for t, f in zip(op.inputs[1:4], facts[1:4], strict=True)]
-    places = _places(op, parts, op.inputs[0].shape.rank)
-    if places is None:
-        return None
-    chosen, result, k = places[form.axis]
-    if result is None or chosen.step != 1:
-        return None
-    made = _part(form, chosen.start, chosen.stop)
-    needs = _limits(parts, form, k)
-    if made is None or needs is None:
-        return None
-    return plan(op, [form, *needs], made.at(result))
+    found = _selected(op, facts, form, op.inputs[0].shape.rank)
+    return found and plan(op, [form, *found[1]], found[0])
 
 
 @rule("StridedSliceGrad")
 def strided_slice_grad(op: tf.Operation, facts: list[Fact], scope: Any) -> Any:
     """Puts a gradient into zeros of the shape that was sliced, its first input."""
-    form = facts[-1].form
-    if is_partial(facts[-1]):
-        return plan(op, [*[REPLICATED] * 4, form], form)
-    sizes = elements(op.inputs[0], facts[0])
-    parts = [elements(t, f) for t, f in zip(op.inputs[1:4], facts[1:4], strict=True)]
-    if not isinstance(form, Sharded) or sizes is None:
+    form, sizes = facts[4].form, elements(op.inputs[0], facts[0])
+    whole = of_sizes(sizes)
+    if not isinstance(form, Sharded) or whole is None:
+        return of_sums(op, facts, (4,))
+    found = _selected(op, facts, whole, len(sizes or ()))
+    if found is None or not equal(found[0], form):
         return None
-    places = _places(op, parts, len(sizes))
+    return plan(op, [LOCAL, *found[1], form], whole)
+
+
+def _selected(
+    op: tf.Operation, facts: Sequence[Fact], form: Sharded, rank: int
+) -> tuple[Sharded, list[Need]] | None:
+    """Returns the form of what a strided slice selects, and which limits it needs.
+
+    Args:
+        op: The slice, or its gradient.
+        facts: What is known of its inputs.
+        form: Of what is sliced.
+        rank: Its rank.
+    """
+    parts = [elements(t, f) for t, f in zip(op.inputs[1:4], facts[1:4], strict=True)]
+    places = _places(op, parts, rank)
     if places is None:
         return None
-    results = [result for _, result, _ in places]
-    if form.axis not in results:
+    chosen, result, k = places[form.axis]
+    if result is None or chosen.step != 1:
         return None
-    at = results.index(form.axis)
-    if fitting(sizes, form.at(at)) is not LOCAL:
-        return None
-    is_blocks = form.inner == 1 and sizes[at].factor
-    whole = Sharded(
-        at, form.layout, sizes[at].factor if is_blocks else form.outer, form.inner
-    )
-    chosen, _, k = places[at]
-    made = _part(whole, chosen.start, chosen.stop) if chosen.step == 1 else None
-    needs = _limits(parts, whole, k)
-    if made is None or needs is None or not made.divides_like(form):
-        return None
-    return plan(op, [LOCAL, *needs, form], whole)
+    made, needs = _part(form, chosen.start, chosen.stop), _limits(parts, form, k)
+    return (made.at(result), needs) if made and needs else None
 
 
 def _limits(
@@ -243,17 +237,4 @@ def pad(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
         return None
     if WHOLE in widths or any(map(is_size, widths)):
         return None
-    build = _with_a_row(form.axis) if op.type.startswith("Mirror") else None
-    return plan(op, [form], form, build=build)
-
-
-def _with_a_row(axis: int) -> Build:
-    """Builds an op whose kernel fails without rows, by adding one."""
-
-    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        x, *others = inputs
-        more = [[0, int(k == axis)] for k in range(x.shape.rank)]
-        (made,) = replica.stamp(op, [tf.pad(x, more), *others])
-        return [made[(*[slice(None)] * axis, slice(tf.shape(x)[axis]))]]
-
-    return build
+    return plan(op, [form], form)

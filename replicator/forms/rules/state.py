@@ -19,7 +19,6 @@ from replicator.forms.rule import (
     Need,
     OpPlan,
     about,
-    is_partial,
     plan,
     refused,
     replicated,
@@ -51,17 +50,6 @@ _DATASETS = """
 def read(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Reads a variable, whose form is that of its value."""
     return plan(op, [AS_IS], facts[0].form)
-
-
-@rule("ResourceGatherNd")
-def read_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """Reads elements of a variable, by one index each."""
-    form, ids, rank = facts[0].form, facts[1].form, op.inputs[1].shape.rank
-    if is_partial(facts[0]):
-        return plan(op, [AS_IS], form)
-    if not isinstance(ids, Sharded) or rank is None or ids.axis == rank - 1:
-        return plan(op, [AS_IS], REPLICATED)
-    return plan(op, [AS_IS, ids], ids)
 
 
 @rule(_UPDATES + _ASSIGNING)

@@ -91,24 +91,9 @@ def _scattered(v: Inputs) -> tf.Tensor:
     return stack(items)
 
 
-def _scattered_into(v: Inputs) -> tf.Tensor:
-    items = raw.TensorListScatterIntoExistingList(
-        input_handle=push(empty(), v.x[:, 0]),
-        tensor=tf.transpose(v.x),
-        indices=[2, 0, 1],
-    )
-    return stack(items)
-
-
 def _scattered_v1(v: Inputs) -> tf.Tensor:
     x = tf.transpose(v.x)
     return stack(raw.TensorListScatter(tensor=x, indices=[2, 0, 1], element_shape=-1))
-
-
-def _lists(v: Inputs) -> tf.Tensor:
-    first, second = push(empty(), v.x), push(empty(), v.y, v.p)
-    joined = raw.TensorListConcatLists(input_a=first, input_b=second, element_dtype=F)
-    return stack(joined)
 
 
 def _resized(v: Inputs) -> tf.Tensor:
@@ -157,9 +142,7 @@ SAMPLES = [
     Sample("TensorListFromTensor", lambda v: stack(of_tensor(tf.transpose(v.x)))),
     Sample("TensorListFromTensor", lambda v: get(of_tensor(tf.transpose(v.x)), 1)),
     Sample("TensorListScatterV2", _scattered),
-    Sample("TensorListScatterIntoExistingList", _scattered_into),
     Sample("TensorListScatter", _scattered_v1),
-    Sample("TensorListConcatLists", _lists, grads=False),
     Sample("TensorListPopBack", _popped),
     Sample("TensorListResize", _resized, grads=False),
     Sample("OptionalFromValue", _optional, grads=False),

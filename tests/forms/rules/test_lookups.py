@@ -148,7 +148,8 @@ OTHERS = [
 
 def test_each_type_has_a_sample() -> None:
     # Variables and tables are in test_state.py.
-    assert not laws.missing(lookups, SAMPLES, "ResourceGather LookupTableFindV2")
+    others = "ResourceGather ResourceGatherNd LookupTableFindV2"
+    assert not laws.missing(lookups, SAMPLES, others)
 
 
 @pytest.mark.parametrize("replicas", REPLICAS)
