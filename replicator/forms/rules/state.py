@@ -7,6 +7,7 @@ all: prints, summaries, tables, functions of Python. Random numbers are in rando
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,11 @@ _ASSIGNING = """
     AssignVariableOp AssignAddVariableOp AssignSubVariableOp DestroyResourceOp
     ResourceCountUpTo ResourceStridedSliceAssign
     """
+# What becomes of a sum follows from what becomes of each summand.
+_ADDING = re.compile(
+    "Assign(Add|Sub)?VariableOp|DestroyResourceOp|ResourceStridedSliceAssign|"
+    "ResourceScatter(Nd)?(Add|Sub|Update)"
+)
 _GENERATORS = """
     RngReadAndSkip RngSkip StatefulRandomBinomial StatefulStandardNormal
     StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform
@@ -57,7 +63,17 @@ def update(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Gives each replica's variable what one device's gets: sums are added up here.
 
     A variable that is itself a sum, like a metric's, gets a part of what is added.
+
+    Raises:
+        UnsupportedError: It is a sum, and the op does not add to it.
     """
+    if is_partial(facts[0]) and not _ADDING.fullmatch(op.type):
+        raise refused(
+            op,
+            f"{op.name} ({op.type}) updates a variable of which each replica holds a "
+            "summand (ON_READ, SUM), by other than a sum.",
+            "update it by assign(), or create it without `synchronization`.",
+        )
     needs: list[Need] = []
     for arg, tensor in zip(op.op_def.input_arg, op.inputs, strict=True):
         is_place = arg.name in ("indices", "begin", "end", "strides")

@@ -363,3 +363,27 @@ def test_loops_over_elements_are_refused_with_the_way_out(kind: str) -> None:
     says = r"(?s)test_state.py.*Fix: loop.* outside of the function"
     with pytest.raises(errors.UnsupportedError, match=says):
         run(np.ones(4, np.float32))
+
+
+@pytest.mark.parametrize("name", ["Mul", "Div", "Max", "Min"])
+def test_a_sum_is_updated_by_sums_only(name: str) -> None:
+    """Each replica holds a summand: the largest of each is no sum of the largest."""
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    with repl.context():
+        total = tf.Variable(
+            tf.ones([5, 2]),
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    def step(ids: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        scatter(name)([total.handle], ids, x)
+        return tf.reduce_sum(x)
+
+    run = engine.WholeBatchFunction(step, repl, [IDS, ROWS])
+    with pytest.raises(errors.UnsupportedError) as raised:
+        run(tf.zeros([2], tf.int32), tf.ones([2, 2]))
+    message = str(raised.value)
+    assert "by other than a sum" in message and "test_state.py" in message
+    assert "Fix: update it by assign()" in message
+    assert (total.numpy() == 1).all()
