@@ -143,6 +143,8 @@ def _followed(
         blocks, each = blocks or factor // (each or 1), each or factor // (blocks or 1)
         if blocks * each != factor:
             return None
+    if each is None and blocks != 1:
+        return None  # several blocks may be one
     return Sharded(at, form.layout, blocks, each)
 
 

@@ -102,6 +102,13 @@ OTHERS = [
     Sample(
         "Reshape", lambda v: reshape(reshape(v.x, -1, unknown(1)), rows(v.x) * 3, -1)
     ),
+    Sample("Reshape", lambda v: reshape(transpose(v.x, 1, 0), -1, as_many(v.x)), WHOLE),
+    Sample(
+        "Sum",
+        lambda v: total(
+            reshape(transpose(v("x", 3, 4), 1, 0, 2), rows(v.x) * unknown(1), 12)
+        ),
+    ),
     Sample("Squeeze", lambda v: raw.Squeeze(input=v("x", 1, 3)), WHOLE),
     Sample("Fill", lambda v: raw.Fill(dims=[rows(v.x) + 1], value=3.0), WHOLE),
     Sample("Range", lambda v: raw.Range(start=1, limit=rows(v.x), delta=1), WHOLE),
