@@ -50,7 +50,8 @@ def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any
     Args:
         value: A nest of tensors, as for `all_reduce`.
         root: The replica that receives the result, a member of the group.
-        op: As for `all_reduce`.
+        op: As for `all_reduce`; "mean" only where all replicas have the same number of
+            examples: there are no weights.
         group: The participating replicas, from `Replicator.group` or `groups`; all by
             default. The calling replica must be a member.
 
@@ -59,13 +60,14 @@ def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any
         others.
 
     Raises:
-        ArgumentError: `root` is not a replica, or `op` is unknown or undefined for a
-            dtype.
+        ArgumentError: `root` is not a replica, `op` is unknown or undefined for a
+            dtype, or a mean would need weights.
         ContextError: Called outside a step.
     """
     members = groups.members("reduce", group)
     base.check_root("reduce", root, members)
     reductions.check_op("reduce", op)
+    reductions.refuse_equal_weights("reduce", op)
     leaves = base.flatten(value, "reduce")
     for leaf in leaves:
         reductions.check("reduce", leaf, op)

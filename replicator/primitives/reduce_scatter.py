@@ -48,7 +48,7 @@ def reduce_scatter(
     Args:
         value: A nest of tensors, of the same dtypes and shapes on all replicas; the
             dtypes are those that `all_reduce` takes for `op`.
-        op: As for `all_reduce`.
+        op: As for `reduce`.
         axis: The axis to split, counted from the end if negative. If its size is not a
             multiple of the number of replicas, the first ones receive one row more.
         group: The participating replicas, from `Replicator.group` or `groups`; all by
@@ -60,12 +60,13 @@ def reduce_scatter(
         `Extremum`.
 
     Raises:
-        ArgumentError: `op` is unknown or undefined for a dtype, `axis` does not exist,
-            or a leaf is not a dense tensor.
+        ArgumentError: `op` is unknown or undefined for a dtype, a mean would need
+            weights, `axis` does not exist, or a leaf is not a dense tensor.
         ContextError: Called outside a step.
     """
     members = groups.members("reduce_scatter", group)
     reductions.check_op("reduce_scatter", op)
+    reductions.refuse_equal_weights("reduce_scatter", op)
     axes.check("reduce_scatter", axis)
     leaves = base.flatten(value, "reduce_scatter")
     for leaf in leaves:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from replicator import errors
+from replicator import context, errors
 from replicator.graph.ir.placeholder import Call, Value
 from replicator.primitives import arithmetic, base, shares
 
@@ -124,6 +124,23 @@ def check_op(what: str, op: Any) -> None:
             what,
             f"was given op={errors.shown(op)}",
             f"op is one of {', '.join(REDUCTIONS)}.",
+        )
+
+
+def refuse_equal_weights(what: str, op: str) -> None:
+    """Raises ArgumentError for a mean that counts replicas the same, not examples.
+
+    all_reduce and gradients weight them; a program in which this mean does not would
+    be silently wrong wherever a batch does not divide evenly.
+    """
+    if op == "mean" and context.require(what).examples is not None:
+        raise base.bad_argument(
+            what,
+            "was given op='mean', which counts all replicas the same, and they may "
+            "have different numbers of examples",
+            'take all_reduce(x, "mean"), which weights them; or the sum of the values '
+            f"multiplied by the replica's share, {what}(x * repl.weight), or by "
+            "1 / repl.num_replicas.",
         )
 
 

@@ -196,3 +196,25 @@ def test_bad_arguments_are_refused(name: str) -> None:
         match=rf"(?s)reduce on replica 0 .*{message}.*at tests.*Fix: .*{fix}",
     ):
         repl.run(lambda: call(repl))
+
+
+@pytest.mark.parametrize("primitive", ["reduce", "reduce_scatter"])
+def test_a_mean_over_shards_of_different_sizes_is_refused(primitive: str) -> None:
+    repl = helpers.make(2)
+    x = np.arange(10, dtype=np.float32).reshape(5, 2) ** 2
+
+    def step(x: tf.Tensor, op: str = "mean") -> Any:
+        factor = 1.0 if op == "mean" else repl.weight
+        reduced = getattr(repl, primitive)(tf.reduce_mean(x, 0) * factor, op=op)
+        return tf.zeros([0]) if reduced is None else reduced
+
+    with pytest.raises(
+        errors.ArgumentError,
+        match=rf"(?s){primitive} on replica 0 was given op='mean', which counts all "
+        rf"replicas the same.*at tests.*Fix:.*{primitive}\(x \* repl.weight\)",
+    ):
+        repl.run(step, x, input_mode="global_batch")
+    summed = repl.run(lambda x: step(x, "sum"), x, input_mode="global_batch")
+    np.testing.assert_allclose(tf.concat([*summed], 0), x.mean(0), rtol=1e-6)
+    even = repl.run(step, x[:4], input_mode="global_batch")
+    np.testing.assert_allclose(tf.concat([*even], 0), x[:4].mean(0), rtol=1e-6)
