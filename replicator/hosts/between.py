@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, devices, errors
+from replicator import _tf, arguments, devices, errors
 from replicator.cluster import closing, description, faults, lookout, peers
 from replicator.hosts.cluster import Cluster
 from replicator.options import Options
@@ -68,11 +68,11 @@ def join(
     Raises:
         ClusterError: The process cannot join.
     """
-    if not 0 <= task < len(described.hosts):
+    if not arguments.is_whole(task, 0, len(described.hosts) - 1):
         raise errors.ClusterError(
             errors.compose(
-                f"connect was given task={task}, but {described.source} has "
-                f"{len(described.hosts)} hosts.",
+                f"connect was given task={errors.shown(task)}, but "
+                f"{described.source} has {len(described.hosts)} hosts.",
                 fix="number the hosts from 0.",
             )
         )

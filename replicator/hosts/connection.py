@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, context, devices, errors
+from replicator import _tf, context, devices, errors, options
 from replicator.cluster import (
     addresses,
     closing,
@@ -105,12 +105,14 @@ def connect(
     Raises:
         ClusterError: There is no description of hosts, or it is wrong; a host does not
             answer; or this process is connected already.
-        ArgumentError: A time is not a positive number, or `client` is no address.
+        ArgumentError: A time is not a positive number, `client` is no address, or
+            `optional` is no bool.
         ContextError: Called inside a step or a graph.
     """
     _refuse_place()
     limit = _positive("timeout", timeout)
     _check_client(client)
+    options.check("connect", "optional", optional, (False, True))
     described = sources.find(hosts, os.environ, optional)
     if described is None:
         return None

@@ -230,6 +230,7 @@ PROGRAMS: tuple[Program, ...] = (
         )
         for name in ("timeout", "heartbeat")
     ),
+    _plain("replicator.connect(['localhost:1'], timeout=0.01, optional=bad)"),
     _plain("replicator.ResourceSpec(bad)"),
     # Building and running
     _plain("repl.run(bad)"),

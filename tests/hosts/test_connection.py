@@ -178,6 +178,24 @@ def test_a_wrong_address_of_the_client(client):
         replicator.connect(["localhost:1"], client=client, timeout=0.1)
 
 
+@pytest.mark.parametrize("optional", [3, None, "yes"])
+def test_optional_is_a_bool(optional):
+    with pytest.raises(
+        replicator.ArgumentError,
+        match=r"(?s)connect was given optional=.*Fix: optional is one of False, True",
+    ):
+        replicator.connect(optional=optional)
+
+
+@pytest.mark.parametrize("task", [2, -1, True, 0.0, "0"])
+def test_a_task_is_the_number_of_a_host(task):
+    with pytest.raises(
+        replicator.ClusterError,
+        match=r"(?s)connect was given task=.*has 2 hosts.*Fix: number the hosts from 0",
+    ):
+        replicator.connect(["localhost:1", "localhost:2"], task=task, timeout=0.1)
+
+
 def test_nothing_is_connected_where_nothing_answers():
     with pytest.raises(replicator.ClusterError, match="1 of 1 hosts did not answer"):
         replicator.connect(["localhost:1"], timeout=0.1)
