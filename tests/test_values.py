@@ -7,6 +7,7 @@ import collections
 import copy
 import operator
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -192,6 +193,17 @@ def test_operators_compute_with_the_one_value(make, other, count):
             expected = operate(other, 0.5)
             np.testing.assert_array_equal(operate(other, loss), expected, name)
     assert (-loss, +loss, abs(-loss), divmod(loss, 2)) == (-0.5, 0.5, 0.5, (0.0, 0.5))
+
+
+@pytest.mark.parametrize("name", ["matmul", "lshift", "invert"])
+def test_what_a_number_cannot_do_is_an_error_as_of_the_number(name):
+    """Python's own, which names the operator and both types."""
+    operate, others = getattr(operator, name), (2,) * (name != "invert")
+    with pytest.raises(TypeError) as of_number:
+        operate(0.5, *others)
+    loss = PerReplica(tf.constant(0.5), tf.constant(0.5))
+    with pytest.raises(TypeError, match=re.escape(str(of_number.value))):
+        operate(loss, *others)
 
 
 @pytest.mark.parametrize("name", _INTEGER_OPERATORS)
