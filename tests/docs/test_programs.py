@@ -45,7 +45,7 @@ def test_every_program_has_a_page(name: str) -> None:
 _SHOWN = re.compile(r"^<!-- of (\S+) -->\n\n```\w+\n(.*?)\n```$", re.M | re.S)
 
 
-@pytest.mark.parametrize("name", [*_NAMES, "index"])
+@pytest.mark.parametrize("name", [*_NAMES, "index", "minimal"])
 def test_what_a_page_shows_of_a_program_is_in_the_program(name: str) -> None:
     found = _SHOWN.findall(_page(name))
     assert len(found) == _page(name).count("<!-- of ")
@@ -59,7 +59,8 @@ def _characters(code: str) -> str:
 
 
 def test_every_page_is_about_a_program() -> None:
-    assert {path.stem for path in _PAGES.glob("*.md")} == {*_NAMES, "index"}
+    pages = {path.stem for path in _PAGES.glob("*.md")}
+    assert pages == {*_NAMES, "index", "minimal"}
 
 
 @pytest.mark.parametrize("name", _NAMES)

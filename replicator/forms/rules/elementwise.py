@@ -8,15 +8,15 @@ which is still to be taken, passes through what is linear.
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import Any
 
 import tensorflow as tf
 
+from replicator.forms.equations import by_axes
 from replicator.forms.forms import REPLICATED, Fact, Sharded, Unset, joined
 from replicator.forms.rule import (
     AS_IS,
-    Need,
     OpPlan,
     is_partial,
     of_rows,
@@ -24,7 +24,6 @@ from replicator.forms.rule import (
     plan,
     rule,
 )
-from replicator.graph.ir import shapes
 
 TYPES = """
     Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan Atan2
@@ -92,8 +91,7 @@ def elementwise(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
         return plan(op, [form] * len(facts), form)
     if not any(isinstance(fact.form, Sharded) for fact in facts):
         return linear(op, facts)
-    found = along(facts, list(op.inputs))
-    return found and plan(op, *found)
+    return by_axes(op, facts, ",".join(["..."] * len(facts)) + "->...")
 
 
 def linear(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
@@ -129,57 +127,12 @@ def _grows(op: tf.Operation, k: int) -> bool:
     return None not in sizes and sizes[0] != sizes[1]
 
 
-def along(
-    facts: Sequence[Fact], tensors: Sequence[tf.Tensor], inner: Sequence[int] = ()
-) -> tuple[list[Need], Sharded] | None:
-    """Returns the forms that tensors need whose axes broadcast, and that of the result.
-
-    All are sharded like the sharded one of the highest rank, except those that have no
-    such axis. If there is a choice, the first one decides, and the others are gathered.
-
-    Args:
-        facts: What is known of the tensors.
-        tensors: The tensors.
-        inner: How many of each one's last axes do not broadcast, as those of matrices.
-
-    Returns:
-        The forms, or None: all must be replicated.
-    """
-    inner = inner or [0] * len(tensors)
-    ranks = [t.shape.rank for t in tensors]
-    if None in ranks:
-        return None
-    outer = [rank - its for rank, its in zip(ranks, inner, strict=True)]
-    chosen: int | None = None
-    for k, fact in enumerate(facts):
-        if isinstance(fact.form, Sharded) and fact.form.axis < outer[k]:
-            is_one = shapes.size(tensors[k], fact.form.axis) == 1 and len(tensors) > 1
-            if not is_one and (chosen is None or outer[k] > outer[chosen]):
-                chosen = k
-    if chosen is None:
-        return None
-    form = facts[chosen].form
-    assert isinstance(form, Sharded)
-    at = max(outer) - outer[chosen] + form.axis
-    needs: list[Need] = []
-    for tensor, its in zip(tensors, outer, strict=True):
-        axis = at - (max(outer) - its)
-        has_axis = axis >= 0 and shapes.size(tensor, axis) != 1
-        needs.append(form.at(axis) if has_axis or len(tensors) == 1 else REPLICATED)
-    return needs, form.at(at)
-
-
 @rule("Select")
 def select(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of Select, in which a vector of conditions chooses whole rows."""
-    condition, values = op.inputs[0].shape.rank, op.inputs[1].shape.rank
-    shard = next((f.form for f in facts if isinstance(f.form, Sharded)), None)
-    if shard is None or condition == values:
+    if op.inputs[0].shape.rank != 1 or op.inputs[1].shape.rank == 1:
         return elementwise(op, facts, scope)
-    if condition not in (0, 1) or values is None:
-        return None
-    is_by_row = condition == 1 and shard.axis == 0
-    return plan(op, [shard if is_by_row else REPLICATED, shard, shard], shard)
+    return linear(op, facts) or by_axes(op, facts, "a,a...,a...->a...")
 
 
 @of_rows("EnsureShape")

@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of matrices and tensors, each written as an equation of its axes.
 
-Whichever axis is sharded, the equation says the rest. "nk,km->nm": if n is sharded, the
-result is; if k is, each replica computes a summand of the result; m is tensor
-parallelism. Convolutions and other ops that treat each example alone are in a table.
+Convolutions and other ops that treat each example alone are in a table.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_sums, plan, rule
+from replicator.forms.equations import by_axes
+from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_sums, rule
 from replicator.forms.sizes import elements, fitting
-from replicator.graph.ir import shapes
-
-_NAMES = "abcdefghijklmnop"
-_UNKNOWN = 64  # elements of an axis of unknown length, where costs are compared
 
 
 @rule("MatMul SparseMatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
@@ -43,8 +36,7 @@ def einsum(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 def bias(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of BiasAdd, which is no product, but has its axes."""
     image = _image(op)
-    is_sum = any(map(is_partial, facts))
-    return None if is_sum else contraction(op, facts, f"{image},c->{image}")
+    return by_axes(op, facts, f"{image},c->{image}")
 
 
 @rule("BiasAddGrad")
@@ -58,77 +50,12 @@ def _image(op: tf.Operation) -> str:
     return "nc..." if is_first else "...c"
 
 
-def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Returns the terms of an equation with a name for each axis of an ellipsis."""
-    left, _, output = equation.partition("->")
-    terms = left.split(",")
-    free = [name for name in _NAMES + _NAMES.upper() if name not in left]
-    spread = [
-        rank - len(term.replace("...", "")) if "..." in term else 0
-        for term, rank in zip(terms, ranks, strict=True)
-    ]
-    dots = "".join(free[: max(spread)])
-    terms = [
-        term.replace("...", dots[len(dots) - count :])
-        for term, count in zip(terms, spread, strict=True)
-    ]
-    return terms, output.replace("...", dots)
-
-
 def contraction(op: tf.Operation, facts: list[Fact], equation: str) -> OpPlan | None:
-    """Returns the plan of a product, but not of diagonals.
-
-    Of several sharded axes, that one is kept which leaves least to be gathered.
-
-    Args:
-        op: The op.
-        facts: What is known of its inputs.
-        equation: The names of each input's axes, and of the output's.
-    """
-    shards = [k for k, fact in enumerate(facts) if isinstance(fact.form, Sharded)]
-    if not shards:
-        partial = [k for k, fact in enumerate(facts) if is_partial(fact)]
-        return of_sums(op, facts, partial) if len(partial) == 1 else None
-    ranks = [t.shape.rank for t in op.inputs]
-    if None in ranks:
-        return None
-    terms, output = _spelled(equation, ranks)
-    if any(len(set(term)) < len(term) for term in (*terms, output)):
-        return None
-    found = [_kept(op, facts, terms, output, k) for k in shards]
-    best = min((one for one in found if one), key=lambda one: one[0], default=None)
-    return best and best[1]
-
-
-def _kept(
-    op: tf.Operation, facts: list[Fact], terms: Sequence[str], output: str, k: int
-) -> tuple[Any, OpPlan] | None:
-    """Returns the plan that keeps the k-th input's axis sharded, after its cost."""
-    form = facts[k].form
-    assert isinstance(form, Sharded)
-    name = terms[k][form.axis]
-    if shapes.size(op.inputs[k], form.axis) == 1:
-        return None  # it broadcasts
-    needs: list[Form] = []
-    for tensor, names in zip(op.inputs, terms, strict=True):
-        has_axis = name in names and shapes.size(tensor, names.index(name)) != 1
-        needs.append(form.at(names.index(name)) if has_axis else REPLICATED)
-    is_kept = name in output
-    made = form.at(output.index(name)) if is_kept else Partial()
-    moved = sum(
-        _moved(tensor, fact.form, need)
-        for tensor, fact, need in zip(op.inputs, facts, needs, strict=True)
-    )
-    return (moved, not is_kept, k), plan(op, needs, made)
-
-
-def _moved(tensor: tf.Tensor, have: Form, need: Form) -> int:
-    """About how many elements a conversion moves."""
-    if have in (REPLICATED, need):
-        return 0
-    if tensor.shape.rank is None:
-        return _UNKNOWN
-    return math.prod(size or _UNKNOWN for size in tensor.shape.as_list())
+    """Returns the plan of an op that is linear in each of its inputs."""
+    if any(isinstance(fact.form, Sharded) for fact in facts):
+        return by_axes(op, facts, equation)
+    partial = [k for k, fact in enumerate(facts) if is_partial(fact)]
+    return of_sums(op, facts, partial) if len(partial) == 1 else None
 
 
 # How ops use each input and make each output, given a batch:

@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.forms.forms import REPLICATED, Fact, Sharded
-from replicator.forms.rule import Need, OpPlan, of_rows, of_sums, plan, rule
-from replicator.forms.rules.elementwise import along
+from replicator.forms.equations import by_axes
+from replicator.forms.forms import Fact, Sharded
+from replicator.forms.rule import OpPlan, of_rows, of_sums, plan, rule
 from replicator.forms.sizes import axes_of, ints
 
-# By how many of the last axes of each input are taken together: 1 of a vector, 2 of a
+# How many of the last axes of each input are taken together: 1 of a vector, 2 of a
 # matrix. Further inputs are the same for all rows. The axes before are those of the
 # outputs, too.
 _TYPES: dict[tuple[int, ...], str] = {
@@ -46,15 +46,9 @@ def last_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 def _of_last(
     op: tf.Operation, facts: list[Fact], inner: tuple[int, ...]
 ) -> OpPlan | None:
-    count = len(inner)
-    found = along(facts[:count], list(op.inputs)[:count], inner)
-    if found is None:
-        return None
-    needs, form = found
-    # Vectors that are not asked for (compute_v, compute_uv) have one axis, and no rows.
-    ranks = [t.shape.rank for t in op.outputs]
-    are_rows = [rank is None or rank > form.axis for rank in ranks]
-    return plan(op, needs, [Fact(form if one else REPLICATED) for one in are_rows])
+    terms = ["..." + "0123"[:count] for count in inner]
+    more = len(facts) - len(inner)
+    return by_axes(op, facts, ",".join(terms + [""] * more) + "->...")
 
 
 @rule(
@@ -83,16 +77,10 @@ def along_axes(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | N
 @rule("ReverseSequence")
 def reverse_sequence(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ReverseSequence: a number per row says how much of it is reversed."""
-    form, lengths = facts[0].form, facts[1].form
-    batch, time = op.get_attr("batch_dim"), op.get_attr("seq_dim")
-    if isinstance(form, Sharded):
-        if form.axis == time:
-            return None
-        need: Need = form.at(0) if form.axis == batch else REPLICATED
-        return plan(op, [form, need], form)
-    if isinstance(lengths, Sharded):
-        return plan(op, [lengths.at(batch), lengths], lengths.at(batch))
-    return of_sums(op, facts)
+    names = [*"abcdefgh"[: op.inputs[0].shape.rank]]
+    names[op.get_attr("seq_dim")] = "0"
+    term, batch = "".join(names), names[op.get_attr("batch_dim")]
+    return of_sums(op, facts) or by_axes(op, facts, f"{term},{batch}->{term}")
 
 
 @of_rows("OneHot", linear=False)

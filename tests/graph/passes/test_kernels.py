@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import replicator
 from replicator.graph.passes import kernels
 from tests import helpers
 
@@ -52,7 +53,7 @@ def test_few_rows_and_a_large_matrix(matrix: tuple[int, int]) -> None:
         {"rows": (256, 512), "matrix": (512, 512)},
         {"rows": (16, 256), "matrix": (256, 256)},
         {"rows": (64, 8192), "matrix": (64, 8192)},
-        {"rows": (None, 512), "matrix": (512, 512)},
+        {"rows": (None, 256), "matrix": (256, 256)},
         {"rows": (64, 512), "matrix": (512, 512), "transpose_b": False},
         {"rows": (512, 64), "matrix": (512, 512), "transpose_a": True},
     ],
@@ -60,6 +61,30 @@ def test_few_rows_and_a_large_matrix(matrix: tuple[int, int]) -> None:
 )
 def test_others_are_left_alone(arguments: dict[str, Any]) -> None:
     assert _replaced(**arguments) == 0
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_a_step_decides_when_it_runs_if_rows_are_unknown(is_graph: bool) -> None:
+    def product(rows: tf.Tensor) -> tf.Tensor:
+        with tf.device("CPU:0"):
+            result = tf.linalg.matmul(rows, tf.constant(WEIGHTS), transpose_b=True)
+        with tf.control_dependencies([result]):
+            after = tf.identity(result)
+        assert kernels.replace([result.graph.get_operations()]) == 1
+        return after
+
+    spec = tf.TensorSpec([None, 512], tf.float64)
+    arrays = [RNG.standard_normal((n, 512)) for n in (0, 3, 128, 129, 300)]
+    if is_graph:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            rows = tf.compat.v1.placeholder(spec.dtype, spec.shape)
+            run = session.make_callable(product(rows), [rows])
+            results = list(map(run, arrays))
+    else:
+        function = tf.function(product, input_signature=[spec], autograph=False)
+        results = [function(array).numpy() for array in arrays]
+    for array, result in zip(arrays, results, strict=True):
+        np.testing.assert_allclose(result, array @ WEIGHTS.T, rtol=1e-9, atol=1e-9)
 
 
 def test_only_on_cpus_and_in_full_precision() -> None:
@@ -222,3 +247,17 @@ def test_a_recurrent_network_trains_as_on_one_device() -> None:
         scale = np.abs(theirs).max()
         for r in range(2):
             np.testing.assert_allclose(ours[r], theirs, rtol=0, atol=1e-5 * scale)
+
+
+def test_functions_of_whole_batches_have_them_though_rows_vary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = []
+    replace = kernels.replace
+    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
+    autodist = replicator.AutoDist(["CPU:0", "CPU:1"], kernels=True)
+    function = autodist.function(_product)
+    for n in (8, 5, 1):
+        rows = RNG.standard_normal((n, 512))
+        np.testing.assert_allclose(function(rows), rows @ WEIGHTS.T, rtol=1e-9)
+    assert counts == [2, 2]  # each replica's part, and the whole batch of one row
