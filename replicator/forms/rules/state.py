@@ -20,6 +20,7 @@ from replicator.forms.rule import (
     Need,
     OpPlan,
     about,
+    is_partial,
     plan,
     refused,
     replicated,
