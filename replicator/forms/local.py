@@ -30,7 +30,11 @@ from replicator.forms.rule import AS_IS, UNUSED, OpPlan
 from replicator.forms.rules import elementwise, normalization, reductions, shapes
 
 # Of each element of own statistics, they compute one of the same replica's.
-_BY_ELEMENT = {*elementwise.TYPES.split(), *"Squeeze ExpandDims Reshape".split()}
+_BY_ELEMENT = {
+    *elementwise.TYPES.split(),
+    *elementwise.MOVING.split(),
+    *"Squeeze ExpandDims Reshape".split(),
+}
 
 Key = tuple[Any, tuple[int, ...]]  # a reference of a tensor, and axes
 Decide = Callable[[tf.Operation, list[Fact], Any], OpPlan]

@@ -31,7 +31,7 @@ from replicator.forms.tables import RULES
 from replicator.graph.cloning import pythons
 
 # These pass on numbers of rows.
-_KEEP_ROWS = set("Squeeze ExpandDims Reshape Cast Identity StopGradient Pack".split())
+_KEEP_ROWS = set("Squeeze ExpandDims Reshape Cast Pack".split())
 # These have state, and are nevertheless not run unless something uses their outputs.
 _ONLY_READ = set(
     "Placeholder VarHandleOp ReadVariableOp VariableShape ResourceGather Const "

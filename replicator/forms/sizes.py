@@ -246,7 +246,8 @@ def joined(one: Fact, other: Fact) -> Any:
         return b if one.form == UNSET else a
     both = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
     if not both or a.shape != b.shape:
-        return a if isinstance(a, SumTo) and a == b else None
+        is_other = not isinstance(a, np.ndarray) and type(a) is type(b)
+        return a if is_other and a == b else None
     return array([_one_of(*pair) for pair in zip(a.flat, b.flat, strict=True)], a.shape)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -86,10 +87,8 @@ def _sent(plan: GraphPlan, rows: int) -> Iterator[tuple[Any, int]]:
 def _bytes(tensor: tf.Tensor, rows: int) -> int:
     if tensor.shape.rank is None:
         return 0
-    count = 1
-    for size in shapes.sizes(tensor):
-        count *= rows if size is None else size
-    return int(count * tensor.dtype.size)
+    sizes = (rows if size is None else size for size in shapes.sizes(tensor))
+    return math.prod(sizes) * tensor.dtype.size
 
 
 def note_lines(error: Exception, graph: Any) -> None:

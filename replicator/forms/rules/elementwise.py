@@ -26,29 +26,28 @@ from replicator.forms.rule import (
 )
 
 TYPES = """
-    Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan Atan2
-    Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e
-    BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd BitwiseOr BitwiseXor
-    Bucketize Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue Complex ComplexAbs
-    Conj Cos Cosh DataFormatDimMap Dawsn DecodeBase64 Digamma Div DivNoNan Elu EluGrad
-    EncodeBase64 Equal Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs
-    FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars
+    Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan
+    Atan2 Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0
+    BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd BitwiseOr
+    BitwiseXor Bucketize Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue Complex
+    ComplexAbs Conj Cos Cosh DataFormatDimMap Dawsn DecodeBase64 Digamma Div
+    DivNoNan Elu EluGrad EncodeBase64 Equal Erf Erfc Erfinv Exp Expint Expm1
+    FakeQuantWithMinMaxArgs FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars
     FakeQuantWithMinMaxVarsPerChannel Floor FloorDiv FloorMod FresnelCos FresnelSin
-    Greater GreaterEqual Identity Igamma IgammaGradA Igammac Imag Inv InvGrad Invert
-    IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log
-    Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg
-    NextAfter NotEqual Polygamma PopulationCount Pow PreventGradient RandomGammaGrad
-    Real RealDiv Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6
-    Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad
-    Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign
-    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch
-    StaticRegexReplace StopGradient StringJoin StringLength StringLower StringStrip
-    StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
-    StringUpper Sub Substr Tan Tanh TanhGrad TruncateDiv TruncateMod UnicodeScript
-    UnicodeTranscode Xdivy Xlog1py Xlogy Zeta
+    Greater GreaterEqual Igamma IgammaGradA Igammac Imag Inv InvGrad Invert IsFinite
+    IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p
+    LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg
+    NextAfter NotEqual Polygamma PopulationCount Pow RandomGammaGrad Real RealDiv
+    Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 Relu6Grad
+    ReluGrad RightShift Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid
+    SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign SoftsignGrad Spence
+    Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch StaticRegexReplace
+    StringJoin StringLength StringLower StringStrip StringToHashBucket
+    StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper Sub
+    Substr Tan Tanh TanhGrad TruncateDiv TruncateMod UnicodeScript UnicodeTranscode
+    Xdivy Xlog1py Xlogy Zeta
 """
-# Pass on what they are given, in whatever form.
-_MOVING = frozenset("Identity StopGradient PreventGradient Snapshot".split())
+MOVING = "Identity IdentityN StopGradient PreventGradient Snapshot"
 # Linear in one of these inputs, if the others are fixed. Not Xdivy and MulNoNan in the
 # second: they take zeros for special, which summands of what is not zero may be. Not
 # CheckNumerics, as a sum may overflow.
@@ -83,9 +82,7 @@ _WIDER = {
 @rule(TYPES)
 def elementwise(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ops that compute each element alone."""
-    if op.outputs[0].dtype == tf.variant:  # a sum or copy of lists
-        if len(facts) == 1:
-            return OpPlan([facts[0].form], [facts[0]])  # what branches return, too
+    if op.outputs[0].dtype == tf.variant:  # a sum of lists
         forms = [fact.form for fact in facts]
         form = functools.reduce(lambda a, b: joined(a, b, True), forms)
         return plan(op, [form] * len(facts), form)
@@ -101,8 +98,6 @@ def linear(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
     finite on replicas, but may be NaN instead of an infinity.
     """
     partial = [k for k, fact in enumerate(facts) if is_partial(fact)]
-    if op.type in _MOVING and partial:
-        return plan(op, [facts[0].form], facts[0].form)
     if not partial or not _is_exact(op) or any(_grows(op, k) for k in partial):
         return None
     is_alone = len(partial) == 1 and partial[0] in _LINEAR.get(op.type, ())
@@ -143,9 +138,9 @@ def ensured(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None
     return None if is_known else plan(op, [form], form)
 
 
-@rule("IdentityN")
+@rule(MOVING)
 def identities(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """The rule of IdentityN."""
+    """The rule of ops that pass on what they are given, in whatever form."""
     return OpPlan([fact.form for fact in facts], facts)
 
 

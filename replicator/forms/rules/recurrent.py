@@ -2,8 +2,7 @@
 """Recurrent layers as one op: cuDNN's, and those of blocks of an LSTM.
 
 What cuDNN's ops save for their gradient is of their own rows, and nothing else can read
-it: the gradient takes it as it is. If it comes from elsewhere, out of a list, say, the
-forward op runs once more.
+it: the gradient takes it as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import Fact
-from replicator.forms.rule import UNUSED, OpPlan, replicated, rule
+from replicator.forms.rule import OpPlan, refused, replicated, rule
 from replicator.forms.rules.normalization import Saved
 from replicator.forms.rules.products import of_examples
 
@@ -60,24 +59,11 @@ def cudnn(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         Fact(fact.form, saved if use == "k" else None)
         for fact, use in zip(its.makes, outputs, strict=True)
     ]
-    if "k" not in inputs or facts[inputs.index("k")].numbers == saved:
-        return OpPlan(its.needs, makes)
-    needs = zip(its.needs, inputs, strict=True)
-    return OpPlan([UNUSED if k == "k" else need for need, k in needs], makes, _again)
-
-
-def _again(replica: Any, op: tf.Operation, inputs: list[Any]) -> list[tf.Tensor]:
-    """Runs the forward op once more, for what it saves."""
-    name = op.type.replace("Backprop", "")
-    kernel, count = getattr(tf.raw_ops, name), 5 if name.endswith("V3") else 4
-    names = list(kernel.__signature__.parameters)
-    given = dict(zip(names[:count], inputs, strict=False))
-    options = {
-        one: op.get_attr(one)
-        for one in names[count:]
-        if one not in ("name", "is_training")
-    }
-    for one in ("rnn_mode", "input_mode", "direction"):
-        options[one] = options[one].decode()
-    saved = kernel(**given, **options, is_training=True)[3:]
-    return replica.stamp(op, [*inputs[: -len(saved)], *saved])
+    if "k" in inputs and facts[inputs.index("k")].numbers != saved:
+        raise refused(
+            op,
+            f"{op.name} ({op.type}) is the gradient of a layer of cuDNN, of which the "
+            "state comes from elsewhere, or is of other rows.",
+            "let the layer not use cuDNN, as Keras' use_cudnn=False does.",
+        )
+    return OpPlan(its.needs, makes)

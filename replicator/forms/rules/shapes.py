@@ -192,17 +192,13 @@ def tile(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if times is None:
         return None
     if isinstance(form, Sharded):
-        more = times[form.axis]
-        is_known = isinstance(more, int)
         if any(map(is_size, times)) or WHOLE in times:
             return None
-        if not is_known and form.inner != 1:
+        more = times[form.axis]
+        blocks = form.outer * more if form.outer and isinstance(more, int) else None
+        if blocks == 0 or (blocks is None and form.inner != 1):
             return None
-        blocks = form.outer * more if form.outer is not None and is_known else None
-        if blocks == 0 or (blocks is None and form.inner is None):
-            return None
-        made = Sharded(form.axis, form.layout, blocks, form.inner)
-        return plan(op, [form], made)
+        return plan(op, [form], Sharded(form.axis, form.layout, blocks, form.inner))
     known = shapes.static(op.inputs[0])
     sizes = [
         WHOLE if is_size(size) and (known is None or known[k] != 1) else size

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from replicator import errors
 from replicator.forms.forms import REPLICATED, Fact, Layout, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, Scope
-from replicator.forms.rule import UNUSED
 from replicator.forms.rules import recurrent
 from tests.forms import laws
 from tests.forms.laws import Inputs, Sample
@@ -66,7 +66,37 @@ def test_law() -> None:
     laws.check(SAMPLES, 2, (5, 2))
 
 
-def planned(time_major: bool, mode: str) -> dict[str, Any]:
+def plans_of(step: Any, specs: Any, facts: Any) -> dict[str, Any]:
+    """Returns the plans of the ops of a function, and of those that it calls."""
+    graph = tf.function(step).get_concrete_function(*specs).graph
+    plan = GraphPlan(graph.inputs, facts)
+    Scope().extend(plan, [t.op for t in graph.outputs])
+    return {op.type: its for op, its in _every(plan)}
+
+
+def _every(plan: GraphPlan) -> Any:
+    for op, its in plan.plans.items():
+        yield op, its
+        for body in its.bodies:
+            yield from _every(body)
+
+
+def alone(run: Any) -> Any:
+    return run()
+
+
+def in_a_branch(run: Any) -> Any:
+    return tf.cond(tf.random.uniform([]) > 0.5, run, lambda: [0.0, 0.0, 0.0])
+
+
+def in_a_loop(run: Any) -> Any:
+    found = tf.while_loop(
+        lambda k, *_: k < 3, lambda k, *_: (k + 1, run()[0]), [0, 0.0]
+    )
+    return found[1], 0.0, 0.0
+
+
+def planned(time_major: bool, mode: str, around: Any = alone) -> dict[str, Any]:
     """Returns the plans of a layer of cuDNN as Keras builds it, and of its gradient."""
     axis = int(time_major)
     shapes = [[7, 3], [1, 4], []]
@@ -78,17 +108,19 @@ def planned(time_major: bool, mode: str) -> dict[str, Any]:
         c = h if mode == "lstm" else 0.0
         given = {"input": x, "input_h": h, "input_c": c, "sequence_lengths": lengths}
         params = tf.ones([144])
-        made = raw.CudnnRNNV3(**given, params=params, **options)
-        return made[:3], tf.gradients(made[0], [x, h, params])
+
+        def run() -> Any:
+            made = raw.CudnnRNNV3(**given, params=params, **options)[:3]
+            return made if around is alone else list(map(tf.reduce_sum, made))
+
+        made = around(run)
+        return made, tf.gradients(made[0], [x, h, params])
 
     specs = [tf.TensorSpec(shapes[0]), tf.TensorSpec(shapes[1])]
     specs.append(tf.TensorSpec([None], tf.int32))
-    graph = tf.function(step).get_concrete_function(*specs).graph
     layout = Layout("batch")
     forms = [Sharded(axis, layout), Sharded(axis, layout), Sharded(0, layout)]
-    plan = GraphPlan(graph.inputs, list(map(Fact, forms)))
-    Scope().extend(plan, [t.op for t in graph.outputs])
-    return {op.type: its for op, its in plan.plans.items()}
+    return plans_of(step, specs, list(map(Fact, forms)))
 
 
 @pytest.mark.parametrize("mode", ["lstm", "gru"])
@@ -104,7 +136,13 @@ def test_layers_of_cudnn_are_sharded(time_major: bool, mode: str) -> None:
     assert backward.makes[3].form == Partial()
 
 
-def test_what_comes_from_elsewhere_is_computed_again() -> None:
+@pytest.mark.parametrize("around", [in_a_branch, in_a_loop])
+def test_what_is_saved_keeps_its_form_in_branches_and_lists(around: Any) -> None:
+    backward = planned(True, "lstm", around)["CudnnRNNBackpropV3"]
+    assert isinstance(backward.makes[0].form, Sharded)
+
+
+def test_what_comes_from_elsewhere_is_refused() -> None:
     def step(x: tf.Tensor, saved: tf.Tensor, host: tf.Tensor) -> Any:
         h = x[:, :1]
         given = {"input": x, "input_h": h, "input_c": h, "params": tf.ones([144])}
@@ -122,8 +160,7 @@ def test_what_comes_from_elsewhere_is_computed_again() -> None:
         tf.TensorSpec(None),
         tf.TensorSpec(None, tf.int8),
     ]
-    graph = tf.function(step).get_concrete_function(*specs).graph
-    plan = GraphPlan(graph.inputs, [Fact(Sharded(0, Layout("batch"))), Fact(), Fact()])
-    Scope().extend(plan, [t.op for t in graph.outputs])
-    (its,) = [p for op, p in plan.plans.items() if op.type == "CudnnRNNBackpropV3"]
-    assert its.needs[-2:] == [UNUSED, UNUSED] and its.build is not None
+    facts = [Fact(Sharded(0, Layout("batch"))), Fact(), Fact()]
+    with pytest.raises(errors.UnsupportedError, match="comes from elsewhere") as raised:
+        plans_of(step, specs, facts)
+    assert "use_cudnn=False" in str(raised.value)
