@@ -59,6 +59,10 @@ def _is_of_variable(op: tf.Operation) -> bool:
 def gather(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Selects rows of a tensor or of a variable, also along another axis."""
     values, ids = facts[0].form, facts[1]
+    if is_partial(facts[0]) and (
+        _is_of_variable(op) or not isinstance(ids.form, Sharded)
+    ):
+        return plan(op, [values], values)
     axis = ints(facts[2]) if op.type == "GatherV2" else [0]
     rank, ids_rank = op.inputs[0].shape.rank, op.inputs[1].shape.rank
     dims = op.get_attr("batch_dims") if op.type != "Gather" else 0
@@ -74,8 +78,6 @@ def gather(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         if at == 0 and _are_own_rows(values, ids):
             return plan(op, [values, LOCAL], made)
         return plan(op, [REPLICATED, ids.form], made)
-    if is_partial(facts[0]):
-        return plan(op, [values], values)
     if isinstance(values, Sharded) and values.axis != at:
         made = values.at(values.axis + (ids_rank - 1 if values.axis > at else 0))
         return plan(op, [values], made)

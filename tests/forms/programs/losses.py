@@ -17,7 +17,9 @@ def _logits(p: Builder) -> tf.Tensor:
     """Returns logits [n, 3 or 4]."""
     a, dims = p.pick(lambda d: values.is_matrix(d) and d[1] in (3, 4))
     if not values.is_matrix(dims) or dims[1] not in (3, 4):
-        a = p.given["x"]
+        a, dims = p.given["x"], ("n", 3)
+    if a.shape.rank is None or a.shape[1] is None:
+        a = tf.ensure_shape(a, [None, dims[1]])
     return (
         a
         if p.chance(0.3)

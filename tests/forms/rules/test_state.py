@@ -14,7 +14,7 @@ import replicator
 from replicator import errors
 from replicator.forms import engine
 from replicator.forms.rules import lookups, state
-from tests.forms import laws
+from tests.forms import helpers, laws
 
 raw = tf.raw_ops
 REPLICAS = [2, pytest.param(3, marks=pytest.mark.slow)]
@@ -387,3 +387,27 @@ def test_a_sum_is_updated_by_sums_only(name: str) -> None:
     assert "by other than a sum" in message and "test_state.py" in message
     assert "Fix: update it by assign()" in message
     assert (total.numpy() == 1).all()
+
+
+def test_rows_of_a_sum_are_sums() -> None:
+    def make() -> Any:
+        total = tf.Variable(
+            tf.ones([5, 2]),
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+        def step(ids: tf.Tensor, x: tf.Tensor) -> Any:
+            total.assign_add(tf.ones([5, 1]) * tf.reduce_sum(x, 0))
+            pairs = tf.stack([ids, ids % 2], 1)
+            return [
+                tf.gather(total, ids),
+                tf.gather(total, ids % 2, axis=1, batch_dims=0),
+                tf.gather_nd(total, pairs),
+                tf.nn.embedding_lookup(total, ids[:, None]),
+                tf.gather(tf.convert_to_tensor(total), [[1], [0]], batch_dims=0),
+            ]
+
+        return step, [total]
+
+    helpers.run(make, [IDS, ROWS])
