@@ -193,9 +193,9 @@ def _gradients(
     for op in ops:
         if op.type != "RealDiv" or op.inputs[0].op.type != "BroadcastTo":
             continue
-        sizes = _up(op.inputs[1], "Cast", "Prod", "GatherV2")
-        axes = _up(sizes.inputs[1], "FloorMod", "AddV2") if sizes else None
-        shape = _up(sizes.inputs[0], "Shape") if sizes else None
+        sizes = normalization.up(op.inputs[1], "Cast", "Prod", "GatherV2")
+        axes = normalization.up(sizes.inputs[1], "FloorMod", "AddV2") if sizes else None
+        shape = normalization.up(sizes.inputs[0], "Shape") if sizes else None
         if axes and shape and _is_gradient(op):
             of = by_inputs.get(_key(shape.inputs[0], axes.inputs[0]))
             if of is not None:
@@ -205,17 +205,6 @@ def _gradients(
 def _is_gradient(op: tf.Operation) -> bool:
     """Whether TensorFlow has made an op for a gradient, by the scope of its name."""
     return "gradient_tape/" in op.name or "_grad/" in op.name
-
-
-def _up(tensor: tf.Tensor, *kinds: str) -> tf.Operation | None:
-    """Returns the last of ops of these types, each the first input of the former."""
-    for k, kind in enumerate(kinds):
-        op = tensor.op
-        if op.type != kind:
-            return None
-        if k < len(kinds) - 1:
-            tensor = op.inputs[0]
-    return op
 
 
 def _differentiated_twice(gradients: dict[tf.Operation, Key]) -> set[Key]:

@@ -41,15 +41,11 @@ def _by_turns(a: Fact, b: Fact, scope: Any) -> Fact:
     return Fact(form, sizes.joined(a, b), branches=branches)
 
 
-def _are_same(a: Fact, b: Fact) -> bool:
-    if a.form != b.form or len(a.branches) != len(b.branches):
-        return False
-    if not all(map(_are_same, a.branches, b.branches)):
-        return False
-    x, y = a.numbers, b.numbers
-    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
-        return x.tolist() == y.tolist()
-    return type(x) is type(y) and x == y
+def _known(fact: Fact) -> Any:
+    """Returns what can be compared of what is known of a tensor."""
+    numbers = fact.numbers
+    flat = numbers.tolist() if isinstance(numbers, np.ndarray) else numbers
+    return fact.form, flat, [*map(_known, fact.branches)]
 
 
 @rule("While StatelessWhile")
@@ -64,7 +60,8 @@ def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
         values = replica.seen_as(op.inputs, facts)
 
         def bound(flat: Sequence[tf.Tensor]) -> list[Any]:
-            return _replaced(values, own, replica.unflat(flat, own_facts))
+            new = dict(zip(own, replica.unflat(flat, own_facts), strict=True))
+            return [new.get(k, value) for k, value in enumerate(values)]
 
         def go_on(*flat: tf.Tensor) -> tf.Tensor:
             with replica.frame(test, bound(flat)) as found:
@@ -105,22 +102,12 @@ def _carried(
         then = list(carried)
         for k in own:
             then[k] = _by_turns(carried[k], body.fact(outputs[k]), scope)
-            if turn >= _TURNS and not _are_same(carried[k], then[k]):
+            if turn >= _TURNS and _known(carried[k]) != _known(then[k]):
                 then[k] = Fact(REPLICATED)
-        if all(_are_same(carried[k], then[k]) for k in own):
+        if all(_known(carried[k]) == _known(then[k]) for k in own):
             break
         carried = then
     return own, carried, body
-
-
-def _replaced(
-    values: Sequence[Any], places: Sequence[int], others: Sequence[Any]
-) -> list[Any]:
-    """Returns values, of which some are replaced."""
-    result = list(values)
-    for k, value in zip(places, others, strict=True):
-        result[k] = value
-    return result
 
 
 def _shapes(tensor: tf.Tensor, fact: Fact) -> list[tf.TensorShape]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -65,40 +65,40 @@ def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 
 def moments_of(op: tf.Operation) -> tuple[tf.Operation, tf.Operation] | None:
     """Returns the ops of a mean and of the variance around it, given either one."""
-    if op.outputs[0].dtype not in (tf.float32, tf.float64):
-        return None
-    squares = op.inputs[0].op
-    if (
-        squares.type == "SquaredDifference"
-        and squares.inputs[1].op.type == "StopGradient"
-    ):
-        of_mean = squares.inputs[1].op.inputs[0].op
-        if _is_variance(op, of_mean):
-            return of_mean, op
-    for stopped in _users(op, "StopGradient"):
-        for squares in _users(stopped, "SquaredDifference"):
-            for user in _users(squares, "Mean"):
-                if _is_variance(user, op):
-                    return op, user
+    users = [op]
+    for kind in ("StopGradient", "SquaredDifference", "Mean"):
+        users = [u for x in users for u in x.outputs[0].consumers() if u.type == kind]
+    for variance in (op, *users):
+        mean = _center(variance)
+        if mean is not None and op in (mean, variance):
+            return mean, variance
     return None
 
 
-def _users(op: tf.Operation, kind: str) -> Iterator[tf.Operation]:
-    return (user for user in op.outputs[0].consumers() if user.type == kind)
-
-
-def _is_variance(op: tf.Operation, of_mean: tf.Operation) -> bool:
-    """Whether an op is the mean of what is squared around the result of another one."""
+def _center(op: tf.Operation) -> tf.Operation | None:
+    """Returns the op of the mean around which an op is the variance, if it is one."""
     squares = op.inputs[0].op
-    if of_mean.type != "Mean" or squares.inputs[0] is not of_mean.inputs[0]:
-        return False
-    if squares.inputs[1].op.inputs[0] is not of_mean.outputs[0]:
-        return False
-    every = [tf.get_static_value(one.inputs[1]) for one in (op, of_mean)]
+    is_square = squares.type == "SquaredDifference"
+    mean = up(squares.inputs[1], "StopGradient", "Mean") if is_square else None
+    if mean is None or squares.inputs[0] is not mean.inputs[0]:
+        return None
+    every = [tf.get_static_value(one.inputs[1]) for one in (op, mean)]
     is_known = all(one is not None for one in every)
-    if not is_known or not all(one.get_attr("keep_dims") for one in (op, of_mean)):
-        return False
-    return sorted(every[0].flat) == sorted(every[1].flat)
+    if not is_known or not all(one.get_attr("keep_dims") for one in (op, mean)):
+        return None
+    is_float = op.outputs[0].dtype in (tf.float32, tf.float64)
+    return mean if is_float and {*every[0].flat} == {*every[1].flat} else None
+
+
+def up(tensor: tf.Tensor, *kinds: str) -> tf.Operation | None:
+    """Returns the last of ops of these types, each the first input of the former."""
+    for k, kind in enumerate(kinds):
+        op = tensor.op
+        if op.type != kind:
+            return None
+        if k < len(kinds) - 1:
+            tensor = op.inputs[0]
+    return op
 
 
 def _mean(

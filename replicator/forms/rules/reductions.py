@@ -36,8 +36,9 @@ def reduction(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if form.axis not in found:
         gone = 0 if op.get_attr("keep_dims") else sum(a < form.axis for a in found)
         return plan(op, [form], form.at(form.axis - gone))
-    if is_mean:
-        return mean(op, form, found)
+    if is_mean:  # the remainders of integers' quotients would be lost
+        build = functools.partial(_mean, along=found, form=form)
+        return None if dtype.is_integer else plan(op, [form], Partial(), build=build)
     return plan(op, [form], Partial(how)) if how else None
 
 
@@ -49,20 +50,10 @@ def over_rows(op: tf.Operation, facts: list[Fact]) -> tuple[Sharded, list[int]] 
     return form, found or []
 
 
-def mean(op: tf.Operation, form: Sharded, along: list[int]) -> OpPlan | None:
-    """Returns the plan of a mean over a sharded axis.
-
-    Each replica divides its own sum by the number of elements on all. Integers have no
-    rule: the remainders of quotients would be lost.
-    """
-    build = functools.partial(_mean, along=along, form=form)
-    is_integer = op.outputs[0].dtype.is_integer
-    return None if is_integer else plan(op, [form], Partial(), build=build)
-
-
 def _mean(
     replica: Any, op: tf.Operation, inputs: list[Any], along: list[int], form: Sharded
 ) -> list[tf.Tensor]:
+    """Divides the replica's own sum by the number of elements on all."""
     x, dtype = inputs[0], op.outputs[0].dtype
     wide = tf.cast(x, _MEAN_IN.get(dtype, dtype))
     total = tf.reduce_sum(wide, along, op.get_attr("keep_dims"))

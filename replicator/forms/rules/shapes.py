@@ -62,8 +62,11 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     sizes = elements(op.inputs[1], facts[1])
     if not isinstance(form, Sharded):
         return of_sums(op, facts)
-    if sizes is not None and isinstance(facts[0].numbers, Summed):
-        return _without_summed_axes(op, form, sizes, facts[0].numbers.axes)
+    if sizes is not None and isinstance(summed := facts[0].numbers, Summed):
+        # A gradient was summed along axes that broadcasting added: its first ones.
+        rest = form.at(form.axis - (summed.axes - len(sizes)))
+        need = fitting(sizes, rest)
+        return plan(op, [form, need], rest) if need is not None else None
     if source.shape.rank is None or sizes is None:
         return None
     if op.outputs[0].shape.rank is not None:
@@ -84,15 +87,6 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
         build = _with_inferred_size(form, made, sizes) if -1 in sizes else None
         return plan(op, [form, LOCAL], made, build=build)
     return None
-
-
-def _without_summed_axes(
-    op: tf.Operation, form: Sharded, sizes: Sequence[Any], axes: int
-) -> OpPlan | None:
-    """A gradient was summed along axes that broadcasting added: its first ones."""
-    made = form.at(form.axis - (axes - len(sizes)))
-    need = fitting(sizes, made)
-    return plan(op, [form, need], made) if need is not None else None
 
 
 def _with_inferred_size(form: Sharded, made: Sharded, sizes: Sequence[Any]) -> Build:
@@ -124,9 +118,8 @@ def _followed(
     In the order of the elements, the rows of the layout have so many before them, and
     so many behind them. One of these must be known, and tell where they are now.
     """
-    outer, inner = product(source[: form.axis]), product(source[form.axis + 1 :])
-    outer = None if outer is None or form.outer is None else outer * form.outer
-    inner = None if inner is None or form.inner is None else inner * form.inner
+    outer = product([*source[: form.axis], form.outer])
+    inner = product([*source[form.axis + 1 :], form.inner])
     places = [
         k for k, one in enumerate(target) if is_size(one) and one.layout is form.layout
     ]
