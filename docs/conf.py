@@ -25,6 +25,7 @@ extensions = [
     "docs._ext.flags",
     "docs._ext.names_in_text",
     "docs._ext.links",
+    "docs._ext.search",
 ]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 
