@@ -165,11 +165,10 @@ class Replicator(running.Running, methods.InStep):
         )
         self._steps = registry.Steps(self._settings, self._keep_plan)
 
-    def _tracing(self) -> Replicator:
-        """Returns this Replicator with build="trace" for the steps that it builds."""
+    def _with(self, **settings: Any) -> Replicator:
+        """Returns this Replicator with other settings for the steps that it builds."""
         other = copy.copy(self)
-        options = dataclasses.replace(self._settings.options, build="trace")
-        other._settings = dataclasses.replace(self._settings, options=options)
+        other._settings = dataclasses.replace(self._settings, **settings)
         other._steps = registry.Steps(other._settings, self._keep_plan)
         return other
 

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import deprecation, errors
-from replicator.autodist.traces import Signature, is_batch
-from replicator.forms.traced import Specs
+from replicator import _tf, deprecation, errors
+from replicator.forms.traced import Specs, filled
 from replicator.graph.ir import shapes
 
 _ARRAYS = tf.Tensor, np.ndarray, np.generic
@@ -147,10 +146,17 @@ class Arguments:
             return self.tensors
         return list(tf.nest.flatten(self.tensors, expand_composites=True))
 
-    def signature(self, specs: Specs) -> Signature:
-        """Returns the signature of a trace for such arguments, of these specs."""
+    def caller(self, call: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        """Returns a function of the tensors alone.
+
+        Args:
+            call: Is given such positional and keyword arguments.
+        """
+        indices = self._indices
         structure = tf.nest.pack_sequence_as(self._given, self._leaves)
-        return Signature(structure, self._indices, specs)
+        return _tf.not_converted(
+            lambda *tensors: call(*filled(structure, indices, tensors))
+        )
 
 
 def declared(signature: Sequence[Any] | None) -> Specs | None:
@@ -209,7 +215,7 @@ def _of_equal_sizes(tensors: Sequence[Any]) -> list[Any]:
     Raises:
         ArgumentError: The numbers of rows differ or are 0, or a rank is unknown.
     """
-    batches = [tensor for tensor in tensors if is_batch(tensor)]
+    batches = [tensor for tensor in tensors if _has_rows(tensor)]
     static_shapes = [shapes.static(tensor) for tensor in batches]
     sizes = {None if shape is None else shape[0] for shape in static_shapes}
     if len(sizes) < 2 and not sizes & {0, None}:
@@ -222,7 +228,11 @@ def _of_equal_sizes(tensors: Sequence[Any]) -> list[Any]:
         for other in others
     ]
     with tf.control_dependencies(checks):
-        return [tf.identity(x) if is_batch(x) else x for x in tensors]
+        return [tf.identity(x) if _has_rows(x) else x for x in tensors]
+
+
+def _has_rows(tensor: Any) -> bool:
+    return isinstance(tensor, tf.Tensor) and tensor.shape.rank != 0
 
 
 def _compose_sizes_differ(shapes_known: Sequence[Any]) -> str:

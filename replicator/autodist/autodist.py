@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -89,11 +90,15 @@ class AutoDist:
         # clone the rest. Where each host builds its own, there is nothing to clone.
         default = "clone" if peers.facts() is None else "trace"
         chosen = {"build": default, **options}
-        self._repl = Replicator(devices_of(resource), strategy=strategy, **chosen)
+        self._repl = repl = Replicator(
+            devices_of(resource), strategy=strategy, **chosen
+        )
+        self._whole = repl._with(local_statistics=local_statistics)
         # Metrics of Keras that are no sums of examples are updated on one replica.
-        self._keras = self._repl if "build" in options else self._repl._tracing()
+        build = options.get("build", "trace")
+        traced = dataclasses.replace(repl._settings.options, build=build)
+        self._keras = repl._with(local_statistics=local_statistics, options=traced)
         self._scope: _Scope | None = None
-        self._is_local = local_statistics
 
     @property
     def replicator(self) -> Replicator:
@@ -187,7 +192,7 @@ class AutoDist:
         arguments.check_loss(loss, "AutoDist.create_distributed_session")
         config = configured(config, self._repl.devices)
         given = sessions.arguments_for(self._repl.devices, config)
-        steps = Steps(scope.graph, scope.variables, self._repl, given, self._is_local)
+        steps = Steps(scope.graph, scope.variables, self._whole, given)
         session = DistributedSession(steps, config)
         scope.initialize(session, steps.initialize())
         scope.has_session = True
@@ -311,7 +316,7 @@ class AutoDist:
                 )
             )
         declared = arguments.declared(input_signature)
-        return DistributedFunction(function, self._repl, None, declared, self._is_local)
+        return DistributedFunction(function, self._whole, None, declared)
 
     def keras_model(self, model: Any) -> Any:
         """Makes a Keras 3 model's fit, evaluate and predict run on all replicas.
@@ -331,7 +336,7 @@ class AutoDist:
         Args:
             model: Created and compiled in the scope.
         """
-        return self._keras.keras_model(model, local_statistics=self._is_local)
+        return self._keras.keras_model(model)
 
 
 class _Scope:

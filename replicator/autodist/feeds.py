@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import errors
-from replicator.forms import engine
+from replicator.forms import assembly
+from replicator.graph.ir import shapes
 
 Pairs = list[tuple[tf.Tensor, np.ndarray]]
 
@@ -40,11 +41,13 @@ def read(graph: tf.Graph, given: Any) -> Pairs:
     return [(tensor, _array(tensor, value)) for tensor, value in pairs]
 
 
-def pattern(fed: Pairs, num_replicas: int) -> engine.Pattern:
-    """Returns which fed values are split; see `engine.pattern`."""
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor, _ in fed]
-    rows = [len(array) if array.ndim else None for _, array in fed]
-    return engine.pattern(specs, rows, num_replicas)
+def pattern(fed: Pairs, num_replicas: int) -> assembly.Pattern:
+    """Returns which fed values are split; see `assembly.pattern`."""
+    rows = [
+        len(array) if tensor.shape.rank and shapes.size(tensor, 0) is None else None
+        for tensor, array in fed
+    ]
+    return assembly.pattern(tuple(rows), num_replicas)
 
 
 def _flat(fed: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:

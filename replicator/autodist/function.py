@@ -2,7 +2,7 @@
 """Runs a function that was written for one device on all replicas.
 
 Callers pass whole batches, which are split along their first axis. The function is
-traced once for each kind of arguments (see traces.py), for batches of all sizes; and
+traced once for each kind of arguments (see arguments.py), for batches of all sizes; and
 once more if other sizes vary, as the lengths of sequences do.
 """
 
@@ -20,7 +20,7 @@ from absl import logging
 
 from replicator import _tf, errors
 from replicator.autodist.arguments import Arguments
-from replicator.autodist.traces import Trace
+from replicator.forms.engine import WholeBatchFunction
 from replicator.forms.traced import ByShape, Made, Specs
 from replicator.variables import single_device
 
@@ -45,7 +45,6 @@ class DistributedFunction:
         repl: The Replicator that runs it.
         owner: Returns the object whose method the function is, its first argument.
         declared: Specs of the positional arguments, if they are declared.
-        local_statistics: Whether batch normalization uses those of each replica's rows.
     """
 
     def __init__(
@@ -54,13 +53,14 @@ class DistributedFunction:
         repl: Any,
         owner: Callable[[], Any] | None = None,
         declared: Specs | None = None,
-        local_statistics: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._repl, self._owner = function, repl, owner
-        self._declared, self._local_statistics = declared, local_statistics
-        self._traces: dict[Hashable, ByShape[Trace]] = {}  # by kinds of arguments
-        self._found: dict[Hashable, Trace] = {}  # by kinds and shapes
+        self._function, self._repl = function, repl
+        self._owner, self._declared = owner, declared
+        self._traces: dict[
+            Hashable, ByShape[WholeBatchFunction]
+        ] = {}  # by kinds of arguments
+        self._found: dict[Hashable, WholeBatchFunction] = {}  # by kinds and shapes
         self._lock, self._made = threading.RLock(), Made()
         self._warns, self._counts = True, collections.Counter[Hashable]()
         self._methods: dict[int, DistributedFunction] = {}  # by the ids of their owners
@@ -74,8 +74,7 @@ class DistributedFunction:
         if key not in methods:
             owner = self._reference(instance, lambda _: methods.pop(key, None))
             methods[key] = DistributedFunction(
-                *(self._function, self._repl, owner),
-                *(self._declared, self._local_statistics),
+                self._function, self._repl, owner, self._declared
             )
         method = copy.copy(methods[key])
         method._kept = instance  # which nothing else may keep until the call
@@ -127,18 +126,17 @@ class DistributedFunction:
         if trace is None:
             with self._lock:
                 trace = self._found[arguments.key] = self._trace(arguments)
-        return trace(arguments.flat)
+        return trace(*arguments.flat)
 
-    def _trace(self, arguments: Arguments) -> Trace:
+    def _trace(self, arguments: Arguments) -> WholeBatchFunction:
         """Returns a trace for these and similar arguments."""
         if arguments.kind not in self._traces:
             self._warn_of_numbers(arguments)
 
-        def trace(specs: Specs) -> Trace:
-            return Trace(
-                functools.partial(_called, self._function, self._owner),
-                *(self._repl, arguments.signature(specs)),
-                *(self._made, self._local_statistics),
+        def trace(specs: Specs) -> WholeBatchFunction:
+            call = functools.partial(_called, self._function, self._owner)
+            return WholeBatchFunction(
+                arguments.caller(call), self._repl, specs, made=self._made
             )
 
         traces = self._traces.setdefault(arguments.kind, ByShape())

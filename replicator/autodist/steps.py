@@ -18,7 +18,7 @@ from replicator import _tf
 from replicator.autodist import program
 from replicator.autodist.variables import PlainVariable, Variables
 from replicator.cluster import faults
-from replicator.forms import engine, homes, told
+from replicator.forms import assembly, homes, told
 from replicator.inputs import places
 from replicator.optimizers.totals import Totals
 from replicator.strategy import choosing
@@ -91,7 +91,6 @@ class Steps:
         variables: Its variables, of which more may be made.
         repl: The Replicator on whose devices they run.
         arguments: The arguments of the session.
-        local_statistics: Whether batch normalization uses those of each replica's rows.
 
     Attributes:
         source: The user's graph.
@@ -105,9 +104,7 @@ class Steps:
         variables: Sequence[PlainVariable],
         repl: Any,
         arguments: Mapping[str, Any],
-        local_statistics: bool = False,
     ) -> None:
-        self._local_statistics = local_statistics
         self.graph = tf.Graph()
         self.session = tf.compat.v1.Session(graph=self.graph, **arguments)
         self.source, self._repl, self._plain = source, repl, variables
@@ -156,14 +153,14 @@ class Steps:
         self,
         fetches: Sequence[Element],
         fed: Sequence[tuple[tf.Tensor, Any]],
-        which: engine.Pattern,
+        which: assembly.Pattern,
     ) -> Step:
         """Returns the step of some fetches and feeds.
 
         Args:
             fetches: What is fetched.
             fed: Pairs of what is fed, and the values.
-            which: Which of that is split; see `engine.pattern`.
+            which: Which of that is split; see `assembly.pattern`.
         """
         key = tuple(map(_key, fetches)), tuple(_key(t) for t, _ in fed), which
         if key not in self._steps:
@@ -183,7 +180,7 @@ class Steps:
         self,
         fetches: Sequence[Element],
         fed: Sequence[tuple[tf.Tensor, Any]],
-        which: engine.Pattern,
+        which: assembly.Pattern,
     ) -> Step:
         tensors = [tensor for tensor, _ in fed]
         targets = [_op(one) for one in fetches]
@@ -194,11 +191,10 @@ class Steps:
             resources = [t for op in needed.resources for t in op.outputs]
             given = [self._variables.behind(t) for t in needed.handles]
             given += [t for op in needed.resources for t in self._resource(op).outputs]
-            plan, layouts = engine.plan_of(
-                *([*tensors, *needed.handles, *resources], which, given),
-                *([op for op in targets if op in needed.ops],),
+            plan, layouts = assembly.plan_of(
+                *(self._repl, [*tensors, *needed.handles, *resources], which, given),
+                [op for op in targets if op in needed.ops],
                 program.reads_first(needed.ops),
-                self._local_statistics,
             )
             rows = [
                 len(x) for (_, x), k in zip(fed, which, strict=True) if k is not None
@@ -207,11 +203,11 @@ class Steps:
                 self._has_warned = told.warn_of_gathers(plan, rows[0])
             with tf.device(self._program() or "CPU:0"):
                 feeds = list(map(_placeholder, tensors))
-                elements = engine.divided(self.num_replicas, which, layouts, feeds)
+                elements = assembly.divided(self.num_replicas, which, layouts, feeds)
             found = homes.found(plan, given, [*self.trained.values()])
             made_before = set(map(id, self.graph.get_collection(_VARIABLES)))
             outputs = [one for one in fetches if isinstance(one, tf.Tensor)]
-            joined, done = engine.replayed(
+            joined, done = assembly.replayed(
                 *(self._repl, plan, homes.Sums(found, self._totals)),
                 *(list(layouts.values()), elements, given, outputs),
             )

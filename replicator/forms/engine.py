@@ -1,189 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a function that was written for whole batches on the replicas of a Replicator.
 
-The function is traced once, for one device. Its graph is planned once for each pattern
-of what it is given: which arguments are batches, and which of these have equally many
-rows. Each replica then replays the graph on its part of the rows.
+The function is traced once, for one device, for batches of all sizes. A batch is split
+over the replicas, unless some would get no example at all: then each replica computes
+the whole batch. What replicas do is built once for each of these; see assembly.py.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf, devices, errors
 from replicator.costs import cost
-from replicator.forms import homes, local, told
-from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
-from replicator.forms.propagate import GraphPlan, Scope
-from replicator.forms.replay import Replica
+from replicator.forms import homes, told
+from replicator.forms.assembly import Pattern, divided, pattern, plan_of, replayed
+from replicator.forms.forms import Layout
+from replicator.forms.propagate import GraphPlan
 from replicator.forms.traced import Made, Traced
-from replicator.forms.values import Value
 from replicator.graph.ir import shapes
 from replicator.graph.order import ordering
 from replicator.inputs import shared_pipelines
 from replicator.optimizers.totals import Totals
 from replicator.step import repair
-
-Pattern = tuple[int | None, ...]
-
-
-def pattern(
-    inputs: Sequence[tf.TensorSpec], rows: Sequence[int | None], few: int
-) -> Pattern:
-    """Returns a number per input, the same for equally long batches; None: not split.
-
-    Args:
-        inputs: Specs; those whose first dimension is unknown are batches.
-        rows: The number of rows of what is given for each; None: it is not given.
-        few: Fewer rows are not split. Not all kernels take empty batches (oneDNN's
-            Conv2D returns the wrong shape), and one row would broadcast.
-    """
-    are_batches = list(map(_is_batch, inputs))
-    given = zip(are_batches, rows, strict=True)
-    lengths = list(dict.fromkeys(n for batch, n in given if batch and n is not None))
-    if not lengths or min(lengths) < few:
-        return (None,) * len(inputs)
-    numbers: dict[int | None, int] = {n: k for k, n in enumerate(lengths)}
-    pairs = zip(are_batches, rows, strict=True)
-    return tuple(numbers.get(n, 0) if batch else None for batch, n in pairs)
-
-
-def _is_batch(spec: tf.TensorSpec) -> bool:
-    return spec.shape.rank not in (None, 0) and shapes.size(spec, 0) is None
-
-
-def layouts_of(which: Pattern) -> dict[int, Layout]:
-    """Returns a layout for each number in a pattern."""
-    numbers = [k for k in which if k is not None]
-    return {k: Layout(f"batch {k}" if k else "batch") for k in numbers}
-
-
-def plan_of(
-    inputs: Sequence[tf.Tensor],
-    which: Pattern,
-    given: Sequence[Any],
-    targets: Sequence[tf.Operation],
-    after: Mapping[tf.Operation, Sequence[tf.Operation]] | None = None,
-    local_statistics: bool = False,
-) -> tuple[GraphPlan, dict[int, Layout]]:
-    """Returns the plan of a graph, and the layouts of its batches.
-
-    Args:
-        inputs: The tensors that are given.
-        which: Which of the first ones are batches.
-        given: What is given for the others: tensors, and the library's variables.
-        targets: What is computed.
-        after: Ops that come before others, though nothing in the graph says so.
-        local_statistics: Whether batch normalization uses those of each replica's rows.
-    """
-    layouts = layouts_of(which)
-    forms = [REPLICATED if k is None else Sharded(0, layouts[k]) for k in which]
-    facts = [Fact(form) for form in [*forms, *map(_form_of, given)]]
-    own = local.Statistics(inputs[0].graph) if local_statistics and layouts else None
-    while True:
-        scope = Scope(own=own)
-        for _ in range(2):  # the second time, all sums that something needs are known
-            plan = GraphPlan(inputs, facts, after)
-            scope.extend(plan, targets)
-            scope.whole.update(homes.gradients(plan))
-            if own is not None:
-                own.settle(plan)
-        if own is None or not own.drop():
-            break
-    if own is not None:
-        told.warn_of_statistics(list(own.missed))
-    return plan, layouts
-
-
-def divided(
-    count: int,
-    which: Pattern,
-    layouts: Mapping[int, Layout],
-    tensors: Sequence[tf.Tensor],
-) -> list[Any]:
-    """Divides what is given; the first replicas get one row more.
-
-    Args:
-        count: The number of replicas.
-        which: Which tensors are batches.
-        layouts: Of the batches.
-        tensors: What is given.
-
-    Returns:
-        For each replica the numbers of rows of the batches, and its parts; nothing if
-        nothing is given.
-    """
-    rows, sizes = list[Any](), dict[int, Any]()
-    for k in layouts:
-        batch = tensors[which.index(k)]
-        static = shapes.size(batch, 0)
-        if static is None:
-            rows.append(tf.shape(batch)[0])
-            sizes[k] = (rows[-1] + tf.range(count - 1, -1, -1)) // count
-        else:
-            rows.append(static)
-            sizes[k] = [(static + more) // count for more in range(count)[::-1]]
-    parts = [
-        [x] * count if k is None else tf.split(x, sizes[k], num=count)
-        for x, k in zip(tensors, which, strict=True)
-    ]
-    return [(rows, [part[r] for part in parts]) for r in range(count)] if parts else []
-
-
-def replayed(
-    repl: Any,
-    plan: GraphPlan,
-    sums: homes.Sums,
-    layouts: Sequence[Layout],
-    elements: Sequence[Any],
-    given: Sequence[Any],
-    outputs: Sequence[tf.Tensor],
-) -> tuple[list[tf.Tensor], Any]:
-    """Adds a step in which each replica replays a graph on its part of the rows.
-
-    Args:
-        repl: The Replicator.
-        plan: The plan of the graph.
-        sums: What sums are for.
-        layouts: Of the batches.
-        elements: For each replica the numbers of rows of the batches, and its parts.
-        given: What else is given to all: tensors, and the library's variables.
-        outputs: What the step returns, of the graph.
-
-    Returns:
-        The outputs as on one device; and, in a tf.Graph, what runs all of the step.
-    """
-    forms = list[Form]()
-    # If other processes have some of the results, they are joined in the step.
-    is_shared = repl._settings.peers is not None
-
-    def step(rows: Any, parts: Any) -> list[Any]:
-        replica = Replica(repl, plan, sums)
-        replica.bring(given)
-        for layout, length in zip(layouts, rows, strict=True):
-            replica.deal(layout, length)
-        for tensor, value in zip(plan.inputs, [*parts, *given], strict=True):
-            replica.give(tensor, value)
-        replica.build(list(plan.plans))
-        replica.writes.refresh()
-        values = [replica.value(t) for t in outputs]
-        found = [_returned(value, is_shared) for value in values]
-        forms[:] = [form for _, form in found]
-        return [*(x for x, _ in found), None]
-
-    if elements:
-        returned = repl.run(
-            _tf.not_converted(step), lambda ctx: elements[ctx.replica_id]
-        )
-    else:
-        returned = repl.run(_tf.not_converted(lambda: step((), ())))
-    *results, done = returned
-    return [_joined(x, form) for x, form in zip(results, forms, strict=True)], done
 
 
 class _Arguments(threading.local):
@@ -196,15 +39,15 @@ class WholeBatchFunction:
     """A function of whole batches, which a Replicator runs.
 
     Args:
-        function: A function for one device, of flat tensors.
+        function: A function for one device, of tensors.
         repl: The Replicator under whose context its variables were made, or are made.
-        signature: Of its arguments; those whose first dimension is None are batches.
+        specs: Of the tensors; dense ones whose first dimension is None are batches.
         empty: Whether replicas may be given no rows. Else batches of fewer rows than
             there are replicas are computed whole by each of them.
         made: The variables that it has made in other traces.
-        local_statistics: Whether batch normalization uses those of each replica's rows.
 
     Attributes:
+        split: The pattern of equally long batches, which the replicas divide.
         memory: What compressors remember, for checkpoints.
     """
 
@@ -212,18 +55,32 @@ class WholeBatchFunction:
         self,
         function: Callable[..., Any],
         repl: Any,
-        signature: Sequence[tf.TensorSpec],
+        specs: Sequence[tf.TypeSpec],
         empty: bool = False,
         made: Made | None = None,
-        local_statistics: bool = False,
     ) -> None:
-        self._local_statistics = local_statistics
-        self._repl, self._signature = repl, list(signature)
-        self._few = 0 if empty else repl.num_replicas
+        self._repl, self._few = repl, 0 if empty else repl.num_replicas
+        parts = [tf.nest.flatten(spec, expand_composites=True) for spec in specs]
+        self._signature = [part for its in parts for part in its]
+        # One replica computes all rows as they are.
+        self._batches = [
+            repl.num_replicas > 1 and is_batch(spec)
+            for spec, its in zip(specs, parts, strict=True)
+            for _ in its
+        ]
+        self.split: Pattern = tuple([0 if batch else None for batch in self._batches])
         self._lock, self._arguments = threading.RLock(), _Arguments()
         self._built: dict[Pattern, Callable[[], Any]] = {}
         self._functions: dict[Pattern, Any] = {}
-        self._traced = Traced(function, repl, self._signature, made or Made(), self)
+
+        @_tf.not_converted
+        def flat(*tensors: tf.Tensor) -> Any:
+            packed = tf.nest.pack_sequence_as(
+                list(specs), list(tensors), expand_composites=True
+            )
+            return _tf.call_converted(function, packed)
+
+        self._traced = Traced(flat, repl, self._signature, made or Made(), self)
         self._captured = self._traced.captured
         name = "a program for whole batches"
         self._totals = Totals(name, self._traced.compressions)
@@ -240,11 +97,37 @@ class WholeBatchFunction:
         self._functions.clear()
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the function on all replicas, each with its part of the rows."""
-        pairs = zip(args, self._signature, strict=True)
-        tensors = [tf.convert_to_tensor(x, spec.dtype) for x, spec in pairs]
-        rows = [shapes.size(x, 0) if x.shape.rank else None for x in tensors]
-        return self.run(pattern(self._signature, rows, self._few), tensors)
+        """Runs the function on all replicas, each with its part of the rows.
+
+        Args:
+            *args: The tensors that its arguments consist of. If it is unknown how many
+                rows a batch has, all have equally many.
+        """
+        tensors = [
+            x if isinstance(x, tf.Tensor) else tf.convert_to_tensor(x, spec.dtype)
+            for x, spec in zip(args, self._signature, strict=True)
+        ]
+        which = self.pattern(tensors)
+        if which is None:
+            return tf.cond(
+                self.is_split(tf.shape(tensors[self.split.index(0)])[0]),
+                lambda: self.function(self.split)(*tensors),
+                lambda: self.function((None,) * len(tensors))(*tensors),
+            )
+        if tf.executing_eagerly() and not _tf.may_record():
+            return self.run(which, tensors)
+        return self.function(which)(*tensors)
+
+    def pattern(self, tensors: Sequence[tf.Tensor]) -> Pattern | None:
+        """Returns how the replicas divide tensors; None if their sizes are unknown."""
+        pairs = zip(tensors, self._batches, strict=True)
+        rows = tuple([shapes.size(x, 0) if batch else None for x, batch in pairs])
+        is_known = rows.count(None) == self._batches.count(False)
+        return pattern(rows, self._few) if is_known else None
+
+    def is_split(self, rows: Any) -> Any:
+        """Whether the replicas divide a batch of so many rows; else each has all."""
+        return rows >= self._few
 
     def run(self, which: Pattern, tensors: Sequence[tf.Tensor]) -> Any:
         """Runs the function eagerly, where no tape records.
@@ -286,10 +169,7 @@ class WholeBatchFunction:
         # In an order that is the same in all processes.
         controls = sorted(graph.control_outputs, key=lambda op: op.name)
         targets = [*controls, *(t.op for t in graph.outputs)]
-        is_local = self._local_statistics
-        return plan_of(
-            *(graph.inputs, which, self._captured, targets), local_statistics=is_local
-        )
+        return plan_of(self._repl, graph.inputs, which, self._captured, targets)
 
     def _build(self, which: Pattern) -> Callable[[], Any]:
         def build() -> Any:
@@ -365,32 +245,8 @@ class WholeBatchFunction:
         return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
 
 
-def _form_of(captured: Any) -> Form:
-    """Returns the form in which a variable holds its value: perhaps as a sum."""
-    placement = getattr(captured, "placement", None)
-    adds_up = placement is not None and placement.adds_up
-    return Partial() if adds_up else REPLICATED
-
-
-def _returned(value: Value, whole: bool = False) -> tuple[tf.Tensor, Form]:
-    """Returns what a replica returns of a value, and its form: the caller joins them.
-
-    Args:
-        value: The value.
-        whole: Whether each replica returns all of it.
-    """
-    form = REPLICATED if whole else value.fact.form
-    is_sum = isinstance(form, Partial) and form.how == "sum"
-    is_part = isinstance(form, Sharded) and form.outer == 1
-    if is_part or (is_sum and value.waits_for(REPLICATED)):
-        return value.copy(), form
-    return value.copy(REPLICATED), REPLICATED
-
-
-def _joined(copies: Any, form: Form) -> tf.Tensor:
-    values = list(copies)
-    if form == REPLICATED:
-        return values[0]
-    return (
-        tf.concat(values, form.axis) if isinstance(form, Sharded) else tf.add_n(values)
-    )
+def is_batch(spec: Any) -> bool:
+    """Whether a tensor of a spec is split into rows, if there are enough."""
+    if type(spec) is not tf.TensorSpec or spec.shape.rank == 0:
+        return False
+    return shapes.size(spec, 0) is None

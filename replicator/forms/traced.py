@@ -98,6 +98,20 @@ class ByShape(Generic[T]):
         return self._traces[specs]
 
 
+def filled(structure: Any, indices: Sequence[int], tensors: Sequence[Any]) -> Any:
+    """Returns a structure with tensors in place of some of its leaves.
+
+    Args:
+        structure: The structure.
+        indices: The indices of these leaves.
+        tensors: What to put there.
+    """
+    leaves = tf.nest.flatten(structure)
+    for k, tensor in zip(indices, tensors, strict=True):
+        leaves[k] = tensor
+    return tf.nest.pack_sequence_as(structure, leaves)
+
+
 def _common(one: Any, other: Any) -> Any:
     return one.most_specific_common_supertype([other]) or other
 

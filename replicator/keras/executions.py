@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.autodist.traces import Trace
 from replicator.cluster import faults
+from replicator.forms.engine import WholeBatchFunction
 from replicator.graph.ir import shapes
 from replicator.keras.functions import BatchFunction, is_dense
 from replicator.step import repair
@@ -117,14 +117,14 @@ class _Loop:
         lock: The lock that is held while variables that it uses move.
     """
 
-    def __init__(self, repl: Any, trace: Trace) -> None:
+    def __init__(self, repl: Any, trace: WholeBatchFunction) -> None:
         self._settings, self._trace = repl._settings, trace
         self.lock = repl._settings.lock
         self._call: Callable[..., Any] | None = None
 
     def trace_again(self) -> None:
         """Discards the loop, because variables have new components."""
-        self._trace.whole.trace_again()
+        self._trace.trace_again()
         self._call = None
 
     def __call__(self, iterator: Any, most: int) -> tuple[int, Any, Any]:
@@ -145,7 +145,7 @@ class _Loop:
         return int(number), logs, rest.get_value() if rest.has_value() else _END
 
     def _built(self, iterator: Any) -> Callable[..., Any]:
-        step = self._trace.function(True)
+        step = self._trace.function(self._trace.split)
         structure = tf.nest.map_structure(_spec, step.structured_outputs)
         specs = [one for one in tf.nest.flatten(structure) if one is not None]
         if not specs or not all(map(_is_fixed, specs)):
@@ -156,7 +156,7 @@ class _Loop:
         return repair.equal_after_errors(traced, variables, peers)
 
 
-def _traced(trace: Trace, step: Any, structure: Any, iterator: Any) -> Any:
+def _traced(trace: WholeBatchFunction, step: Any, structure: Any, iterator: Any) -> Any:
     """Traces a loop.
 
     Args:
@@ -225,7 +225,7 @@ def _is_fixed(spec: Any) -> bool:
     return plain and spec.shape.is_fully_defined()
 
 
-def _fits(trace: Trace, batch: Any) -> tf.Tensor:
+def _fits(trace: WholeBatchFunction, batch: Any) -> tf.Tensor:
     """Returns whether the replicas can divide a batch, whose tensors must agree."""
     sizes = [tf.shape(leaf)[0] for leaf in tf.nest.flatten(batch) if leaf.shape.rank]
     same = [tf.equal(size, sizes[0]) for size in sizes]

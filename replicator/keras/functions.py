@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.autodist.traces import Signature, Trace
 from replicator.cluster import faults
-from replicator.forms.traced import ByShape, Made, Specs
+from replicator.forms.engine import WholeBatchFunction
+from replicator.forms.traced import ByShape, Specs, filled
 from replicator.graph.ir import shapes
 from replicator.inputs import shards
 
@@ -74,7 +74,6 @@ class BatchFunction:
         step: The step, for one device.
         repl: The Replicator.
         declared: Returns specs in which sizes that the model leaves open are unknown.
-        local_statistics: Whether batch normalization uses those of each replica's rows.
 
     Attributes:
         repl: The Replicator.
@@ -85,11 +84,9 @@ class BatchFunction:
         step: Step,
         repl: Any,
         declared: Callable[[Specs], Specs],
-        local_statistics: bool = False,
     ) -> None:
         self._step, self.repl, self._declared = step, repl, declared
-        self._local_statistics = local_statistics
-        self._traces: dict[Any, ByShape[Trace]] = {}
+        self._traces: dict[Any, ByShape[WholeBatchFunction]] = {}
         self._quick: tuple[Any, dict[Any, Callable[..., Any]]] = (None, {})
 
     def __call__(self, data: Any, spec: Any = None) -> Any:
@@ -125,11 +122,16 @@ class BatchFunction:
         known = leaves if spec is None else tf.nest.flatten(spec)
         trace = self.trace(batch, list(map(_spec, leaves, known)))
         tensors = [leaf for leaf in leaves if leaf is not None]
-        is_split = trace.is_split(int(shards.batch_size(tensors)))
+        shards.batch_size(tensors)  # they must agree
         flat = tf.nest.flatten(tensors, expand_composites=True)
-        return trace.run(is_split, flat), functools.partial(trace.run, is_split)
+        which = trace.pattern(flat)
+        assert which is not None, "eager tensors have sizes"
+        run = functools.partial(trace.run, which)
+        return run(flat), run
 
-    def trace(self, batch: Any, leaves: Sequence[tf.TypeSpec | None]) -> Trace:
+    def trace(
+        self, batch: Any, leaves: Sequence[tf.TypeSpec | None]
+    ) -> WholeBatchFunction:
         """Returns the trace for batches like one, of any size.
 
         Args:
@@ -140,13 +142,13 @@ class BatchFunction:
         specs = tuple([leaf for leaf in leaves if leaf is not None])
         structure = tf.nest.map_structure(lambda _: None, batch)
 
-        def trace(specs: Specs) -> Trace:
-            signature = Signature((structure,), indices, specs)
+        @_do_not_convert
+        def step(*tensors: Any) -> Any:
+            return self._step(filled(structure, indices, tensors))
+
+        def trace(specs: Specs) -> WholeBatchFunction:
             with self.repl.context():
-                return Trace(
-                    *(self._step, self.repl, signature, Made()),
-                    local_statistics=self._local_statistics,
-                )
+                return WholeBatchFunction(step, self.repl, specs)
 
         kinds = [(type(s), getattr(s, "dtype", None), s.shape.rank) for s in specs]
         traces = self._traces.setdefault((repr(structure), *indices, *kinds), ByShape())

@@ -34,13 +34,15 @@ def replicate(repl: Any, model: Any, local_statistics: bool = False) -> Any:
     """
     _check(model)
     options.check("keras_model", "local_statistics", local_statistics, (False, True))
+    if local_statistics:
+        repl = repl._with(local_statistics=True)
     _refuse_own_functions(model)
     if repl._settings.peers is not None:
         _check_seed(repl._settings.peers)
         files.refuse_backups(model, repl._settings.peers)
     state.prepare(repl, model)
     for name in _NAMES:
-        make = functools.partial(_made, repl, name, local_statistics)
+        make = functools.partial(_made, repl, name)
         files.replace(model, f"make_{name}_function", make)
         setattr(model, f"{name}_function", None)
     files.keep_whole(model)
@@ -119,28 +121,23 @@ def _check_seed(peers: Peers) -> None:
     peers.same("shuffles by a random seed", int(seed), fix)
 
 
-def _made(
-    repl: Any, name: str, local_statistics: bool, model: Any, force: bool = False
-) -> Any:
+def _made(repl: Any, name: str, model: Any, force: bool = False) -> Any:
     """Is a model's make_..._function method: makes the function that Keras calls.
 
     Args:
         repl: The Replicator.
         name: "train", "test" or "predict".
-        local_statistics: As for `keras_model`.
         model: The model.
         force: Whether to make it anew.
     """
     attribute = f"{name}_function"
     if getattr(model, attribute) is None or force:
         state.prepare(repl, model)
-        setattr(model, attribute, _function(repl, model, name, local_statistics))
+        setattr(model, attribute, _function(repl, model, name))
     return getattr(model, attribute)
 
 
-def _function(
-    repl: Any, model: Any, name: str, local_statistics: bool
-) -> Callable[..., Any]:
+def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
     """Returns the function that a model calls per batch, or per several batches."""
     step = functions.step_of(model, f"{name}_step")
     if model.jit_compile:
@@ -149,7 +146,7 @@ def _function(
         function: Any = alone.eagerly(repl, model, step)
     else:
         declared = functools.partial(functions.declared, model)
-        function = functions.BatchFunction(step, repl, declared, local_statistics)
+        function = functions.BatchFunction(step, repl, declared)
     if name == "predict":
         return functions.over_list(function)
     return executions.over_iterator(function, model.steps_per_execution)

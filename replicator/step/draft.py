@@ -55,6 +55,8 @@ class Settings:
         clock: Counts steps, if programs train the same variables asynchronously.
         stages: Where the graphs of steps are recorded while they are built.
         chooser: Decides on variables by a strategy, if there is one.
+        local_statistics: Whether batch normalization in programs for one device uses
+            the statistics of each replica's rows.
     """
 
     world: World
@@ -66,6 +68,7 @@ class Settings:
     clock: Clock | None = None
     stages: list[Stages] = dataclasses.field(default_factory=list)
     chooser: StrategyChooser | None = None
+    local_statistics: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,12 +34,11 @@ def on_replicas(
     step: Callable[..., Any], x: np.ndarray, replicas: int = 2, scale: Any = None
 ) -> engine.WholeBatchFunction:
     repl = replicator.Replicator([f"cpu:{k}" for k in range(replicas)])
+    repl = repl._with(local_statistics=True)
     specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype)]
     if scale is not None:
         specs.append(tf.TensorSpec(scale.shape, scale.dtype))
-    return engine.WholeBatchFunction(
-        step, repl, specs, empty=True, local_statistics=True
-    )
+    return engine.WholeBatchFunction(step, repl, specs, empty=True)
 
 
 def of_parts(

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.forms import engine
-from replicator.forms.forms import Partial
+from replicator.forms.forms import REPLICATED, Partial
 from replicator.forms.propagate import GraphPlan
 from replicator.forms.rules import normalization
 from tests.forms import laws
@@ -125,6 +125,6 @@ def _adds_up(plan: GraphPlan, op: tf.Operation) -> bool:
     pairs = zip(op.inputs, its.needs, strict=True)
     is_mean = getattr(its.build, "func", None) is normalization._mean
     return is_mean or any(
-        isinstance(plan.fact(t).form, Partial) and need == engine.REPLICATED
+        isinstance(plan.fact(t).form, Partial) and need == REPLICATED
         for t, need in pairs
     )

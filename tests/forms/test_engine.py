@@ -153,7 +153,7 @@ def test_errors_of_steps_name_the_users_line():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         inverted(X)
     (note,) = caught.value.__notes__
-    assert "test_traces.py:" in note and "in inverted" in note
+    assert "test_engine.py:" in note and "in inverted" in note
 
 
 def test_plain_variables_of_outside_are_read_only():
@@ -167,6 +167,6 @@ def test_plain_variables_of_outside_are_read_only():
 
     with pytest.raises(
         replicator.ContextError,
-        match=r"(?s)outside of the context.*test_traces\.py:\d+",
+        match=r"(?s)outside of the context.*test_engine\.py:\d+",
     ):
         write(X)
