@@ -15,7 +15,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style strategies resnet gan language-model pipeline tensor-parallel evolution learner test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly long lint format docs docs-serve docs-check proto wheel test-matrix gpu-check bench bench-peers bench-hosts clean
+.PHONY: help digits keras-fit torch-style strategies resnet gan language-model pipeline tensor-parallel evolution learner test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly long map lint format docs docs-serve docs-check proto wheel test-matrix gpu-check bench bench-peers bench-hosts clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
@@ -40,6 +40,7 @@ help:
 	@echo "make test-clients  train other libraries' models, in an environment of their own"
 	@echo "make test-nightly  run the fast tests with pre-releases of TensorFlow and Keras"
 	@echo "make long     run each of these long targets that has not run on this commit"
+	@echo "make map      print every file of replicator/ with its first line"
 	@echo "make lint     check formatting, lint rules and types"
 	@echo "make format   format the code and fix what ruff can fix"
 	@echo "make docs     build the documentation site, and run the programs in it"
@@ -156,6 +157,9 @@ test-nightly:
 LONG ?=
 long: $(VENV)/.test
 	$(BIN)/python -m tools.long_runs $(LONG)
+
+map: $(BIN)/python
+	$(BIN)/python -m tools.map
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check --quiet

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import pathlib
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ def _room(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
+@functools.cache
 def _rooms() -> dict[str, set[str]]:
     """Returns which rooms each room imports, apart from the library's public names."""
     rooms: dict[str, set[str]] = {}
@@ -60,3 +62,17 @@ def test_the_core_knows_no_hosts() -> None:
     """Connecting is above the core, which knows only the processes of its peers."""
     above = {r for r, found in _rooms().items() if "replicator.hosts" in found}
     assert above <= {f"replicator.{r}" for r in ("autodist", "calibrate", "replicator")}
+
+
+def test_the_map_lists_the_rooms_in_their_order() -> None:
+    """A room imports only rooms that WORKSPACE.md lists above it."""
+    text = (ROOT.parent / "WORKSPACE.md").read_text()
+    block = text.partition("## Rooms")[2].split("```")[1]
+    names = [line.partition("  ")[0] for line in block.splitlines() if line[:1].strip()]
+    listed = [n.strip().rstrip("/") for name in names for n in name.split(",")]
+    missing = {"__main__", "deprecation", "version"}
+    rooms = {r.removeprefix("replicator."): found for r, found in _rooms().items()}
+    assert sorted(listed) == sorted(rooms.keys() - missing)
+    for k, name in enumerate(listed):
+        above = {f"replicator.{n}" for n in [*listed[:k], *missing]}
+        assert rooms[name] <= above, f"{name} imports {rooms[name] - above}"
