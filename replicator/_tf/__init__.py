@@ -93,6 +93,7 @@ from replicator._tf.distribute import (
 from replicator._tf.effects import (
     is_stateful,
     only_reads,
+    order_captured_twice,
     ordered_branches,
     resources_touched,
     run_independently,
@@ -305,6 +306,7 @@ __all__ = [
     "only_reads",
     "operation_count",
     "optimizer_is_summing",
+    "order_captured_twice",
     "ordered_branches",
     "pack_results",
     "passed_user_code",

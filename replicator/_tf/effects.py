@@ -7,6 +7,7 @@ Makes no decisions: graph/order/ordering.py orders the effects of a step.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator, MutableSet
 from typing import Any
@@ -59,17 +60,24 @@ def ordered_branches(graph: tf.Graph) -> Iterator[None]:
         graph._add_control_dependencies = previous
 
 
-@_acd.register_acd_resource_resolver
-def _resolve_captures(
-    op: tf.Operation, reads: MutableSet[tf.Tensor], writes: MutableSet[tf.Tensor]
-) -> bool:
-    """Replaces resources by the first argument through which a function captured them.
+@functools.cache
+def order_captured_twice() -> None:
+    """Has functions order all uses of a resource that they captured in several ways.
 
     A function that captures both a variable's handle and an identity of it has an
     argument for each. Automatic control dependencies order the uses of each argument
     separately, and look through identities only inside a function, so that reads
     through one argument could run before or after writes through the other. Resolvers,
-    their extension point, are not public.
+    their extension point, are not public; they are asked in the whole process, so none
+    is added before a step is built.
+    """
+    _acd.register_acd_resource_resolver(_resolve_captures)
+
+
+def _resolve_captures(
+    op: tf.Operation, reads: MutableSet[tf.Tensor], writes: MutableSet[tf.Tensor]
+) -> bool:
+    """Replaces resources by the first argument through which a function captured them.
 
     Args:
         op: An op of the function.

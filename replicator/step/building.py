@@ -43,6 +43,7 @@ def build_step(
         args: Returns the further arguments of step_fn, a tuple for each replica.
         own: The tensors in these arguments that belong to one replica only.
     """
+    _tf.order_captured_twice()
     with peers.telling(settings.peers), _collecting_later():
         built = _build_until_known(
             *(settings, graph, step_key),

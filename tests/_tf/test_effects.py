@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -41,9 +43,27 @@ def test_resources_touched_tells_reads_from_writes():
         assert _tf.resources_touched(write) == (set(), {handle})
 
 
+def test_importing_the_library_changes_nothing_in_tensorflow():
+    program = (
+        "from tensorflow.python.framework import auto_control_deps as acd, ops\n"
+        "import tensorflow as tf\n"
+        "states = lambda: (acd._acd_resource_resolvers_registry.list(), len(ops.Graph.__dict__),"
+        " dict(vars(tf.Variable)), dict(vars(tf.Operation)), tf.executing_eagerly())\n"
+        "before = states()\n"
+        "import replicator\n"
+        "assert [*replicator.__all__] and replicator.Replicator\n"
+        "assert states() == before, states()[0]\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_function_orders_all_uses_of_what_it_captured_twice(depth):
     """Once as a handle, and once as an identity of it that was made outside."""
+    _tf.order_captured_twice()
     variable, bodies = tf.Variable(1.0), []
 
     def use(handle, other):
