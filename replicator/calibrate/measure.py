@@ -231,17 +231,16 @@ def show(
         DependencyError: rich is not installed.
     """
     with files.needing("rich", "print a calibration"):
-        import rich.box
         import rich.console
         import rich.table
 
-        from replicator.report import display
+        from replicator.report import display, units
     console = rich.console.Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = _WIDTH  # no number is cut off
 
     def grid(title: str, *columns: str) -> rich.table.Table:
-        table = rich.table.Table(title=title, box=rich.box.SIMPLE, title_justify="left")
+        table = display.new_table(title)
         for column in columns:
             table.add_column(column, justify="right")
         return table
@@ -266,7 +265,7 @@ def show(
     for timing in timings:
         times.add_row(
             str(timing.replicas),
-            display.size(timing.nbytes),
+            units.size(timing.nbytes),
             *(
                 f"{timing.measured[a] * 1e3:.3f} ({timing.expected[a] * 1e3:.3f})"
                 for a in algorithms

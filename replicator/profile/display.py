@@ -11,7 +11,7 @@ import rich.table
 
 from replicator.profile import report as reports
 from replicator.profile.report import HERE, Report
-from replicator.report import display
+from replicator.report import display, units
 
 _WIDTH = 120  # characters, if standard output is no terminal
 
@@ -51,7 +51,7 @@ def _parts(report: Report) -> rich.table.Table:
     count = measured.replicas
     on = "" if measured.cores is None else f", which share {measured.cores} cores"
     by = f" under {report.strategy}" if report.strategy else ""
-    table = _table(f"A step of {report.name}{by} on {count} replicas{on}")
+    table = display.new_table(f"A step of {report.name}{by} on {count} replicas{on}")
     table.add_column("part")
     table.add_column("takes", justify="right")
     table.add_column("of the step", justify="right")
@@ -60,7 +60,7 @@ def _parts(report: Report) -> rich.table.Table:
 
     def add(name: str, seconds: float, *cells: str) -> None:
         share = f"{seconds / measured.step:.1%}"
-        table.add_row(name, display.duration(seconds), share, *cells)
+        table.add_row(name, units.duration(seconds), share, *cells)
 
     add("the call", measured.fixed)
     add("computing", measured.compute)
@@ -68,7 +68,7 @@ def _parts(report: Report) -> rich.table.Table:
         add("computing by one for all", measured.once)
     for row, seconds in zip(measured.rows, measured.communication, strict=True):
         lines = "\n".join(display.lines(row))
-        add(display.title(row), seconds, display.size(row.nbytes), lines)
+        add(display.title(row), seconds, units.size(row.nbytes), lines)
     add("a step", measured.step)
     if not measured.needs_all:
         add("a step of one replica alone", measured.alone)
@@ -76,7 +76,7 @@ def _parts(report: Report) -> rich.table.Table:
 
 
 def _predicted(report: Report, where: str) -> rich.table.Table:
-    table = _table(f"Predicted {report.title(where)}")
+    table = display.new_table(f"Predicted {report.title(where)}")
     table.caption = _source(report, where)
     names = ("replicas", "step", "between", "T_sync / T_comp", "speed-up", "epoch")
     for name in (*names, "pays"):
@@ -84,8 +84,8 @@ def _predicted(report: Report, where: str) -> rich.table.Table:
     for prediction in reports.shown(report.predicted[where]):
         table.add_row(
             str(prediction.replicas),
-            display.duration(prediction.step),
-            " - ".join(map(display.duration, (prediction.low, prediction.high))),
+            units.duration(prediction.step),
+            " - ".join(map(units.duration, (prediction.low, prediction.high))),
             f"{prediction.ratio:.3g}",
             f"{prediction.speed_up:.2f}",
             f"{1 / prediction.speed_up:.0%}",
@@ -102,9 +102,3 @@ def _source(report: Report, where: str) -> str:
     speed = f"{8e-9 / network.link:.3g} Gbit/s" if network.link else "any bandwidth"
     latency = f"{network.message * 1e6:.3g} us per message"
     return f"One replica each, {speed}, {latency}; see --bandwidth and --latency."
-
-
-def _table(name: str) -> rich.table.Table:
-    return rich.table.Table(
-        title=name, title_justify="left", caption_justify="left", box=rich.box.SIMPLE
-    )

@@ -12,11 +12,11 @@ import rich.table
 
 from replicator.graph.ir.placeholder import Value
 from replicator.report.rows import Row, Rows, Total
+from replicator.report.units import duration, size
 
 _MOST_TENSORS = 3  # shown per call
 _MOST_LINES = 3  # shown per row
 _WIDTH = 150  # characters, if standard output is no terminal
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def show(plan: Rows, file: TextIO | None = None) -> None:
@@ -40,16 +40,6 @@ def show(plan: Rows, file: TextIO | None = None) -> None:
         )
     for note in plan.notes:
         console.print(note)
-
-
-def size(nbytes: int | None) -> str:
-    """Formats a number of bytes, e.g. "1.5 KiB", or "?" if unknown."""
-    if nbytes is None:
-        return "?"
-    number, unit = float(nbytes), 0
-    while number >= 1024 and unit + 1 < len(_UNITS):
-        number, unit = number / 1024, unit + 1
-    return f"{number:.1f} {_UNITS[unit]}" if unit else f"{nbytes} B"
 
 
 def title(row: Row) -> str:
@@ -94,7 +84,7 @@ def _rows(plan: Rows) -> rich.table.Table:
     """Returns the table with one row per communication."""
     several = len(plan.hosts) > 1
     on = f" on {len(plan.hosts)} hosts" if several else ""
-    table = _table(f"Communication of {len(plan.devices)} replicas{on}")
+    table = new_table(f"Communication of {len(plan.devices)} replicas{on}")
     sizes = ("within hosts", "between hosts", "takes") if several else ("each sends",)
     for name in ("", "primitive", "replicas", "tensors", *sizes, "algorithm"):
         table.add_column(name, justify="right" if name == "" else "left")
@@ -129,11 +119,6 @@ def _levels(row: Row) -> tuple[str, str, str]:
     return size(row.within), size(row.between), duration(row.seconds or 0.0)
 
 
-def duration(seconds: float) -> str:
-    """Formats a duration, e.g. "1.5 ms"."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
 def _between(plan: Rows) -> str:
     """Describes the links between hosts."""
     text = (
@@ -155,7 +140,7 @@ def _between(plan: Rows) -> str:
 
 def _totals(plan: Rows) -> rich.table.Table:
     """Returns the table of totals."""
-    table = _table("Totals over all replicas")
+    table = new_table("Totals over all replicas")
     table.caption = (
         "per step: what is certain to happen, in counted loops once per iteration. "
         "each time: what is in conditionals and in loops of unknown length (times: ?), "
@@ -179,7 +164,8 @@ def _cells(total: Total) -> tuple[str, str]:
     return str(total.communications), size(total.nbytes) + more
 
 
-def _table(name: str) -> rich.table.Table:
+def new_table(name: str) -> rich.table.Table:
+    """Returns an empty table as all reports have them, with a title."""
     return rich.table.Table(
         title=name, title_justify="left", caption_justify="left", box=rich.box.SIMPLE
     )

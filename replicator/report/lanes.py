@@ -19,8 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from replicator.report.display import size, title
+from replicator.report.display import title
 from replicator.report.rows import Row, Rows
+from replicator.report.units import size
 
 _LANE = 0.45  # distance between lanes
 _STEP = 0.45  # largest distance between communications

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from replicator.report.units import duration, size
 from replicator.strategy.nodes import Node, PSSynchronizer, Synchronizer
 
 _WIDTH = 10_000  # wide: the terminal may wrap it
@@ -32,7 +33,7 @@ def table(strategy: Any) -> str:
     total = ["all", "", "", "", "", "", "", ""]
     total[2] = size(sum(sizes)) if sizes else ""
     total[6] = size(sum(sent)) if sent else ""
-    total[7] = _duration(sum(seconds)) if seconds else ""
+    total[7] = duration(sum(seconds)) if seconds else ""
     title = f"Strategy {strategy.id} for {len(strategy.replicas)} replicas"
     trial_lines = [f"  {trial}" for trial in strategy.trials]
     try:
@@ -81,12 +82,12 @@ def _row(node: Node) -> list[str]:
     return [
         node.name,
         "?" if node.shape is None else f"{node.dtype}{list(node.shape)}",
-        "?" if node.nbytes is None else size(node.nbytes),
+        size(node.nbytes),
         placement,
         ", ".join(dict.fromkeys(map(_synchronizer, synchronizers))),
         ", ".join(sorted(compressors)),
-        "?" if node.sent is None else size(node.sent),
-        "?" if node.seconds is None else _duration(node.seconds),
+        size(node.sent),
+        "?" if node.seconds is None else duration(node.seconds),
     ]
 
 
@@ -112,15 +113,3 @@ def _synchronizer(how: Synchronizer) -> str:
             return "PS, asynchronous"
         return f"PS, staleness {how.staleness}" if how.staleness else "PS"
     return f"all-reduce {how.spec}, group {how.group}"
-
-
-def size(nbytes: int) -> str:
-    """Formats a number of bytes, as in "1.5 KiB"."""
-    number, unit = float(nbytes), 0
-    while number >= 1024 and unit < 4:
-        number, unit = number / 1024, unit + 1
-    return f"{number:.1f} {'KMGT'[unit - 1]}iB" if unit else f"{nbytes} B"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from replicator.strategy.display import size
+from replicator.report.units import size
 from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
 
 _COLUMN, _HEIGHT = 2.2, 4.5  # inches

@@ -16,7 +16,7 @@ from replicator import errors
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.record import Link
 from replicator.plan import Plan, Row
-from replicator.report import display
+from replicator.report import display, units
 from tests import helpers, paper_hosts
 from tests.report import examples
 
@@ -46,7 +46,7 @@ def _row(**changes: Any) -> Row:
     ],
 )
 def test_sizes_are_shown_in_their_unit(nbytes: int | None, text: str) -> None:
-    assert display.size(nbytes) == text
+    assert units.size(nbytes) == text
 
 
 def test_a_row_is_called_by_what_the_replicas_agreed_on() -> None:
@@ -136,11 +136,11 @@ def test_bytes_within_and_between_hosts_and_the_slowest_link() -> None:
     slowest = plan.slowest_link
     assert slowest is not None and plan.seconds is not None
     ends = [plan.hosts[host] for host in (slowest.source, slowest.destination)]
-    took = display.duration(slowest.seconds)
+    took = units.duration(slowest.seconds)
     assert (
         f"Slowest link: {' to '.join(ends)}, {took} for 1.0 MiB in 1 message." in shown
     )
-    assert f"Communication takes {display.duration(plan.seconds)} a step" in shown
+    assert f"Communication takes {units.duration(plan.seconds)} a step" in shown
 
 
 def test_one_host_is_shown_as_ever() -> None:
@@ -175,4 +175,4 @@ def test_plans_of_hosts_are_kept_as_json() -> None:
     ("seconds", "text"), [(0.0, "0 ms"), (0.0123456, "12.3 ms"), (1.5, "1.50 s")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert display.duration(seconds) == text
+    assert units.duration(seconds) == text

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from replicator import errors
 from replicator.plan import Plan
-from replicator.report import display, lanes
+from replicator.report import display, lanes, units
 from tests import helpers
 from tests.report import examples
 
@@ -63,7 +63,7 @@ def test_an_svg_names_replicas_communications_and_places(
     text = _texts(plan, tmp_path)
     assert "8 communications of 2 replicas, 128 B per step" in text
     for row in plan:
-        assert f"{display.title(row)}, {display.size(row.nbytes)}" in text
+        assert f"{display.title(row)}, {units.size(row.nbytes)}" in text
     for name in ("replica 0, CPU:0", "replica 1, CPU:1", "forward", "backward"):
         assert name in text
     for place in ("loop body (6 times)", "function inner &gt; conditional (true)"):
