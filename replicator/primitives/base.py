@@ -20,7 +20,7 @@ from replicator.graph.ir import placeholder
 from replicator.graph.ir.placeholder import WRITES, Call, OperandPolicy, Value
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.matching import control_flow
-from replicator.primitives import weighing
+from replicator.primitives import flows, weighing
 
 HALF = (tf.float16, tf.bfloat16)
 # What TensorFlow, NumPy and Python raise for a value that is not a tensor or a nest.
@@ -275,18 +275,8 @@ def communicate(
     # (return it, keep it, fetch it, wait for it) is done to an op that remains.
     outputs = _identities(op)
     if receipt:
-        replica.states.of(Receipts).append(outputs.pop())
+        replica.states.of(flows.Receipts).append(outputs.pop())
     return weighing.received(outputs, weights)
-
-
-class Receipts(list[Any]):
-    """For `Replicator.linked`: a scalar zero for each call that only sent something."""
-
-
-def last_receipt(what: str) -> tf.Tensor:
-    """Returns the receipt of the call that the replica has just made."""
-    receipt: tf.Tensor = context.require(what).states.of(Receipts)[-1]
-    return receipt
 
 
 def _record(build: context.Build, placed: placeholder.Placeholder) -> None:

@@ -47,7 +47,7 @@ def of_mean(
         BuildAgain: They need to be weighed and were not in this attempt.
     """
     replica = context.require("all_reduce")
-    own = weighing.Weighing.of(replica)
+    own = replica.states.of(weighing.Weighing)
     if not own.taken or replica.mode.writing is not None or _tf.differentiated():
         return list(leaves), False
     count = tf.get_static_value(replica.shard.count)
@@ -81,7 +81,7 @@ def _behind(
 
     None if it is computed in another way.
     """
-    weights = weighing.Weighing.of(replica).weights
+    weights = replica.states.of(weighing.Weighing).weights
     while tf.is_symbolic_tensor(weight) and weight.dtype.is_floating:
         if id(weight) in weights:
             return weights[id(weight)][1]

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
+
+from replicator import context
 
 
 def is_differentiable(tensor: tf.Tensor) -> bool:
@@ -30,3 +33,13 @@ def spread(
     """
     gradient_at = dict(zip(at, gradients, strict=True))
     return [gradient_at.get(k) for k in range(count)]
+
+
+class Receipts(list[Any]):
+    """For `Replicator.linked`: a scalar zero for each call that only sent something."""
+
+
+def last_receipt(what: str) -> tf.Tensor:
+    """Returns the receipt of the call that the replica has just made."""
+    receipt: tf.Tensor = context.require(what).states.of(Receipts)[-1]
+    return receipt

@@ -55,7 +55,7 @@ def linked(loss: Any) -> tf.Tensor:
     graphs = {tf.compat.v1.get_default_graph()}
     while outer := {getattr(graph, "outer_graph", None) for graph in graphs} - graphs:
         graphs |= outer
-    for receipt in replica.states.of(base.Receipts):
+    for receipt in replica.states.of(flows.Receipts):
         if receipt.graph in graphs:
             loss += tf.cast(receipt, loss.dtype)
     return loss

@@ -232,7 +232,7 @@ def recv_gradient(
     if not flowing:
         return [None] * len(placed.operands)
     _answer("send", placed, [*flowing, *placed.operands], flowing)
-    receipt = base.last_receipt("recv")
+    receipt = flows.last_receipt("recv")
     return [
         tf.zeros_like(tensor) + tf.cast(receipt, tensor.dtype)
         if flows.is_differentiable(tensor)

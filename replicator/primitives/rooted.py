@@ -88,7 +88,7 @@ def zeros(like: Sequence[tf.Tensor], tied: bool) -> list[tf.Tensor | None]:
         tied: Whether the latest communication returned a receipt. The zeros then depend
             on it, so that they can be differentiated wherever the root's gradients can.
     """
-    receipt = base.last_receipt("a gradient") if tied else None
+    receipt = flows.last_receipt("a gradient") if tied else None
     return [
         None
         if not flows.is_differentiable(x)

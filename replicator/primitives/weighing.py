@@ -69,11 +69,6 @@ class Weighing:
     combined: dict[int, Any] = dataclasses.field(default_factory=dict)
     weights: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
-    @staticmethod
-    def of(replica: context.ReplicaContext) -> Weighing:
-        """Returns what is known of a replica's gradients."""
-        return replica.states.of(Weighing)
-
 
 def weight(replica: context.ReplicaContext) -> tf.Tensor | None:
     """Returns a replica's weight in means over the replicas; None if all are equal.
@@ -85,7 +80,7 @@ def weight(replica: context.ReplicaContext) -> tf.Tensor | None:
     share = replica.share
     if share is None:
         return None
-    weight, weights = tf.cast(share, tf.float32), Weighing.of(replica).weights
+    weight, weights = tf.cast(share, tf.float32), replica.states.of(Weighing).weights
     for tensor in (weight, share):  # held, as they are looked up by their ids
         weights[id(tensor)] = tensor, share
     return weight
@@ -119,7 +114,7 @@ def taken(
     last = replica.counted(counter)
     calls = tuple(f"{key}/{k}" for k in range(first, last))
     recorded = _tf.is_recorded([*placed.op.inputs, *placed.op.outputs])
-    Weighing.of(replica).taken.append(Taken(key, number, calls, recorded))
+    replica.states.of(Weighing).taken.append(Taken(key, number, calls, recorded))
     if not weighed:
         return list(gradients)
     return [None if d is None else _divided(d, weight) for d in gradients]
@@ -161,7 +156,7 @@ def in_own_gradient(
         return list(operands), weights
     what = f"{primitive} at {errors.user_line()}" if unclear else ""
     recorded = _tf.is_recorded(operands)
-    Weighing.of(replica).taken.append(Taken(key, _OWN, (key,), recorded, what))
+    replica.states.of(Weighing).taken.append(Taken(key, _OWN, (key,), recorded, what))
     if not unclear and (key, _OWN) in replica.build.knowledge.get(_WEIGHED, ()):
         weight = _relative_weight(replica)
         weights = [weight if x else None for x in upstream]
@@ -230,7 +225,7 @@ def claim(
         ArgumentError: Another optimizer needs the same gradients the other way.
         BuildAgain: They need to be weighed and were not in this attempt.
     """
-    own = Weighing.of(replica)
+    own = replica.states.of(Weighing)
     if not own.taken:
         return list(gradients)
     new_claim = Claim(weighed, who, errors.user_line())
@@ -256,12 +251,12 @@ def claim(
 
 def passed(replica: context.ReplicaContext, gradients: Sequence[Any]) -> bool:
     """Whether gradients passed through communication."""
-    return bool(Weighing.of(replica).taken and _applied(replica, gradients))
+    return bool(replica.states.of(Weighing).taken and _applied(replica, gradients))
 
 
 def _applied(replica: context.ReplicaContext, gradients: Sequence[Any]) -> list[Taken]:
     """Returns what was taken for these gradients, and not for a loss."""
-    own = Weighing.of(replica)
+    own = replica.states.of(Weighing)
     reached = applied.reached(gradients, own.combined)
     entries = [
         entry
@@ -289,7 +284,7 @@ def note_combined(combined: Sequence[Any], op: str, members: Sequence[int]) -> N
         return
     if len(members) == replica.num_replicas:
         tensors = tf.nest.flatten(list(combined), expand_composites=True)
-        Weighing.of(replica).combined.update((id(x), x) for x in tensors)
+        replica.states.of(Weighing).combined.update((id(x), x) for x in tensors)
 
 
 def _about_both(first: Claim, own: Claim) -> tuple[str, list[str], str]:
