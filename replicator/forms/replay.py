@@ -10,6 +10,7 @@ can be computed at the same time is one message.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -61,23 +62,21 @@ class Replica(Conversions):
         if self._context.replica_id == build.traced[0]:
             variables = [x for x in given if updates.is_variable(x)]
             parts = [part for x in variables for part in getattr(x, "parts", [x])]
-            places = [(part, part.placement) for part in parts]
-            owned = [
-                x for x, at in places if at.owner is not None and not at.has_copies
-            ]
-            build.aliases.make(owned, build.world.local)
+            owned = [x for x in parts if x.placement.owner is not None]
+            alone = [x for x in owned if not x.placement.has_copies]
+            build.aliases.make(alone, build.world.local)
 
     def seen_as(
         self, tensors: Sequence[tf.Tensor], facts: Sequence[Fact]
     ) -> list[Value]:
         """Returns values with the facts that a rule was told of."""
+        pairs = zip(map(self.value, tensors), facts, strict=True)
         return [
-            value if value.fact is fact else self._seen(value, fact)
-            for value, fact in zip(map(self.value, tensors), facts, strict=True)
+            Value(self, fact, functools.partial(value.copy, fact.form), value.local)
+            if value.fact is not fact
+            else value
+            for value, fact in pairs
         ]
-
-    def _seen(self, value: Value, fact: Fact) -> Value:
-        return Value(self, fact, lambda: value.copy(fact.form), value.local)
 
     # The plans of ops.
 

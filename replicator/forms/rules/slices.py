@@ -190,16 +190,13 @@ def _limits(
     Returns:
         What is needed of each. Numbers of rows along other axes are those of all.
     """
-    needs: list[Need] = []
-    for one in parts:
-        where = [at for at, size in enumerate(one or ()) if is_size(size)]
-        need: Need | None = REPLICATED
-        if k is not None and k in where:
-            need = fitting(one, form.at(k))
-        if need is None:
-            return None
-        needs.append(need)
-    return needs
+    needs: list[Any] = [
+        fitting(one, form.at(k))
+        if one is not None and k is not None and is_size(one[k])
+        else REPLICATED
+        for one in parts
+    ]
+    return None if None in needs else needs
 
 
 def _places(
