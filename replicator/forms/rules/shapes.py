@@ -79,8 +79,7 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if made is None or WHOLE in sizes:
         return None
     if sizes[made.axis] == -1:
-        is_told = made.outer is not None or product(sizes[: made.axis]) == 1
-        if not is_told or any(map(is_size, sizes)):
+        if any(map(is_size, sizes)):
             return None  # the sizes in front may be of the rows
         return plan(op, [form], made)
     if fitting(sizes, made) is LOCAL:
@@ -136,8 +135,11 @@ def _followed(
         blocks, each = blocks or factor // (each or 1), each or factor // (blocks or 1)
         if blocks * each != factor:
             return None
-    if each is None and blocks != 1:
-        return None  # several blocks may be one
+    if blocks is None and product(target[:at]) != 1:
+        return None  # a block may be several, or these of other rows
+    is_inferred = not is_size(target[at])
+    if each is None and (blocks != 1 or (is_inferred and inner is not None)):
+        return None  # several blocks, or rows of a known length, may be one
     return Sharded(at, form.layout, blocks, each)
 
 

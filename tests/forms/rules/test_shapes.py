@@ -103,6 +103,15 @@ OTHERS = [
         "Reshape", lambda v: reshape(reshape(v.x, -1, unknown(1)), rows(v.x) * 3, -1)
     ),
     Sample("Reshape", lambda v: reshape(transpose(v.x, 1, 0), -1, as_many(v.x)), WHOLE),
+    Sample("Reshape", lambda v: reshape(v.x, -1, as_many(v.x) * 3), WHOLE),
+    Sample(
+        "Sum",
+        lambda v: total(
+            reshape(
+                transpose(v("x", 2, 12), 1, 0, 2), unknown(8), rows(v.x) * unknown(3)
+            )
+        ),
+    ),
     Sample(
         "Sum",
         lambda v: total(
@@ -143,7 +152,7 @@ def test_rows_of_what_was_reshaped_are_parts_of_the_rows_of_a_batch() -> None:
         return pairs + tf.reverse(pairs, [0])
 
     repl = replicator.Replicator(["cpu:0", "cpu:1"])
-    run = engine.WholeBatchFunction(compute, repl, [tf.TensorSpec([None, 3])])
+    run = engine.WholeBatchFunction(compute, repl, [tf.TensorSpec([None, None])])
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         run(tf.ones([4, 3]))
     message = str(raised.value)
