@@ -134,7 +134,7 @@ def select(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
 def ensured(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """The rule of EnsureShape: only the whole batch says how long it is."""
     shape = tf.TensorShape(op.get_attr("shape"))
-    is_known = shape.rank and shape[form.axis] is not None
+    is_known = shape.rank and shape.as_list()[form.axis] is not None
     return None if is_known else plan(op, [form], form)
 
 
