@@ -10,7 +10,8 @@ Measured speedup with 2 cores, TensorFlow 2.21: W 512 x 512, 16 to 128 rows: 1.4
 2048 x 2048, 16 to 512 rows: 6 to 1.7; 512 x 512 with 512 rows: 0.7; 256 x 256: 0.8 to
 0.9; 256 x 1024 with 32 rows: 2.3. So the matrix must be large and the rows
 comparatively few. It pays off with and without oneDNN. Where the number of rows is
-unknown, as in a step for batches of any size, the step decides when it runs, in 5 us.
+unknown, as in a step for batches of any size, the step decides when it runs, in 5 us;
+not in a loop, where deciding in each iteration costs more (an LSTM's step: 7%).
 
 Runs once all replicas are built and their communication is lowered. A recurrent network
 has such a product in each iteration of a loop: an op that calls a function with one is
@@ -55,7 +56,10 @@ def replace(
 
 
 def _replace(
-    ops: Iterable[tf.Operation], device: str, replaced_in: dict[Any, tuple[str, int]]
+    ops: Iterable[tf.Operation],
+    device: str,
+    replaced_in: dict[Any, tuple[str, int]],
+    may_ask: bool = True,
 ) -> int:
     """Replaces products among ops, and in the functions that they call.
 
@@ -64,18 +68,19 @@ def _replace(
         device: Of those without one: that of what calls them.
         replaced_in: The new functions, and their numbers of new products, by the graphs
             of the functions so far and the type of the devices.
+        may_ask: Whether the step may decide where the number of rows is unknown.
     """
     replaced = 0
     for op in ops:
-        if _pays(op, device):
+        if _pays(op, device, may_ask):
             _replace_one(op)
             replaced += 1
         elif op.type in CONSTRUCTS:
-            replaced += _replace_inside(op, op.device or device, replaced_in)
+            replaced += _replace_inside(op, op.device or device, replaced_in, may_ask)
     return replaced
 
 
-def _pays(op: tf.Operation, device: str) -> bool:
+def _pays(op: tf.Operation, device: str, may_ask: bool) -> bool:
     """Whether an op multiplies few rows by a large transposed matrix, on a CPU."""
     return (
         op.type == "MatMul"
@@ -83,16 +88,18 @@ def _pays(op: tf.Operation, device: str) -> bool:
         and tf.DeviceSpec.from_string(op.device or device).device_type == "CPU"
         and op.get_attr("transpose_b")
         and not op.get_attr("transpose_a")
-        and _is_large_for_its_rows(op)
+        and _is_large_for_its_rows(op, may_ask)
     )
 
 
-def _is_large_for_its_rows(op: tf.Operation) -> bool:
+def _is_large_for_its_rows(op: tf.Operation, may_ask: bool) -> bool:
     """Whether it does, as far as is known: how many rows may be known when it runs."""
     if not op.inputs[1].shape.is_fully_defined() or op.inputs[0].shape.rank is None:
         return False
     matrix, rows = shapes.defined(op.inputs[1]), shapes.size(op.inputs[0], 0)
-    return math.prod(matrix) >= _LARGE and _FEW * (rows or 0) <= min(matrix)
+    if math.prod(matrix) < _LARGE or (rows is None and not may_ask):
+        return False
+    return _FEW * (rows or 0) <= min(matrix)
 
 
 def _replace_one(op: tf.Operation) -> None:
@@ -120,19 +127,24 @@ def _replace_one(op: tf.Operation) -> None:
 
 
 def _replace_inside(
-    op: tf.Operation, device: str, replaced_in: dict[Any, tuple[str, int]]
+    op: tf.Operation,
+    device: str,
+    replaced_in: dict[Any, tuple[str, int]],
+    may_ask: bool,
 ) -> int:
     """Gives a conditional, loop or call modified copies of the functions it calls."""
     replaced = 0
+    may_ask = may_ask and not _is_loop(op)
     for attribute, position in _tf.functions_called(op):
         body, outputs = _tf.function_body(op, attribute, position)
-        key = body, op.graph, tf.DeviceSpec.from_string(device).device_type
-        if key not in replaced_in and _any_pays(body.get_operations(), device):
+        key = body, op.graph, tf.DeviceSpec.from_string(device).device_type, may_ask
+        ops = body.get_operations()
+        if key not in replaced_in and _any_pays(ops, device, may_ask):
             new = _tf.new_function_graph("kernels")
             arguments = [_tf.add_input(new, t, t.shape) for t in body.inputs]
             with new.as_default():
                 copy = inline.copy(body, outputs, arguments, "body")
-                count = _replace(copy.ops, device, replaced_in)
+                count = _replace(copy.ops, device, replaced_in, may_ask)
             name = _tf.finish_function(new, copy.results, copy.must_run)
             replaced_in[key] = name, count
         if key in replaced_in:
@@ -142,16 +154,23 @@ def _replace_inside(
     return replaced
 
 
-def _any_pays(ops: Iterable[tf.Operation], device: str) -> bool:
+def _any_pays(ops: Iterable[tf.Operation], device: str, may_ask: bool) -> bool:
     """Whether any of these ops, or one in what they call, should be replaced."""
     return any(
-        _pays(op, device)
+        _pays(op, device, may_ask)
         or (
             op.type in CONSTRUCTS
-            and any(_any_pays(body, op.device or device) for body in _bodies(op))
+            and any(
+                _any_pays(body, op.device or device, may_ask and not _is_loop(op))
+                for body in _bodies(op)
+            )
         )
         for op in ops
     )
+
+
+def _is_loop(op: tf.Operation) -> bool:
+    return CONSTRUCTS[op.type] == "loop"
 
 
 def _bodies(op: tf.Operation) -> list[list[tf.Operation]]:

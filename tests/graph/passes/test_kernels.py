@@ -87,6 +87,30 @@ def test_a_step_decides_when_it_runs_if_rows_are_unknown(is_graph: bool) -> None
         np.testing.assert_allclose(result, array @ WEIGHTS.T, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("rows", [16, None])
+def test_a_loop_does_not_decide_in_each_iteration(rows: int | None) -> None:
+    weights = tf.constant(WEIGHTS)
+
+    def body(turn: tf.Tensor, x: tf.Tensor) -> Any:
+        with tf.device("CPU:0"):
+            product = tf.linalg.matmul(x, weights, transpose_b=True)
+        return turn + 1, x + tf.reduce_sum(product, 1, keepdims=True)
+
+    @tf.function(input_signature=[tf.TensorSpec([rows, 512], tf.float64)])
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        _, result = tf.while_loop(lambda turn, x: turn < 2, body, (0, x))
+        found.append(kernels.replace([result.graph.get_operations()]))
+        return result
+
+    found: list[int] = []
+    array = RNG.standard_normal((16, 512))
+    want = array
+    for _ in range(2):
+        want = want + (want @ WEIGHTS.T).sum(1, keepdims=True)
+    np.testing.assert_allclose(loop(array), want, rtol=1e-7)
+    assert found == [1 if rows else 0]
+
+
 def test_only_on_cpus_and_in_full_precision() -> None:
     assert _replaced() == 1
     assert _replaced(dtype="float64") == 1
