@@ -76,7 +76,7 @@ def test_one_host_compares_nothing(warned: list[str]) -> None:
 
 @pytest.mark.slow
 def test_bits_depend_on_the_number_of_threads() -> None:
-    code = "from replicator.cluster import likeness; print(likeness.bits('CPU:0'))"
+    code = "from replicator.hosts import likeness; print(likeness.bits('CPU:0'))"
     found = [
         subprocess.run(
             [sys.executable, "-c", code],
