@@ -59,7 +59,12 @@ def _by_rich(title: str, rows: Sequence[Sequence[str]], total: Sequence[str]) ->
     for cells in rows:
         grid.add_row(*cells)
     console = rich.console.Console(
-        file=io.StringIO(), width=_WIDTH, highlight=False, markup=False, emoji=False
+        file=io.StringIO(),
+        force_terminal=False,  # plain text, though notebooks ask for colors
+        width=_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
     with console.capture() as captured:
         console.print(grid)

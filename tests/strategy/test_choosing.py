@@ -277,6 +277,19 @@ def test_the_strategy_in_force_is_that_of_the_variables() -> None:
     del v, w
 
 
+def test_a_table_is_plain_text_where_colors_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels of notebooks ask for colors by this variable."""
+    repl = helpers.make(2, strategy=strategy.PS())
+    with repl.context():
+        tf.Variable(tf.zeros([2, 3]), name="w")
+    plain = str(repl.strategy)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert str(repl.strategy) == plain
+    assert "\x1b" not in plain
+
+
 def test_what_a_builder_raises_comes_through() -> None:
     class Raises(Builder):
         def nodes(self, variables, resources):  # type: ignore[no-untyped-def]
