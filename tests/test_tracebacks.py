@@ -62,6 +62,18 @@ def test_an_error_in_a_step_is_as_short_as_in_a_function() -> None:
     assert actual.count("NameError: name 'undefined_name' is not defined") == 1
 
 
+def test_a_mismatch_is_its_message_and_a_few_frames() -> None:
+    repl = helpers.make(2)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return repl.all_reduce(x) if repl.replica_id == 0 else repl.all_gather(x)
+
+    text = _text(lambda: repl.run(step, args=(tf.ones([3]),)))
+    frames, _, message = text.partition("replicator.errors.MismatchError: ")
+    assert len(frames.splitlines()) <= 10 and "replicator/step" not in frames
+    assert "all_gather float32[3] at " in message and "Fix: " in message
+
+
 @pytest.mark.parametrize("mode", ["built", "function", "again"])
 def test_so_it_is_however_the_step_is_called(mode: str) -> None:
     repl = helpers.make(2)
