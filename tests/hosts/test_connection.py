@@ -178,6 +178,10 @@ def test_a_wrong_address_of_the_client(client):
         replicator.connect(["localhost:1"], client=client, timeout=0.1)
 
 
+def test_an_optional_connection_is_none_where_nothing_describes_hosts():
+    assert replicator.connect(optional=True) is None
+
+
 @pytest.mark.parametrize("optional", [3, None, "yes"])
 def test_optional_is_a_bool(optional):
     with pytest.raises(
