@@ -231,13 +231,10 @@ def show(
         DependencyError: rich is not installed.
     """
     with files.needing("rich", "print a calibration"):
-        import rich.console
         import rich.table
 
         from replicator.report import display, units
-    console = rich.console.Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = _WIDTH  # no number is cut off
+    console = display.new_console(_WIDTH)
 
     def grid(title: str, *columns: str) -> rich.table.Table:
         table = display.new_table(title)

@@ -23,9 +23,7 @@ def show(report: Report, file: TextIO | None = None) -> None:
         report: What to print.
         file: The text file to print to; standard output by default.
     """
-    console = rich.console.Console(file=file, highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = display.new_console(_WIDTH, file)
     console.print(_parts(report))
     if not report.predicted:
         console.print(

@@ -26,9 +26,7 @@ def show(plan: Rows, file: TextIO | None = None) -> None:
         plan: What to print.
         file: The text file to print to; standard output by default.
     """
-    console = rich.console.Console(file=file, highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = new_console(_WIDTH, file)
     console.print(_rows(plan))
     console.print(_totals(plan))
     if len(plan.hosts) > 1:
@@ -162,6 +160,19 @@ def _cells(total: Total) -> tuple[str, str]:
         return "-", "-"
     more = f" and {total.unknown} of unknown size" if total.unknown else ""
     return str(total.communications), size(total.nbytes) + more
+
+
+def new_console(width: int, file: TextIO | None = None) -> rich.console.Console:
+    """Returns what prints a report, so wide that no number is cut off.
+
+    Args:
+        width: The number of characters in a line, where nothing else limits it.
+        file: The text file to print to; standard output by default.
+    """
+    console = rich.console.Console(file=file, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = width
+    return console
 
 
 def new_table(name: str) -> rich.table.Table:
