@@ -1,19 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out from the Python stack which method of another library is running.
+"""Who is calling: what TensorFlow and Keras do not tell those whom they call.
 
-Optimizers and layers of Keras, Sonnet and TensorFlow 1 have no public way to tell what
-they are doing. Each function looks for the frames of methods that it knows by name.
+Two functions look at the Python stack, `asker` and `calls`. Whatever asks them says why
+no public call tells it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import sys
 import types
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+
+class Asker(NamedTuple):
+    """A function that reads an attribute of an object, or calls its method.
+
+    Attributes:
+        module: The name of its module; "" if nothing is known.
+        function: Its name.
+    """
+
+    module: str
+    function: str
+
+
+def asker(of: str) -> Asker:
+    """Returns the function that reads the running property, or calls the function.
+
+    TensorFlow writes variables through `handle` without a word to the variable:
+    `gen_training_ops.resource_apply_adam(var.handle, ...)` in training/adam.py, say. So
+    it has one caller or another whether a variable's handle is taken to be written.
+
+    Args:
+        of: The name of the property or function.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != of:
+        frame = frame.f_back
+    frame = frame and frame.f_back
+    while frame is not None and _module(frame).startswith(_AUTOGRAPH):
+        frame = frame.f_back
+    return (
+        Asker("", "") if frame is None else Asker(_module(frame), frame.f_code.co_name)
+    )
+
+
+_AUTOGRAPH = "tensorflow.python.autograph."
+
+
+class Call(NamedTuple):
+    """A running call.
+
+    Attributes:
+        function: The function's name.
+        values: Its arguments and other local names, as they are by now.
+        parameters: The names of its arguments.
+    """
+
+    function: str
+    values: Mapping[str, Any]
+    parameters: tuple[str, ...]
+
+
+def calls(
+    functions: Container[str],
+    module: str | tuple[str, ...] = "",
+    until: tuple[str, ...] = (),
+    within: int = sys.maxsize,
+) -> Iterator[Call]:
+    """Yields the running calls of certain functions, innermost first.
+
+    Args:
+        functions: The names of the functions.
+        module: What the names of their modules begin with.
+        until: What the names of those modules begin with at which the search ends.
+        within: The number of frames to look at.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and within:
+        # AutoGraph prefixes the names of what it converts, e.g. Sonnet's methods.
+        name = frame.f_code.co_name.removeprefix("tf__")
+        if until and _module(frame).startswith(until):
+            return
+        if name in functions and _module(frame).startswith(module):
+            code = frame.f_code
+            count = code.co_argcount + code.co_kwonlyargcount
+            yield Call(name, frame.f_locals, code.co_varnames[:count])
+        frame, within = frame.f_back, within - 1
 
 
 def variable_of_slot() -> Any:
@@ -22,17 +98,12 @@ def variable_of_slot() -> Any:
     Optimizers of all families start from a function that takes the variable: Keras'
     add_variable_from_reference (legacy Keras' too, or its add_slot), tf.compat.v1's
     create_slot, Sonnet's variable_like. The arguments of the slot's own creation do not
-    identify the variable.
+    identify the variable: Keras' base_optimizer.py passes on a shape and a name.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    for _ in range(_SLOT_DEPTH):
-        if frame is None:
-            return None
-        names = _SLOT_MAKERS.get(frame.f_code.co_name.removeprefix("tf__"), ())
-        for name in names:
-            if name in frame.f_locals:
-                return frame.f_locals[name]
-        frame = frame.f_back
+    for call in calls(_SLOT_MAKERS, within=_SLOT_DEPTH):
+        for name in _SLOT_MAKERS[call.function]:
+            if name in call.values:
+                return call.values[name]
     return None
 
 
@@ -48,118 +119,36 @@ _SLOT_MAKERS = {
 }
 
 
-def v1_optimizer_applying() -> bool:
-    """Whether a v1 optimizer's `apply_gradients` is among the nearest callers."""
-    frame: types.FrameType | None = sys._getframe(1)
-    for _ in range(_V1_DEPTH):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == "apply_gradients" and (
-            frame.f_globals.get("__name__") == "tensorflow.python.training.optimizer"
-        ):
-            return True
-        frame = frame.f_back
-    return False
-
-
-_V1_DEPTH = 8  # frames from apply_gradients to the variable's handle, plus a margin
-
-
-def asked_by_writer() -> bool:
-    """Whether the code that reads a variable's `handle` is going to write through it.
-
-    The writes of tf.compat.v1 and of some optimizers are not methods of a variable:
-    they take its handle, write, and notify it afterwards or not at all. The rest of
-    TensorFlow and its kin take the handle in order to read; user code may do anything.
-    """
-    asking = sys._getframe(2).f_globals.get("__name__", "")  # behind `handle`
-    if re.match(r"(tensorflow|tf_keras|keras|sonnet|replicator)\.", asking):
-        return bool(_BY_HANDLE.match(asking))
-    return True
-
-
-_BY_HANDLE = re.compile(
-    r"tensorflow\.python\.(ops\.state_ops$|training\.(?!saving))"
-    r"|(tensorflow\.python\.keras|tf_keras)\.(.*\.)?optimizer"
-)
-
-
-def asking_function_of_v1() -> str | None:
-    """Returns the function of tf.compat.v1 that reads a variable's `handle` to write.
-
-    Returns:
-        Its name, "scatter_add" for example; None if another caller reads the handle.
-    """
-    frame = sys._getframe(2)  # behind `handle`
-    is_one = frame.f_globals.get("__name__") == "tensorflow.python.ops.state_ops"
-    return frame.f_code.co_name if is_one else None
-
-
-def saver_asks() -> str | None:
-    """Returns the function of the v1 Saver that asks for a variable's slice, or None.
-
-    "op_list_to_dict" finds out how to save the variables in a list; what it sees in
-    slices, "saveable_objects_for_op" then saves and restores through single handles.
-    """
-    frame = sys._getframe(2)  # behind `_save_slice_info`
-    module = str(frame.f_globals.get("__name__"))
-    is_saver = module == "tensorflow.python.training.saving.saveable_object_util"
-    return frame.f_code.co_name if is_saver else None
-
-
-def older_optimizer_asks() -> bool:
-    """Whether an older optimizer of legacy Keras is reading a variable's `handle`.
-
-    These write through it by ops of their own, and notify nobody.
-    """
-    asking = sys._getframe(2).f_globals.get("__name__", "")  # behind `handle`
-    return bool(_OLDER.match(asking))
-
-
-_OLDER = re.compile(
-    r"(tensorflow\.python\.keras|tf_keras)\.(.*\.)?(optimizer_v2|legacy)(\.|$)"
-)
-
-
 def searched_op() -> str | None:
     """Returns the name of the op whose variable tf.custom_gradient is looking for.
 
     In a tf.Graph, it and tf.recompute_grad find the variables that a function reads by
-    the ops that make their handles: they compare the `op` of each variable with those.
+    the ops that make their handles: custom_gradient.py compares `variable.op.name` of
+    each variable with those.
 
     Returns:
         The name; None if another caller reads a variable's `op`.
     """
-    frame = sys._getframe(2)  # behind `op`
-    if frame.f_globals.get("__name__") != "tensorflow.python.ops.custom_gradient":
-        return None
-    return frame.f_locals.get("var_name")
+    module = "tensorflow.python.ops.custom_gradient"
+    for call in calls(("get_variable_by_name",), module, within=_SEARCH_DEPTH):
+        return call.values["var_name"]
+    return None
 
 
-def optimizer_is_summing() -> bool:
-    """Whether the caller runs inside a Keras optimizer that sums its own gradients.
+_SEARCH_DEPTH = 6  # frames from a variable's `op` to that function, and a margin
 
-    Keras' optimizers do so through tf.distribute, whatever gradients they take.
+
+def applying_optimizer() -> Any:
+    """Returns the optimizer, of any family, whose `apply` is running, or None.
+
+    It assigns to variables like anyone else: Keras' `update_step` calls
+    `variable.assign_sub(...)`.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    for _ in range(_SUM_DEPTH):
-        if frame is None:
-            return False
-        if frame.f_code.co_name.removeprefix("tf__") in _SUMMING:
-            module = str(frame.f_globals.get("__name__"))
-            return module.startswith(("keras.", "tf_keras."))
-        frame = frame.f_back
-    return False
-
-
-_SUMMING = (
-    "_all_reduce_sum_gradients",
-    "all_reduce_sum_gradients",
-    "_all_reduce_sum_fn",
-)
-
-
-_SUM_DEPTH = 8  # frames from these methods to the replica context, and AutoGraph's
+    for call in calls(("apply", "apply_gradients")):
+        optimizer = call.values.get("self")
+        if any(c.__module__.startswith(_OPTIMIZERS) for c in type(optimizer).__mro__):
+            return optimizer
+    return None
 
 
 _OPTIMIZERS = (
@@ -171,94 +160,61 @@ _OPTIMIZERS = (
 )
 
 
-def applying_optimizer() -> str | None:
-    """Returns the class name of the optimizer whose `apply` is running, or None.
+class MetricCall(NamedTuple):
+    """A running method of a Keras metric.
 
-    Recognizes optimizers of all families.
+    Attributes:
+        metric: The metric.
+        given: The method's arguments by their names, as they are by now.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # AutoGraph converts Sonnet's methods, and prefixes their names with "tf__".
-        name = frame.f_code.co_name.removeprefix("tf__")
-        owner = type(frame.f_locals.get("self"))
-        if name in ("apply", "apply_gradients") and any(
-            base.__module__.startswith(_OPTIMIZERS) for base in owner.__mro__
-        ):
-            return owner.__name__
-        frame = frame.f_back
+
+    metric: Any
+    given: dict[str, Any]
+
+
+def metric_call(method: str) -> MetricCall | None:
+    """Returns the innermost running call of a method of Keras metrics, if any.
+
+    A variable is not told by which metric it is read or written, nor what that was
+    given: `Mean.update_state` calls `self.total.assign(self.total + total)`.
+
+    Args:
+        method: Its name, e.g. "update_state".
+    """
+    for call in calls((method,)):
+        metric = call.values.get("self")
+        if any(c.__module__.startswith(_METRICS) for c in type(metric).__mro__):
+            names = (x for x in call.parameters if x in call.values and x != "self")
+            return MetricCall(metric, {name: call.values[name] for name in names})
     return None
+
+
+def is_mean(metric: Any) -> bool:
+    """Whether a Keras metric is a Mean, of values that it is given or computes."""
+    return any(
+        base.__name__ == "Mean" and base.__module__.startswith(_METRICS)
+        for base in type(metric).__mro__
+    )
+
+
+_METRICS = ("keras.src.metrics", "tf_keras.src.metrics")
 
 
 def stateful_layer(variable: tf.Variable) -> Any:
     """Returns the stateful RNN layer whose call is writing its state, or None.
 
+    It assigns to the variable like any other layer, in `RNN.call`.
+
     Args:
         variable: The variable that is being written.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        is_call = frame.f_code.co_name.removeprefix("tf__") == "call"
-        owner = frame.f_locals.get("self") if is_call else None
-        if getattr(owner, "stateful", False) is True:
-            states = tf.nest.flatten(getattr(owner, "states", None))
+    for call in calls(("call",)):
+        layer = call.values.get("self")
+        if getattr(layer, "stateful", False) is True:
+            states = tf.nest.flatten(getattr(layer, "states", None))
             if any(getattr(s, "value", s) is variable or s is variable for s in states):
-                return owner
-        frame = frame.f_back
+                return layer
     return None
-
-
-@dataclasses.dataclass(frozen=True)
-class Differentiation:
-    """A running GradientTape.gradient or tf.gradients.
-
-    Attributes:
-        targets: The tensors being differentiated.
-        given: The upstream gradient of each target, or None.
-        call: An object that identifies the call while it is kept alive.
-    """
-
-    targets: list[Any]
-    given: list[Any]
-    call: Any
-
-
-def differentiated() -> Differentiation | None:
-    """Returns the running GradientTape.gradient or tf.gradients; None if there is none.
-
-    A gradient function is told the gradients of its own op's results, but not what is
-    being differentiated.
-    """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        names = _DIFFERENTIATING.get((_module(frame), frame.f_code.co_name))
-        if names is not None:
-            target, upstream, call = (frame.f_locals.get(name) for name in names)
-            targets = _leaves(target)
-            return Differentiation(
-                targets, _leaves(upstream) or [None] * len(targets), call
-            )
-        frame = frame.f_back
-    return None
-
-
-# The locals that hold the targets, their upstream gradients, and a list or dict that is
-# new in each call.
-_DIFFERENTIATING = {
-    ("tensorflow.python.eager.backprop", "gradient"): (
-        "target",
-        "output_gradients",
-        "flat_targets",
-    ),
-    ("tensorflow.python.ops.gradients_util", "_GradientsHelper"): (
-        "ys",
-        "grad_ys",
-        "grads",
-    ),
-}
-
-
-def _leaves(what: Any) -> list[Any]:
-    return [] if what is None else list(tf.nest.flatten(what, expand_composites=True))
 
 
 def builder() -> str | None:
@@ -268,113 +224,46 @@ def builder() -> str | None:
     has no public flag for a build in progress; all of its kinds set `built` once they
     have been.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "replicator.step.building":
-            return None
-        owner = frame.f_locals.get("self")
+    # Keras builds models without a `build` by calling them; `_maybe_build` sets
+    # weights.
+    names = ("build", "_maybe_build", "call")
+    for call in calls(names, until=("replicator.step.building",)):
+        owner = call.values.get("self")
         if hasattr(owner, "built"):
-            name = frame.f_code.co_name.removeprefix("tf__")
-            if name in ("build", "_maybe_build"):  # the latter sets weights
-                return type(owner).__name__
-            if name == "call":  # Keras builds models without a `build` by calling them
-                return None
-        frame = frame.f_back
+            return None if call.function == "call" else type(owner).__name__
     return None
-
-
-def strategy_asked_by_library() -> bool:
-    """Whether TensorFlow or one of its kin is calling `tf.distribute.get_strategy`.
-
-    They follow tf.distribute's conventions where it reports several replicas: Keras,
-    for one, divides losses by their number, because its optimizers sum.
-    """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "get_strategy":
-        frame = frame.f_back
-    caller = frame and frame.f_back
-    while caller is not None and _module(caller).startswith(_AUTOGRAPH):
-        caller = caller.f_back
-    return caller is not None and _module(caller).startswith(_ASKERS)
-
-
-_AUTOGRAPH = "tensorflow.python.autograph."
-_ASKERS = ("tensorflow.", "keras.", "tf_keras.", "sonnet.")
-
-
-def copied_value_asking() -> Any:
-    """Returns the tf.distribute variable that is looking up its replica's copy.
-
-    It reads the replica id as an attribute, and indexes a tuple of copies with it. None
-    if there is none.
-    """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and _module(frame) != _VALUES + "_util":
-        frame = frame.f_back
-    caller = frame and frame.f_back
-    if caller is None or _module(caller) != _VALUES:
-        return None
-    variable = caller.f_locals.get("self")
-    return variable if isinstance(variable, tf.distribute.DistributedValues) else None
-
-
-_VALUES = "tensorflow.python.distribute.values"
 
 
 def keras_loop() -> str | None:
     """Returns which of Keras' training loops is running: "fit", "predict", ... or None.
 
     The stack around a step that is being built does not count, nor does a loop that
-    calls Replicator for each batch, like that of `Replicator.keras_model`.
+    calls Replicator for each batch, like that of `Replicator.keras_model`. The loops
+    tell their callbacks that they run, but no variable.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = _module(frame)
-        if module.startswith(("replicator.step.building", "replicator.keras.")):
-            return None
-        name = frame.f_code.co_name.removeprefix("tf__")
-        if name in _LOOPS and module in _TRAINERS:
-            return name
-        frame = frame.f_back
-    return None
+    until = ("replicator.step.building", "replicator.keras.")
+    return next((call.function for call in calls(_LOOPS, _TRAINERS, until)), None)
 
 
-class KerasTraining(NamedTuple):
-    """Keras' own training of a model, in a loop of its own."""
-
-    loop: str
-    optimizer: Any
-
-
-def keras_training() -> KerasTraining | None:
-    """Returns which loop of Keras updates variables, by an optimizer that is its own.
-
-    None also where this library has a part in it: in a step, by a wrapped optimizer or
-    in a loop that calls Replicator for each batch.
-    """
-    frame: types.FrameType | None = sys._getframe(1)
-    optimizer = None
-    while frame is not None:
-        module = _module(frame)
-        if module.startswith("replicator.") and not module.startswith(_OF_WRITES):
-            return None
-        name = frame.f_code.co_name.removeprefix("tf__")
-        if name in ("apply", "apply_gradients"):
-            found = frame.f_locals.get("self")
-            if any(c.__module__.startswith(_OPTIMIZERS) for c in type(found).__mro__):
-                optimizer = found
-        if name in _LOOPS and module in _TRAINERS:
-            return None if optimizer is None else KerasTraining(name, optimizer)
-        frame = frame.f_back
-    return None
-
-
-_OF_WRITES = ("replicator.variables.", "replicator._tf.")
-_LOOPS = (
-    *("fit", "evaluate", "predict"),
-    *("train_on_batch", "test_on_batch", "predict_on_batch"),
-)
+_LOOPS = ("fit", "train_on_batch")  # those that train
 _TRAINERS = ("keras.src.backend.tensorflow.trainer", "tf_keras.src.engine.training")
+
+
+def given_to_pass() -> list[Any] | None:
+    """Returns the gradients that the running pass began from; None if there is none.
+
+    A pass is a call of GradientTape.gradient or tf.gradients. A gradient function is
+    told the gradients of its own op's results, but not that a pass calls it, nor what
+    `output_gradients` that was given.
+    """
+    for call in calls(_GIVEN, _PASSES):
+        given = call.values.get(_GIVEN[call.function])
+        return list(tf.nest.flatten(given, expand_composites=True))
+    return None
+
+
+_PASSES = "tensorflow.python.eager.backprop", "tensorflow.python.ops.gradients_util"
+_GIVEN = {"gradient": "output_gradients", "_GradientsHelper": "grad_ys"}
 
 
 def _module(frame: types.FrameType) -> str:

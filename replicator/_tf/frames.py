@@ -7,9 +7,7 @@ import contextlib
 import contextvars
 import os
 import re
-import sys
 import traceback
-import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -200,21 +198,6 @@ def may_be_users(filename: str) -> bool:
 
 
 _NO_USERS = ("<frozen", "<__array_function__")
-
-
-def called_by_runtime() -> bool:
-    """Whether the running code was called by TensorFlow's runtime, on its own thread.
-
-    True inside `tf.py_function`, `tf.numpy_function` and the generator of a dataset. No
-    public call tells; the outermost frame of such a thread is TensorFlow's.
-    """
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None and frame.f_back is not None:
-        frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") == _CALLS_PYTHON
-
-
-_CALLS_PYTHON = "tensorflow.python.ops.script_ops"
 
 
 def stack_depth() -> int:

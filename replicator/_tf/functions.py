@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -220,12 +219,3 @@ def capture_by_call(
             is_by_ref=True,
         )
     return captures.by_ref_internal[key]
-
-
-def freezer_asks() -> bool:
-    """Whether TensorFlow, to freeze a function, asks for a variable's `handle`.
-
-    It then puts the variable's value in place of the handle.
-    """
-    module = sys._getframe(2).f_globals.get("__name__")  # behind `handle`
-    return bool(module == "tensorflow.python.framework.convert_to_constants")

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.ops import script_ops as _script_ops
+
+from replicator._tf import callers
 
 
 def mark_python_function(op: tf.Operation, replicas: int, line: str) -> bool:
@@ -32,19 +32,22 @@ def mark_python_function(op: tf.Operation, replicas: int, line: str) -> bool:
     return function is not None
 
 
-def python_call() -> tuple[int, str]:
-    """Returns the replica count and the user's line of the step that calls the caller.
+def python_call() -> tuple[int, str] | None:
+    """Returns whose Python function is running: that of a step, another, or none.
 
-    (0, "") if no step does. The caller runs inside a function marked by
-    `mark_python_function`, on a TensorFlow thread, whose stack is all that tells which
-    step it belongs to.
+    Inside `tf.py_function`, `tf.numpy_function` and the generator of a dataset,
+    TensorFlow's runtime calls Python on a thread of its own, through the registry in
+    script_ops.py; it passes on a token and arrays.
+
+    Returns:
+        The replica count and the user's line of the step that calls a function marked
+        by `mark_python_function`; (0, "") for other functions; None if the running code
+        was not called by TensorFlow's runtime.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _script_ops.FuncRegistry.__call__.__code__:
-            return getattr(frame.f_locals.get("func"), "_replicator_call", (0, ""))
-        frame = frame.f_back
-    return 0, ""
+    for call in callers.calls(("__call__",), _script_ops.__name__):
+        if "func" in call.values:
+            return getattr(call.values["func"], "_replicator_call", (0, ""))
+    return None
 
 
 class PythonFunction(NamedTuple):

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import tracing_compilation
 from tensorflow.python.ops import control_flow_ops as _control_flow
+
+from replicator._tf import callers
 
 
 class Apart(_control_flow.XLAControlFlowContext):
@@ -76,16 +77,12 @@ class Traces:
         Args:
             by_id: Whether the trace will be identified by the id of this context alone.
         """
-        frame: types.FrameType | None = sys._getframe(2)
-        for _ in range(0 if self._done else _ASKING_DEPTH):
-            if frame is None:
-                break
-            cache = getattr(frame.f_locals.get("tracing_options"), "function_cache", 0)
-            if cache != 0:
-                if cache is not None:
-                    self._caches[id(cache)] = cache
-                return
-            frame = frame.f_back
+        within = 0 if self._done else _ASKING_DEPTH
+        for call in callers.calls(_DEFINING, tracing_compilation.__name__, (), within):
+            cache = call.values["tracing_options"].function_cache
+            if cache is not None:
+                self._caches[id(cache)] = cache
+            return
         self._unknown |= by_id
 
     def forget(self) -> None:
@@ -107,7 +104,8 @@ class Traces:
         self._keys, self._caches = {}, {}
 
 
-_ASKING_DEPTH = 10  # frames from a context's method up to the tf.function's lookup
+_DEFINING = ("_maybe_define_function",)  # of tracing_compilation.py: looks in the cache
+_ASKING_DEPTH = 12  # frames from a context's method up to it
 
 
 _never_forgotten: list[Any] = []

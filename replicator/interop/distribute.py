@@ -21,6 +21,11 @@ from replicator import _tf, context, errors
 from replicator.primitives import all_gather, all_reduce, base, weighing
 from replicator.variables import compiled, seen_as_one
 
+# They follow tf.distribute's conventions where it reports several replicas: Keras, for
+# one, divides losses by their number, because its optimizers sum (losses/loss.py).
+_LIBRARIES = ("tensorflow.", "keras.", "tf_keras.", "sonnet.")
+# What asks as soon as it runs; legacy Keras refuses its loops in a function itself.
+_KERAS_LOOPS = "keras.src.backend.tensorflow.trainer"
 _do_not_convert = tf.autograph.experimental.do_not_convert
 
 
@@ -54,41 +59,16 @@ def refuse_strategy(what: str) -> None:
     )
 
 
-def _refuse_keras_loop(replica_id: int) -> None:
-    """Raises ContextError if one of Keras' training loops runs inside a step."""
-    loop = _tf.keras_loop()
-    if loop is None:
-        return
-    step = "train_step" if loop in ("fit", "train_on_batch") else "test_step"
-    instead = f"call model.{step}(batch)"
-    if loop.startswith("predict"):
-        instead = "call the model, model(x, training=False)"
+def _refuse_keras_loop(replica_id: int) -> NoReturn:
+    """Raises ContextError, as one of Keras' loops over batches runs inside a step."""
     raise errors.ContextError(
         errors.compose(
-            f"Keras' {loop} was called on replica {replica_id} in a step: it is a loop "
-            "over batches, with steps of its own.",
+            "a loop of Keras (fit, evaluate, predict, or one of their *_on_batch) was "
+            f"called on replica {replica_id} in a step: it is a loop over batches, "
+            "with steps of its own.",
             [f"at {errors.user_line()}"],
-            f"in step_fn, {instead}, or write the step out; or call {loop} outside of "
-            "steps.",
-        )
-    )
-
-
-def _refuse_missing_copy(replica_id: int) -> None:
-    """Raises ContextError if a strategy's variable has no copy for the replica."""
-    variable = _tf.copied_value_asking()
-    if variable is None or replica_id < len(variable.values):
-        return
-    first = variable.values[0]  # the whole's own name is that of the missing copy
-    name = first.name if isinstance(first, tf.Variable) else errors.shown(variable)
-    raise errors.ContextError(
-        errors.compose(
-            f"replica {replica_id} uses {name}, which was created under a "
-            f"tf.distribute strategy and has {len(variable.values)} copies, none for "
-            "it.",
-            [f"at {errors.user_line()}"],
-            "create the model under `with repl.context():`, in place of "
-            "`strategy.scope()`.",
+            "in step_fn, call model.train_step(batch), model.test_step(batch) or the "
+            "model itself, or write the step out; or call the loop outside of steps.",
         )
     )
 
@@ -125,14 +105,27 @@ class ReplicaContext(_tf.WatchedContext):
 
     def answer(self) -> Any:
         """Returns the result of `tf.distribute.get_strategy()` for whoever asks."""
-        if not _tf.strategy_asked_by_library():
+        module = _tf.asker("get_strategy").module
+        if not module.startswith(_LIBRARIES):
             return self._own_strategy
-        _refuse_keras_loop(self._own_id)
+        if module == _KERAS_LOOPS:
+            _refuse_keras_loop(self._own_id)
         return _tf.default_strategy()
 
     def before_copy(self) -> None:
-        """Raises if a variable has no copy for this replica."""
-        _refuse_missing_copy(self._own_id)
+        """Raises ContextError: a strategy's variable has copies for its own replicas.
+
+        They are equal where the strategy's own step writes them.
+        """
+        raise errors.ContextError(
+            errors.compose(
+                f"replica {self._own_id} uses a variable that was created under a "
+                "tf.distribute strategy, which has copies for replicas of its own.",
+                [f"at {errors.user_line()}"],
+                "create the model under `with repl.context():`, in place of "
+                "`strategy.scope()`.",
+            )
+        )
 
     @property
     def strategy(self) -> Any:
@@ -168,7 +161,8 @@ class ReplicaContext(_tf.WatchedContext):
             given, including those that are already combined.
         """
         op = _name_of(reduce_op, "all_reduce")
-        if _tf.optimizer_is_summing():
+        module = _tf.asker("all_reduce").module
+        if module.startswith(("keras.", "tf_keras.")) and "optimizer" in module:
             return value
         return all_reduce.all_reduce(value, op)
 
@@ -332,8 +326,6 @@ class _MergedExtended(_Facade):
     ) -> list[Any]:
         """Reduces several values over all replicas, to all of them."""
         values = [value for value, _ in value_destination_pairs]
-        if _tf.optimizer_is_summing():
-            return values  # see `ReplicaContext.all_reduce`
         return all_reduce.all_reduce(values, _name_of(reduce_op, "batch_reduce_to"))
 
     def update(

@@ -49,7 +49,6 @@ class Combiner:
         sums: The accumulated gradients, for checkpoints.
         accumulators: The same sums, by the graph and the gradients that they belong to.
         alone: Whether whole batches may come outside steps, to be accumulated there.
-        warned: Whether the user was told that it is applied on one device only.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Combiner:
         self._shared = shared
         self.compression = Compression(compressor, name)
         self.sums = Sums()
-        self.warned = False
         self.alone = False
         self.accumulators: dict[Any, Accumulators] = {}
 

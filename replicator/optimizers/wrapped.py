@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from replicator import _tf, context, errors
 from replicator.optimizers import alone, checks, gradients, parts
@@ -108,8 +107,6 @@ class Wrapped:
                 )
             if weight is not None or combiner.accumulation_steps > 1:
                 context.require("a weighted or accumulating update")
-            if view is None:
-                self._warn_of_one_device()
             if division.divides:
                 prepare(variables)
             return update(division.cut_all(grads))
@@ -179,24 +176,6 @@ class Wrapped:
     def _replicator_scale(self) -> tf.Tensor | None:
         """Returns the loss scale that gradients are multiplied by, or None."""
         return None
-
-    def _warn_of_one_device(self) -> None:
-        """Warns once if Keras' own loop trains on only one of several devices."""
-        combiner, count = self._replicator_combiner, self._replicator_world.num_replicas
-        if combiner.warned or count == 1 or _tf.keras_loop() is None:
-            return
-        combiner.warned = True
-        logging.warning(
-            "Keras' %s applies a wrapped %s outside of any step: it trains on one "
-            "device, and %d of the Replicator's %d replicas do nothing. To run on all "
-            "of them, use repl.keras_model(model), or with AutoDist "
-            "autodist.keras_model(model); or write the loop, with "
-            "repl.run(model.train_step, input_fn).",
-            _tf.keras_loop(),
-            type(self).__name__,
-            count - 1,
-            count,
-        )
 
     def _refuse_elsewhere(self, replica: context.ReplicaContext) -> None:
         """Raises ContextError if the step runs on other replicas than the optimizer's.

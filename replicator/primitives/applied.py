@@ -107,10 +107,10 @@ def is_upstream(tensor: tf.Tensor) -> bool:
     Other tensors in a gradient function are values of the forward pass, or computed
     from them once more (tf.recompute_grad). False where no pass is running.
     """
-    running = _tf.differentiated()
-    if running is None:
+    upstream = _tf.given_to_pass()
+    if upstream is None:
         return False
-    given = {id(x) for x in running.given}
+    given = {id(x) for x in upstream if x is not None}
     pending, seen = [tensor], {id(tensor)}
     while pending:
         tensor = pending.pop()

@@ -146,7 +146,7 @@ def in_own_gradient(
     if (
         replica.examples is None
         or replica.mode.writing is not None  # all replicas must receive the same
-        or _tf.differentiated() is None
+        or _tf.given_to_pass() is None
     ):
         return list(operands), weights
     # Under a tape, a forward pass is being repeated.

@@ -258,7 +258,9 @@ def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | Non
     if variable.placement.differs or replica.num_replicas == 1 or replica.mode.updating:
         return None
     optimizer = _tf.applying_optimizer()
-    return None if optimizer is None else effects.Claim(optimizer, wrapped=False)
+    if optimizer is None:
+        return None
+    return effects.Claim(type(optimizer).__name__, wrapped=False)
 
 
 def _checked_equal(value: tf.Tensor, name: str) -> tf.Tensor:

@@ -14,9 +14,7 @@ _told: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers of which it wa
 
 
 def warn_of_one_device(variable: Any) -> None:
-    """Warns, once per optimizer, if a plain one trains a variable outside of steps.
-
-    Wrapped optimizers warn by themselves.
+    """Warns, once per optimizer, if Keras' loop trains a variable outside of steps.
 
     Args:
         variable: A ReplicatedVariable that is being written outside of any step.
@@ -24,18 +22,18 @@ def warn_of_one_device(variable: Any) -> None:
     count = variable.world.num_replicas
     if count == 1 or not variable.trainable:
         return
-    found = _tf.keras_training()
-    if found is None or found.optimizer in _told:
+    loop, optimizer = _tf.keras_loop(), _tf.applying_optimizer()
+    if loop is None or optimizer is None or optimizer in _told:
         return
-    _told.add(found.optimizer)
+    _told.add(optimizer)
     logging.warning(
         "Keras' %s updates %s, a variable of %d replicas, by %s outside of any step: "
         "it trains on one device, and the others do nothing. To run on all of them, "
-        "use repl.keras_model(model) for a model of Keras 3, or with AutoDist "
-        "autodist.keras_model(model); or wrap the optimizer and write the loop, with "
+        "use repl.keras_model(model), or with AutoDist autodist.keras_model(model); or "
+        "wrap the optimizer and write the loop, with "
         "repl.run(model.train_step, input_fn).",
-        found.loop,
+        loop,
         variable.name,
         count,
-        type(found.optimizer).__name__,
+        type(optimizer).__name__,
     )

@@ -29,7 +29,7 @@ class StepLock:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            if _tf.called_by_runtime():
+            if _tf.python_call() is not None:
                 raise errors.ContextError(
                     errors.compose(
                         "a py_function or a generator that TensorFlow runs would have "

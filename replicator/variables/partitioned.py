@@ -14,17 +14,18 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, arguments, context, errors
+from replicator import _tf, arguments, context
 from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.passes.rows import offsets_of
 from replicator.variables import (
     drawing,
+    handles,
     joining,
     locks,
     saving,
@@ -105,13 +106,9 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         if view is not None:
             return view.enter(self, self._handle)
         if context.current() is None:
-            if _tf.freezer_asks():
-                self._refuse_freezing()
-            if _tf.v1_optimizer_applying() or _tf.older_optimizer_asks():
-                self._refuse_update()
-            function = _tf.asking_function_of_v1()
-            if function is not None:
-                self._refuse_function(function)
+            why = f"but it {self.how_split}"
+            handles.check_freezing(self, why)
+            handles.may_write(self, why)
         return self._handle
 
     @property
@@ -129,39 +126,6 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         components = [c for part in self.parts for c in part.components if name]
         ops = (component.op for component in components)
         return next((op for op in ops if op.name == name), self._handle.op)
-
-    def _refuse_update(self) -> NoReturn:
-        """Raises because an optimizer is about to write to the handle."""
-        raise errors.ContextError(
-            errors.compose(
-                f"an optimizer of tf.compat.v1.train or legacy Keras updates variable "
-                f"{self.name} outside a step, but it {self.how_split}.",
-                [f"at {errors.user_line()}"],
-                "wrap the optimizer, and apply its gradients inside a step_fn.",
-            )
-        )
-
-    def _refuse_freezing(self) -> NoReturn:
-        """Raises because the handle is about to be replaced by the value."""
-        raise errors.UnsupportedError(
-            errors.compose(
-                f"a function is frozen or converted that reads variable {self.name}, "
-                f"but it {self.how_split}.",
-                [f"at {errors.user_line()}"],
-                "save it by tf.saved_model.save, and freeze or convert what is saved.",
-            )
-        )
-
-    def _refuse_function(self, function: str) -> NoReturn:
-        """Raises because a function of tf.compat.v1 is about to write to the handle."""
-        raise errors.UnsupportedError(
-            errors.compose(
-                f"tf.compat.v1.{function} writes variable {self.name} by its handle, "
-                f"but it {self.how_split}.",
-                [f"at {errors.user_line()}"],
-                f"call the variable's own method {function}.",
-            )
-        )
 
     def split(self, value: Any) -> list[tf.Tensor]:
         """Splits a value of the variable's shape into a slice for each part."""

@@ -47,7 +47,7 @@ def refuse_write(variable: Any) -> None:
     Args:
         variable: The ReplicatedVariable that is about to be written outside a step.
     """
-    replicas, line = _tf.python_call()
+    replicas, line = _tf.python_call() or (0, "")
     if replicas < 2:
         return
     raise errors.ContextError(
@@ -65,7 +65,7 @@ def refuse_step() -> None:
     """Raises ContextError if a Python function that a step calls runs a step."""
     if not _ANY.is_set():
         return
-    replicas, line = _tf.python_call()
+    replicas, line = _tf.python_call() or (0, "")
     if replicas:
         raise errors.ContextError(
             errors.compose(

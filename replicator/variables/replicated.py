@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
@@ -38,6 +38,7 @@ from replicator.variables import (
     compiled,
     copies,
     elsewhere,
+    handles,
     in_graphs,
     keras_loops,
     locks,
@@ -142,17 +143,10 @@ class ReplicatedVariable(
             return view.enter(self, self._handle)
         replica = context.current()
         if replica is None:
-            if len(self.outside) > 1:
-                if _tf.v1_optimizer_applying():
-                    self._refuse_update("tf.compat.v1.train")
-                if _tf.older_optimizer_asks():
-                    self._refuse_update("legacy Keras, of the older kind,")
-            if _tf.asked_by_writer():
-                python_calls.refuse_write(self)
+            several = len(self.outside) > 1
+            why = "where it would reach replica 0 only" if several else ""
+            if handles.may_write(self, why):
                 self._settle_in_graph()
-                function = _tf.asking_function_of_v1()
-                if function is not None and len(self.outside) > 1:
-                    return self._handle_for(function)
             self.settle_if_undecided()
             compiled_handle = compiled.outside_handle(self)
             return self._handle if compiled_handle is None else compiled_handle
@@ -172,42 +166,6 @@ class ReplicatedVariable(
         if function is not None:
             return compiled.handle_by_call(function, self, self._unique_id)
         return self.placement.handle(self, replica)
-
-    def _handle_for(self, function: str) -> tf.Tensor:
-        """Returns component 0's handle for a function of tf.compat.v1 that writes it.
-
-        The function then passes its op to `_lazy_read`, which writes the others; so
-        component 0 has to hold the whole value before.
-        """
-        if function == "count_up_to":  # which does not
-            raise errors.ContextError(
-                errors.compose(
-                    f"tf.compat.v1.count_up_to writes variable {self.name} outside a "
-                    "step, where it would reach replica 0 only.",
-                    [f"at {errors.user_line()}"],
-                    "call the variable's own method count_up_to.",
-                )
-            )
-        if not self.placement.is_aggregated:
-            return self._handle
-        whole = self._assign_all(self._aggregated(), read_value=False)
-        if tf.executing_eagerly():
-            return self._handle
-        with tf.control_dependencies([whole]):
-            handle = tf.identity(self._handle)
-        _tf.copy_handle_data(self._handle, handle)
-        return handle
-
-    def _refuse_update(self, family: str) -> NoReturn:
-        """Raises because an optimizer is about to write a single component."""
-        raise errors.ContextError(
-            errors.compose(
-                f"an optimizer of {family} updates variable {self.name} outside a "
-                "step, where it would reach replica 0 only.",
-                [f"at {errors.user_line()}"],
-                "apply its gradients inside a step_fn.",
-            )
-        )
 
     @property
     def device(self) -> str:
@@ -380,10 +338,6 @@ class ReplicatedVariable(
 
     def _lazy_read(self, op: tf.Operation) -> ReplicatedVariable:
         """Returns the written variable; called after `op` wrote to `handle`."""
-        if context.current() is None and single_device.view() is None:
-            # TensorFlow's own code wrote component 0: tf.compat.v1.scatter_add, say.
-            with tf.control_dependencies(None if tf.executing_eagerly() else [op]):
-                return self._assign_all(self._read_once(no_copy=False))
         return self if tf.executing_eagerly() else _Written(self, op)
 
 

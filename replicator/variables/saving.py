@@ -172,7 +172,11 @@ class SavedAsOne(_tf.HandleVariable):
         A Saver would save and restore a slice through one handle, so it is not told
         that this is one, and asks for the Saveable instead.
         """
-        function = None if self.slice_info is None else _tf.saver_asks()
+        if self.slice_info is None:
+            return None
+        module, function = _tf.asker("_save_slice_info")
+        if module != "tensorflow.python.training.saving.saveable_object_util":
+            return self.slice_info
         if function == "saveable_objects_for_op":
             raise errors.UnsupportedError(
                 errors.compose(
@@ -182,6 +186,7 @@ class SavedAsOne(_tf.HandleVariable):
                     "give it the parts, Saver(list(variable)), or no list at all.",
                 )
             )
+        # op_list_to_dict finds out how to save the variables in a list.
         return None if function == "op_list_to_dict" else self.slice_info
 
     @_save_slice_info.setter

@@ -14,24 +14,114 @@ import tf_keras
 
 from replicator import _tf
 
+_TRAINING = "tensorflow.python.training."
+_V1, _OLDER = tf.compat.v1, tf_keras.optimizers.legacy
+# What takes the handle of a variable, and what its module's name begins with.
+ASKERS: dict[str, tuple[Any, str]] = {
+    "read": (lambda v: v.read_value(), "tensorflow.python.ops.resource_variable_ops"),
+    "gathered": (lambda v: tf.gather(v, 0), "tensorflow.python.ops.resource_variable"),
+    "scatter_add": (
+        lambda v: _V1.scatter_add(v, [0], [1.0]),
+        "tensorflow.python.ops.state_ops",
+    ),
+    "v1": (
+        lambda v: _V1.train.AdamOptimizer().apply_gradients([(tf.ones([2]), v)]),
+        _TRAINING + "adam",
+    ),
+    "older": (
+        lambda v: _OLDER.Adam().apply_gradients([(tf.ones([2]), v)]),
+        "tf_keras.src.optimizers.legacy.adam",
+    ),
+    "user": (lambda v: v.handle, __name__),
+    "converted": (tf.autograph.to_graph(lambda v: v.handle), __name__),
+}
+
+
+@pytest.mark.parametrize("how", ASKERS)
+def test_asker_is_what_takes_a_handle(how: str) -> None:
+    seen = []
+
+    class Variable(type(tf.Variable(1.0))):
+        @property
+        def handle(self) -> Any:
+            seen.append(_tf.asker("handle"))
+            return super().handle
+
+    use, module = ASKERS[how]
+    variable = Variable([1.0, 2.0])
+    assert not any(asker.module.startswith(module) for asker in seen)
+    use(variable)
+    assert any(asker.module.startswith(module) for asker in seen)
+    if how == "scatter_add":
+        assert "scatter_add" in [asker.function for asker in seen]
+    assert _tf.asker("what nobody calls") == ("", "")
+
+
+def test_asker_is_the_function_of_a_saver() -> None:
+    seen = set()
+
+    class Variable(type(tf.Variable(1.0))):
+        @property
+        def _save_slice_info(self) -> Any:
+            seen.add(_tf.asker("_save_slice_info"))
+
+        @_save_slice_info.setter
+        def _save_slice_info(self, info: Any) -> None:
+            pass
+
+    with tf.Graph().as_default():
+        variable = Variable([1.0, 2.0])
+        seen.clear()
+        tf.compat.v1.train.Saver([variable])
+        with pytest.raises(ValueError, match="Slices must all be slices"):
+            tf.compat.v1.train.Saver({"name": [variable]})
+    module = "tensorflow.python.training.saving.saveable_object_util"
+    functions = {"op_list_to_dict", "saveable_objects_for_op"}
+    assert seen == {(module, function) for function in functions}
+
+
+def test_asker_is_who_asks_for_a_strategy() -> None:
+    seen: list[str] = []
+
+    def strategy() -> Any:
+        seen.append(_tf.asker("get_strategy").module)
+        return _tf.default_strategy()
+
+    def user() -> Any:
+        return tf.distribute.get_strategy()
+
+    with _tf.distribution_mode(replica="ours", strategy=strategy):
+        user()
+        tf.autograph.to_graph(user)()
+        assert seen == [__name__] * 2
+        seen.clear()
+        assert not tf.distribute.has_strategy()
+        tf.nn.scale_regularization_loss(1.0)
+        assert seen and all(module.startswith("tensorflow.") for module in seen)
+        seen.clear()
+        tf.keras.losses.MeanSquaredError()(tf.zeros([1, 1]), tf.zeros([1, 1]))
+        assert "keras.src.losses.loss" in seen
+
 
 @pytest.mark.parametrize("keras", ["keras", "tf_keras"])
-def test_optimizer_is_summing_sees_who_asks(keras):
+def test_asker_is_the_optimizer_that_sums_its_gradients(keras: str) -> None:
     seen = []
 
     class Context(tf.distribute.ReplicaContext):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__(_tf.default_strategy(), 0)
 
-        def all_reduce(self, reduce_op, value, options=None):
-            seen.append(_tf.optimizer_is_summing())
+        @tf.autograph.experimental.do_not_convert
+        def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+            seen.append(_tf.asker("all_reduce").module)
             return value
 
     optimizer = importlib.import_module(keras).optimizers.SGD(1.0)
     with _tf.distribution_mode(Context()):
         tf.distribute.get_replica_context().all_reduce("SUM", 1.0)
         optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
-    assert seen[:2] == [False, True]
+    assert seen[0] == __name__
+    assert seen[1].startswith(f"{keras}.src.") and "optimizer" in seen[1]
 
 
 def test_applying_optimizer_names_the_optimizer_at_work():
@@ -44,7 +134,7 @@ def test_applying_optimizer_names_the_optimizer_at_work():
             return super().update_step(*args)
 
     Watching(0.1).apply([tf.constant(1.0)], [variable])
-    assert seen == ["Watching"]
+    assert seen and type(seen.pop()) is Watching
 
     class Legacy(tf_keras.optimizers.SGD):
         def update_step(self, *args):
@@ -55,7 +145,7 @@ def test_applying_optimizer_names_the_optimizer_at_work():
     Legacy(0.1).apply_gradients([(tf.constant(1.0), plain)])
     scaled = tf_keras.mixed_precision.LossScaleOptimizer(Legacy(0.1))
     scaled.apply_gradients([(tf.constant(1.0), plain)])
-    assert seen == ["Watching", "Legacy", "Legacy"]
+    assert [type(optimizer) for optimizer in seen] == [Legacy, Legacy]
     assert _tf.applying_optimizer() is None
 
 
@@ -79,19 +169,6 @@ def test_builder_names_what_builds_itself():
     Legacy(weights=[1.0])(tf.constant([1.0]))
     assert seen == ["Watching", None, "Legacy", "Legacy"]
     assert _tf.builder() is None
-
-
-def test_v1_optimizer_applying_is_seen_from_the_handle():
-    seen = []
-
-    class Probe(tf.compat.v1.train.GradientDescentOptimizer):
-        def _resource_apply_dense(self, grad, handle):
-            seen.append(_tf.v1_optimizer_applying())
-            return super()._resource_apply_dense(grad, handle)
-
-    Probe(0.1).apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
-    assert seen == [True]
-    assert not _tf.v1_optimizer_applying()
 
 
 @pytest.mark.parametrize("family", ["keras", "legacy", "older", "v1", "sonnet"])
@@ -120,209 +197,6 @@ def test_variable_of_slot_knows_what_each_family_makes_slots_for(family: str) ->
         else:
             snt.optimizers.Momentum(0.1, 0.5).apply([tf.ones([2])], [weights])
     assert any(primary is weights for primary in seen)
-
-
-def test_older_optimizers_ask_for_handles():
-    seen = []
-
-    class Variable(type(tf.Variable(1.0))):
-        @property
-        def handle(self):
-            seen.append(_tf.older_optimizer_asks())
-            return super().handle
-
-    for make, older in (
-        (tf_keras.optimizers.legacy.Adam, True),
-        (tf_keras.optimizers.Adam, False),
-        (tf.keras.optimizers.Adam, False),
-    ):
-        variable = Variable([1.0, 2.0])
-        seen.clear()
-        make().apply_gradients([(tf.ones([2]), variable)])
-        assert any(seen) == older
-
-
-def test_writers_are_told_from_readers_where_they_ask_for_a_handle():
-    seen, functions = [], set()
-
-    class Variable(type(tf.Variable(1.0))):
-        @property
-        def handle(self):
-            seen.append(_tf.asked_by_writer())
-            functions.add(_tf.asking_function_of_v1())
-            return super().handle
-
-    variable = Variable([1.0, 2.0])
-    for use, writes in (
-        (variable.read_value, False),
-        (lambda: tf.gather(variable, 0), False),
-        (lambda: tf.compat.v1.scatter_add(variable, [0], [1.0]), True),
-        (lambda: variable.handle, True),
-    ):
-        seen.clear()
-        use()
-        assert any(seen) == writes
-    assert functions == {None, "scatter_add"}
-
-
-def test_savers_are_told_from_others_who_ask_for_a_slice():
-    functions = set()
-
-    class Variable(type(tf.Variable(1.0))):
-        @property
-        def _save_slice_info(self):
-            functions.add(_tf.saver_asks())
-            return None
-
-        @_save_slice_info.setter
-        def _save_slice_info(self, info):
-            pass
-
-    with tf.Graph().as_default():
-        variable = Variable([1.0, 2.0])
-        assert variable._get_save_slice_info() is None
-        tf.compat.v1.train.Saver([variable])
-        with pytest.raises(ValueError, match="Slices must all be slices"):
-            tf.compat.v1.train.Saver({"name": [variable]})
-    assert functions == {None, "op_list_to_dict", "saveable_objects_for_op"}
-
-
-def test_strategy_asked_by_library_tells_keras_from_the_user() -> None:
-    requests: list[bool] = []
-
-    def strategy() -> Any:
-        requests.append(_tf.strategy_asked_by_library())
-        return _tf.default_strategy()
-
-    def user() -> Any:
-        return tf.distribute.get_strategy()
-
-    with _tf.distribution_mode(replica="ours", strategy=strategy):
-        user()
-        tf.autograph.to_graph(user)()
-        assert requests == [False, False]
-        assert not tf.distribute.has_strategy()
-        tf.nn.scale_regularization_loss(1.0)
-        tf.keras.losses.MeanSquaredError()(tf.zeros([1, 1]), tf.zeros([1, 1]))
-    assert len(requests) >= 5 and all(requests[2:])
-
-
-def test_copied_value_asking_is_the_variable_of_a_strategy() -> None:
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        copied = tf.Variable(1.0)
-    results: list[Any] = []
-
-    class Context:
-        @property
-        def _replica_id(self) -> int:
-            results.append(_tf.copied_value_asking())
-            return 1
-
-    with _tf.distribution_mode(replica=Context()):
-        assert float(copied + 1.0) == 2.0
-    assert results and all(one is copied for one in results)
-    assert _tf.copied_value_asking() is None
-
-
-def test_keras_loop_is_the_one_that_is_running() -> None:
-    seen: list[str | None] = []
-
-    class Noting(tf.keras.layers.Layer):
-        def call(self, x: Any) -> Any:
-            seen.append(_tf.keras_loop())
-            return x
-
-    model = tf.keras.Sequential([Noting()])
-    model.compile(loss="mse")
-    x = np.ones([2, 1], np.float32)
-    for name in ("predict", "evaluate", "test_on_batch", "predict_on_batch"):
-        seen.clear()
-        batch = [x] if name.startswith("predict") else [x, x]
-        getattr(model, name)(*batch)
-        assert name in seen
-    seen.clear()
-    model(x)
-    assert seen == [None] and _tf.keras_loop() is None
-
-
-def _watching(seen):
-    """Returns an identity that notes in `seen` what is being differentiated."""
-
-    @tf.custom_gradient
-    def watched(x):
-        def gradient(upstream):
-            seen.append(_tf.differentiated())
-            return upstream
-
-        return tf.identity(x), gradient
-
-    return watched
-
-
-def test_differentiated_tells_what_tapes_and_gradients_are_taken_of():
-    seen = []
-    watched = _watching(seen)
-
-    def look(found):
-        parts = found.targets, found.given
-        return [[None if t is None else t.name for t in part] for part in parts]
-
-    @tf.function
-    def by_tape(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            target = {"a": tf.identity(watched(x), "target"), "b": watched(x)}
-        inputs = [tf.identity(x, "given"), None]
-        return tape.gradient(target, x, inputs)
-
-    by_tape.get_concrete_function(tf.constant(1.0))
-    targets, inputs = look(seen[0])
-    assert targets[0] == "target:0" and inputs == ["given:0", None]
-    seen.clear()
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [])
-        tf.gradients(tf.identity(watched(x), "loss"), x)
-        assert look(seen[0])[0] == ["loss:0"]
-    assert _tf.differentiated() is None
-
-
-def test_differentiations_of_one_target_are_told_apart():
-    seen = []
-    watched = _watching(seen)
-
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [])
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(x)
-            loss = watched(x) + watched(x)
-        for _ in range(2):
-            tape.gradient(loss, x)
-            tf.gradients(loss, x)
-    assert len(seen) == 8
-    calls = [id(method.call) for method in seen]
-    assert calls[::2] == calls[1::2] and len(set(calls)) == 4
-
-
-@pytest.mark.parametrize("keras", [tf.keras, tf_keras])
-def test_keras_training_names_the_loop_and_its_optimizer(keras: Any) -> None:
-    seen = []
-
-    class Watched(keras.optimizers.SGD):
-        """Asks while it updates variables."""
-
-        def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-            seen.append(_tf.keras_training())
-            return super().apply_gradients(*args, **kwargs)
-
-    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-    optimizer = Watched(0.1)
-    model.compile(optimizer, "mse", run_eagerly=True)
-    x, y = np.ones([2, 2], "f"), np.ones([2, 1], "f")
-    model.fit(x, y, epochs=1, verbose=0)
-    model.train_on_batch(x, y)
-    assert [training.optimizer for training in seen] == [optimizer] * 2
-    assert [training.loop for training in seen] == ["fit", "train_on_batch"]
-    assert _tf.keras_training() is None
 
 
 def test_searched_op_is_what_custom_gradient_looks_for() -> None:
@@ -365,3 +239,89 @@ def test_stateful_layer() -> None:
     layer.stateful = False
     layer.call(layer.states[0])
     assert found == [layer, None, None]
+
+
+@pytest.mark.parametrize("keras", [tf.keras, tf_keras])
+def test_metric_call_is_the_innermost_update(keras: Any) -> None:
+    seen = []
+
+    def note() -> None:
+        call = _tf.metric_call("update_state")
+        seen.append(call and (type(call.metric).__name__, call.given))
+
+    class Inner(keras.metrics.Mean):
+        def update_state(self, values: Any, sample_weight: Any = None) -> None:
+            note()
+
+    class Outer(keras.metrics.Metric):
+        def update_state(self, y: Any, y_pred: Any) -> None:
+            note()
+            Inner().update_state(y - y_pred)
+
+        def result(self) -> float:
+            return 0.0
+
+    class NoMetric:
+        def update_state(self, values: Any) -> None:
+            note()
+
+    Outer().update_state(5, y_pred=2)
+    NoMetric().update_state(1)
+    assert seen == [
+        ("Outer", {"y": 5, "y_pred": 2}),
+        ("Inner", {"values": 3, "sample_weight": None}),
+        None,
+    ]
+
+
+@pytest.mark.parametrize("keras", [tf.keras, tf_keras])
+def test_is_mean_knows_what_takes_the_means_of_values(keras: Any) -> None:
+    metrics = keras.metrics
+    assert _tf.is_mean(metrics.Mean()) and _tf.is_mean(metrics.MeanSquaredError())
+    assert not _tf.is_mean(metrics.Sum()) and not _tf.is_mean(5)
+
+
+@pytest.mark.parametrize("keras", [tf.keras, tf_keras])
+def test_keras_loop_is_the_one_that_trains(keras: Any) -> None:
+    seen: list[str | None] = []
+
+    class Watched(keras.optimizers.SGD):
+        """Asks while it updates variables."""
+
+        def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+            seen.append(_tf.keras_loop())
+            return super().apply_gradients(*args, **kwargs)
+
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile(Watched(0.1), "mse", run_eagerly=True)
+    x, y = np.ones([2, 2], "f"), np.ones([2, 1], "f")
+    model.fit(x, y, epochs=1, verbose=0)
+    model.train_on_batch(x, y)
+    assert seen == ["fit", "train_on_batch"] and _tf.keras_loop() is None
+
+
+def test_given_to_pass_is_what_a_pass_begins_from() -> None:
+    seen: list[Any] = []
+
+    @tf.custom_gradient
+    def watched(x: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            seen.append(_tf.given_to_pass())
+            return upstream
+
+        return tf.identity(x), gradient
+
+    @tf.function
+    def by_tape(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            target = {"a": tf.identity(watched(x), "target"), "b": watched(x)}
+        return tape.gradient(target, x, [tf.identity(x, "given"), None])
+
+    by_tape.get_concrete_function(tf.constant(1.0))
+    assert [x if x is None else x.name for x in seen[0]] == ["given:0", None]
+    seen.clear()
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [])
+        tf.gradients(tf.identity(watched(x), "loss"), x)
+        assert seen[0] is not None and _tf.given_to_pass() is None

@@ -20,35 +20,6 @@ import tensorflow as tf
 from replicator import _tf, errors
 
 
-def test_called_by_runtime_is_true_in_threads_of_tensorflow_only():
-    seen = {}
-
-    def note(where):
-        seen[where] = _tf.called_by_runtime()
-        return 0.0
-
-    def generate():
-        yield note("generator")
-
-    spec = tf.TensorSpec([], tf.float32)
-    ends = tf.data.Dataset.from_generator(generate, output_signature=spec)
-    list(ends.prefetch(1))
-    dataset = tf.data.Dataset.range(2).map(
-        lambda x: tf.py_function(lambda: note("py_function"), [], tf.float32),
-        num_parallel_calls=2,
-    )
-    list(dataset)
-    tf.py_function(lambda: note("eager"), [], tf.float32)
-    note("plain")
-    thread = threading.Thread(target=note, args=["thread"])
-    thread.start()
-    thread.join(30)
-    inside = {"generator", "py_function"}
-    assert seen == {
-        where: where in inside for where in (*inside, "eager", "plain", "thread")
-    }
-
-
 def test_written_by_library_is_true_of_what_layers_of_libraries_assign():
     seen = []
     # Like a method of a variable, it has no line of the user's.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,34 @@ def test_marked_python_functions_know_of_how_many_replicas(numpy):
         return result
 
     around(False), around(True)
-    assert seen == [(0, ""), (3, "here")] and _tf.python_call() == (0, "")
+    assert seen == [(0, ""), (3, "here")] and _tf.python_call() is None
+
+
+def test_python_that_the_runtime_calls_is_told_from_others():
+    seen = {}
+
+    def note(where):
+        seen[where] = _tf.python_call() is not None
+        return 0.0
+
+    def generate():
+        yield note("generator")
+
+    spec = tf.TensorSpec([], tf.float32)
+    ends = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    list(ends.prefetch(1))
+    dataset = tf.data.Dataset.range(2).map(
+        lambda x: tf.py_function(lambda: note("py_function"), [], tf.float32),
+        num_parallel_calls=2,
+    )
+    list(dataset)
+    tf.py_function(lambda: note("eager"), [], tf.float32)
+    note("plain")
+    thread = threading.Thread(target=note, args=["thread"])
+    thread.start()
+    thread.join(30)
+    inside = {"generator", "py_function", "eager"}
+    assert seen == {where: where in inside for where in (*inside, "plain", "thread")}
 
 
 def test_python_functions_are_found_and_registered_anew() -> None:

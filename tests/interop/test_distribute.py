@@ -121,7 +121,7 @@ def test_a_loop_of_keras_in_a_step_is_refused(
 
     with pytest.raises(
         errors.ContextError,
-        match=rf"(?s)Keras' {loop} was called on replica 0 in a step.*"
+        match=r"(?s)loop of Keras \(fit, .* was called on replica 0 in a step.*"
         r"test_distribute\.py:\d+ in step_fn.*Fix: in step_fn, call",
     ):
         helpers.run(mode, repl, lambda: step_fn)
@@ -505,16 +505,13 @@ def _models_copies() -> Any:
 
 
 @pytest.mark.parametrize("what", ["model", "read", "assigned"])
-def test_more_replicas_than_a_strategy_has_made_copies_are_refused(what: str) -> None:
-    repl, use = helpers.make(3), _models_copies()[what]
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_the_copies_of_a_strategy_are_refused(what: str, replicas: int) -> None:
+    """Even if each replica has one: nothing of ours keeps them equal."""
+    repl, use = helpers.make(replicas), _models_copies()[what]
     with pytest.raises(
         replicator.ContextError,
-        match=r"(?s)replica 2 uses .*created under a tf.distribute strategy and has 2 "
-        r"copies.*test_distribute.py:\d+.*Fix: .*repl.context\(\)",
+        match=r"(?s)replica 0 uses .*created under a tf.distribute strategy.*copies.*"
+        r"test_distribute.py:\d+.*Fix: .*repl.context\(\)",
     ):
         repl.run(lambda: use())
-
-
-def test_as_many_replicas_as_copies_read_their_own() -> None:
-    repl, use = helpers.make(2), _models_copies()["read"]
-    assert [float(x) for x in repl.run(lambda: use())] == [2.0, 2.0]

@@ -463,7 +463,7 @@ def test_a_compiled_function_is_refused() -> None:
 def test_an_optimizer_that_writes_by_the_handle_outside_of_steps_is_refused() -> None:
     v = variable(parted.replicas(2))
     optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
-    message = r"(?s)table:0 outside a step.*3 parts.*test_partitioned.py.*Fix: wrap"
+    message = r"(?s)table:0 .*outside a step.*3 parts.*test_partitioned.py.*Fix: wrap"
     with pytest.raises(replicator.ContextError, match=message):
         optimizer.apply_gradients([(tf.ones_like(INITIAL), v)])
     np.testing.assert_array_equal(v.numpy(), INITIAL)

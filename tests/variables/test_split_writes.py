@@ -64,5 +64,5 @@ def test_functions_of_v1_are_refused_by_name() -> None:
     """They write by the handle of the whole, which has no value behind it."""
     with parted.replicas(2, parted.InParts(2, 0)).context():
         v = tf.Variable(INITIAL)
-    with pytest.raises(replicator.UnsupportedError, match="own method scatter_add"):
+    with pytest.raises(replicator.ContextError, match="own method scatter_add"):
         tf.compat.v1.scatter_add(v, [0], INITIAL[:1])
