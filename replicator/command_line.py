@@ -6,8 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from absl import flags
 
@@ -61,42 +60,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[1:cut]), list(argv[cut + 1 :])
 
 
-class Arguments(list[str]):
-    """A `sys.argv` that knows whether anything but the program's name was read of it.
-
-    Attributes:
-        read: Whether it was.
-    """
-
-    read = False
-
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_") and name != "read":  # pop, copy, index, ...
-            self.read = True
-        return super().__getattribute__(name)
-
-    def __getitem__(self, index: Any) -> Any:
-        self.read |= index != 0  # argparse reads the name before it has parsed any
-        return super().__getitem__(index)
-
-    def __iter__(self) -> Iterator[str]:
-        self.read = True
-        return super().__iter__()
-
-    def __contains__(self, item: object) -> bool:
-        self.read = True
-        return super().__contains__(item)
-
-    def __len__(self) -> int:
-        self.read = True
-        return super().__len__()
-
-    def __add__(self, other: Any) -> Any:
-        self.read = True
-        return super().__add__(other)
-
-
-def parse_of_module(name: str, arguments: Sequence[str]) -> list[str]:
+def parse_of_module(name: str, arguments: Sequence[str]) -> None:
     """Parses the flags that a user's module has defined with absl.
 
     Args:
@@ -104,15 +68,12 @@ def parse_of_module(name: str, arguments: Sequence[str]) -> list[str]:
         arguments: All arguments for it. Unknown flags are an error, unless no module of
             the user's defines any flag: it then parses them in another way.
 
-    Returns:
-        The arguments that are none of these flags.
-
     Raises:
         flags.Error: A flag is invalid.
     """
     defined = flags.FLAGS.flags_by_module_dict()
     users = any(names and _is_users(module) for module, names in defined.items())
-    return flags.FLAGS([name, *arguments], known_only=not users)[1:]
+    flags.FLAGS([name, *arguments], known_only=not users)
 
 
 def _is_users(module: str) -> bool:
@@ -165,11 +126,6 @@ def interruptible(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             return _INTERRUPTED
 
     return ended
-
-
-def warn(problem: str) -> None:
-    """Prints in one line what may be a mistake, and does not end the program."""
-    print(f"warning: {errors.one_line(problem)}", file=sys.stderr)
 
 
 def fail(problem: Exception | str) -> int:

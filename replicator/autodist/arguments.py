@@ -9,13 +9,14 @@ consist of, of which each replica has all.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, deprecation, errors
+from replicator import _tf, errors
 from replicator.forms.traced import Specs, filled
 from replicator.graph.ir import shapes
 
@@ -259,9 +260,9 @@ def check_loss(loss: Any, where: str) -> None:
                 fix="pass nothing: every loss is that of one device.",
             )
         )
-    deprecation.warn(
-        f"loss= of {where}",
-        since="0.1",
-        removed_in="0.3",
-        use="no argument: every loss is that of one device",
+    warnings.warn(
+        f"loss= of {where} is deprecated since replicator 0.1 and will be removed in "
+        "0.3. Leave it out: every loss is that of one device.",
+        DeprecationWarning,
+        stacklevel=3,  # who calls the method of AutoDist
     )

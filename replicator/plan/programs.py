@@ -39,15 +39,8 @@ def made(name: str, arguments: Sequence[str] = ()) -> Step:
     Raises:
         BadInput: There is no such function, it fails, or it returns anything else.
     """
-    is_imported = name.partition(":")[0] in sys.modules  # may have read them at import
-    with _command_line(name, arguments) as argv:
-        function, rest = maker(name, arguments)
-        result = tried(f"{name}()", function)
-    if rest and not argv.read and not is_imported:
-        command_line.warn(
-            f"{argv[0]} did not read the arguments after --, which had no effect: "
-            f"{errors.shown(' '.join(rest))}"
-        )
+    with _command_line(name, arguments):
+        result = tried(f"{name}()", maker(name, arguments))
     return result if isinstance(result, Step) else _step_of(name, result)
 
 
@@ -72,22 +65,17 @@ def _step_of(name: str, result: Any) -> Step:
 
 
 @contextlib.contextmanager
-def _command_line(
-    name: str, arguments: Sequence[str]
-) -> Iterator[command_line.Arguments]:
+def _command_line(name: str, arguments: Sequence[str]) -> Iterator[None]:
     """In this block, sys.argv holds the module's arguments instead of the program's."""
-    module_argv = command_line.Arguments([name.partition(":")[0], *arguments])
-    before, sys.argv = sys.argv, module_argv
+    before, sys.argv = sys.argv, [name.partition(":")[0], *arguments]
     try:
-        yield module_argv
+        yield
     finally:
         sys.argv = before
 
 
-def maker(
-    name: str, arguments: Sequence[str] = ()
-) -> tuple[Callable[[], Any], list[str]]:
-    """Returns the function named by "module:make", and arguments that are no flags.
+def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
+    """Returns the function named by "module:make", once its module's flags are set.
 
     Args:
         name: See `made`.
@@ -107,9 +95,8 @@ def maker(
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = tried(module_name, lambda: importlib.import_module(module_name))
-    rest: list[str] = []
     if arguments:
-        rest = tried(
+        tried(
             f"the flags of {module_name}",
             lambda: command_line.parse_of_module(module_name, arguments),
         )
@@ -120,7 +107,7 @@ def maker(
         target = getattr(target, part)
     if not callable(target):
         raise BadInput(f"{name} is {errors.type_of(target)}; expected a function")
-    return target, rest
+    return target
 
 
 def tried(what: str, function: Callable[[], Any]) -> Any:

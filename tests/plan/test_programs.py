@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from absl.testing import flagsaver
 
 import replicator
 from replicator.command_line import BadInput
@@ -100,29 +99,6 @@ def make():
     repl = replicator.Replicator(["CPU:0", "CPU:1"])
     return repl, lambda: repl.all_reduce([1.0] * _JSON.value)
 """
-_AT_IMPORT = """
-import sys
-import replicator
-
-COUNT = int(sys.argv[1].partition("=")[2]) if sys.argv[1:] else 3
-
-
-def make():
-    repl = replicator.Replicator(["CPU:0", "CPU:1"])
-    return repl, lambda: repl.all_reduce([1.0] * COUNT)
-"""
-_BY_HAND = [
-    _AT_IMPORT.replace("sys.argv[1]", expression).replace(" if sys.argv[1:] else 3", "")
-    for expression in ("sys.argv.pop()", "sys.argv.copy()[1]", "(sys.argv + ['x'])[1]")
-]
-_OF_NONE = """
-import replicator
-
-
-def make():
-    repl = replicator.Replicator(["CPU:0", "CPU:1"])
-    return repl, lambda: repl.all_reduce([1.0])
-"""
 _OF_ARGPARSE = """
 import argparse
 import replicator
@@ -157,41 +133,3 @@ def test_a_module_may_have_flags_of_the_names_of_the_programs(
     assert "jsn" in capsys.readouterr().err
     assert run("--other=5") == 2
     assert "the module's own flags go after --" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "ignored"),
-    [
-        (_OF_NONE, ["--batch_size=64", "x"], "--batch_size=64 x"),
-        (_OF_ABSL, ["--json=5", "json=6"], "json=6"),  # the dashes were forgotten
-        (_OF_ABSL, ["--json=5"], None),
-        (_OF_ARGPARSE, ["--json=5"], None),
-        (_AT_IMPORT, ["--json=5"], None),
-        *[(text, ["--json=5"], None) for text in _BY_HAND],
-        (_OF_NONE, [], None),
-    ],
-)
-def test_arguments_that_no_module_reads_are_told(
-    text: str,
-    arguments: Sequence[str],
-    ignored: str | None,
-    tmp_path: pathlib.Path,
-    monkeypatch: Any,
-    capsys: Any,
-) -> None:
-    defined = flags.FLAGS.flags_by_module_dict()
-    for other in list(defined):  # those of programs that other tests have imported
-        if not other.startswith(("absl", "replicator", sys.argv[0])):
-            monkeypatch.delitem(defined, other)
-    name = mains.module_of(text, tmp_path, monkeypatch)
-    with flagsaver.flagsaver():
-        for _ in range(2):  # as profile does; the second finds the module imported
-            programs.made(f"{name}:make", arguments)
-    told = capsys.readouterr().err
-    if ignored is None:
-        assert told == ""
-    else:
-        assert told == (
-            f"warning: {name} did not read the arguments after --, which had no "
-            f"effect: {ignored!r}\n"
-        )
