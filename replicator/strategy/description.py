@@ -109,8 +109,8 @@ class Strategy:
             >>> replicator.strategy.Strategy().save("strategy.json")
 
         Args:
-            path: .json, .yml or .yaml; .txt, .pbtxt or .textproto; with any other
-                suffix the file is a binary protobuf of strategy.proto.
+            path: .json; with any other suffix the file is a binary protobuf of
+                strategy.proto.
 
         Raises:
             StrategyError: The file cannot be written.
@@ -162,32 +162,6 @@ class Strategy:
         """
         return cls(**files.from_bytes(data))
 
-    def to_text(self) -> str:
-        """Returns the strategy in the protobuf text format.
-
-        Example:
-            >>> "graph_config" in replicator.strategy.Strategy().to_text()
-            True
-        """
-        return files.to_text(self)
-
-    @classmethod
-    def from_text(cls, text: str) -> Strategy:
-        """Parses a strategy from the protobuf text format.
-
-        Example:
-            >>> text = 'node_config { var_name: "w" AllReduceSynchronizer {} }'
-            >>> replicator.strategy.Strategy.from_text(text).node("w").synchronizer.spec
-            'AUTO'
-
-        Args:
-            text: What `to_text` returned, or somebody wrote.
-
-        Raises:
-            StrategyError: The text does not hold a strategy.
-        """
-        return cls(**files.from_text(text))
-
     def to_json(self) -> str:
         """Returns the strategy as JSON.
 
@@ -199,7 +173,7 @@ class Strategy:
 
     @classmethod
     def from_json(cls, text: str) -> Strategy:
-        """Parses a strategy from JSON or YAML.
+        """Parses a strategy from JSON.
 
         Example:
             >>> replicator.strategy.Strategy.from_json('{"id": "empty"}').id

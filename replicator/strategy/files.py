@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes and reads strategies: as protobufs, as protobuf text, as JSON or YAML.
+"""Writes and reads strategies: as protobufs, or as JSON.
 
 Any bytes or text either yield a strategy that its classes accept, or raise a
 StrategyError that says why not.
@@ -13,8 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import yaml
-from google.protobuf import json_format, text_format
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from replicator import errors
@@ -31,7 +30,7 @@ from replicator.strategy.nodes import (
 from replicator.strategy.trials import Trial
 
 _pb: Any = strategy_pb2  # generates its classes on import
-_JSON, _TEXT = (".json", ".yml", ".yaml"), (".txt", ".pbtxt", ".textproto")
+_JSON = ".json"
 _MOST_COUNT = 10**6  # parts along an axis
 
 
@@ -41,13 +40,9 @@ def save(strategy: Any, path: str | os.PathLike[str]) -> None:
     message = _to_message(strategy)
     try:
         message.path = os.fspath(path)
-        if suffix in _JSON:
-            text = _json(message)
-            data = (text if suffix == ".json" else _as_yaml(text)).encode()
-        elif suffix in _TEXT:
-            data = text_format.MessageToString(message).encode()
-        else:
-            data = message.SerializeToString()
+        data = message.SerializeToString()
+        if suffix == _JSON:
+            data = _json(message).encode()
         with open(path, "wb") as file:
             file.write(data)
     except (OSError, ValueError) as problem:
@@ -71,8 +66,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
             "name a file that Strategy.save has written.",
         ) from problem
     where = f"the file {os.fspath(path)}"
-    read = from_json if suffix in _JSON else from_text
-    fields = read(data, where) if suffix in _JSON + _TEXT else from_bytes(data, where)
+    fields = (from_json if suffix == _JSON else from_bytes)(data, where)
     return {**fields, "path": os.fspath(path)}
 
 
@@ -90,37 +84,16 @@ def from_bytes(data: Any, where: str = "these bytes") -> dict[str, Any]:
     return _read(lambda: _pb.Strategy.FromString(bytes(data)), where)
 
 
-def to_text(strategy: Any) -> str:
-    """Returns a strategy in the protobuf text format."""
-    return text_format.MessageToString(_to_message(strategy))
-
-
-def from_text(text: Any, where: str = "this text") -> dict[str, Any]:
-    """Returns a Strategy's arguments, parsed from the protobuf text format."""
-
-    def parse() -> Any:
-        decoded = _decoded(text, where)
-        if not decoded.strip():
-            raise _nothing(where, "it is empty")
-        return text_format.Parse(decoded, _pb.Strategy())
-
-    return _read(parse, where)
-
-
 def to_json(strategy: Any) -> str:
     """Returns a strategy as JSON."""
     return _json(_to_message(strategy))
 
 
 def from_json(text: Any, where: str = "this text") -> dict[str, Any]:
-    """Returns a Strategy's arguments, parsed from JSON or YAML."""
+    """Returns a Strategy's arguments, parsed from JSON."""
 
     def parse() -> Any:
-        decoded = _decoded(text, where)
-        try:
-            parsed = json.loads(decoded)
-        except ValueError:  # not all JSON is YAML: pairs of surrogates
-            parsed = yaml.safe_load(decoded)
+        parsed = json.loads(_decoded(text, where))
         if not isinstance(parsed, dict):
             raise ValueError(f"expected a mapping, not {errors.shown(parsed)}")
         return json_format.ParseDict(parsed, _pb.Strategy())
@@ -131,10 +104,6 @@ def from_json(text: Any, where: str = "this text") -> dict[str, Any]:
 def _json(message: Any) -> str:
     fields = json_format.MessageToDict(message, preserving_proto_field_name=True)
     return json.dumps(fields, indent=1)
-
-
-def _as_yaml(text: str) -> str:
-    return str(yaml.safe_dump(json.loads(text), sort_keys=False))
 
 
 def _suffix(path: Any) -> str:
@@ -187,9 +156,8 @@ def _naming(where: str) -> Iterator[None]:
     except errors.StrategyError:
         raise
     except (
-        *(DecodeError, text_format.ParseError, json_format.ParseError, yaml.YAMLError),
-        *(ValueError, TypeError, AttributeError, RecursionError, OverflowError),
-        *(KeyError, IndexError),
+        *(DecodeError, json_format.ParseError, ValueError, TypeError, AttributeError),
+        *(RecursionError, OverflowError, KeyError, IndexError),
     ) as problem:
         raise _nothing(where, errors.told(problem)) from problem
 

@@ -215,7 +215,7 @@ PROGRAMS: tuple[Program, ...] = (
             *("Rules({'x': bad})", "Strategy(replicas=[bad])", "Strategy([bad])"),
             *("PSSynchronizer(bad)", "AllReduceSynchronizer(group=bad)"),
             *("Strategy.load(bad)", "Strategy().save(bad)"),
-            *("Strategy.from_bytes(bad)", "Strategy.from_text(bad)"),
+            "Strategy.from_bytes(bad)",
             *("Strategy.from_json(bad)",),
             "Node(bad, replicator.strategy.AllReduceSynchronizer())",
             "Node('v', bad)",

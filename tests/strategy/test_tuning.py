@@ -62,7 +62,7 @@ def test_the_fastest_is_a_strategy_that_can_be_saved(tmp_path: pathlib.Path) -> 
         *("table", "dense/kernel", "dense/bias")
     ]
     assert "ms a step" in str(fastest)
-    for name in ("fastest.pb", "fastest.json", "fastest.txt"):
+    for name in ("fastest.pb", "fastest.json"):
         fastest.save(tmp_path / name)
         loaded = strategy.Strategy.load(tmp_path / name)
         assert (loaded, loaded.trials) == (fastest, fastest.trials)

@@ -291,7 +291,6 @@ def choose(devices: Sequence[str]) -> strategy.Strategy:
         strategy.Strategy.from_file("fastest.pb"),
         strategy.Strategy.from_bytes(fastest.to_bytes()),
         strategy.Strategy.from_json(fastest.to_json()),
-        strategy.Strategy.from_text(fastest.to_text()),
     ):
         assert again == fastest
     repl = replicator.Replicator(devices, strategy=strategy.Strategy.load("fastest.pb"))
