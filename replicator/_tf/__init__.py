@@ -18,6 +18,7 @@ from replicator._tf.autograph import (
     not_converted,
     same_conversion,
 )
+from replicator._tf.bodies import branch, while_loop
 from replicator._tf.callers import (
     applying_optimizer,
     asker,
@@ -66,8 +67,6 @@ from replicator._tf.control_flow import (
     in_vectorized_body,
     is_loop_gradient,
     lower_in_place,
-    switch_case,
-    while_loop,
 )
 from replicator._tf.copying import (
     add_copy,
@@ -105,7 +104,7 @@ from replicator._tf.frames import (
     written_by_library,
 )
 from replicator._tf.functions import (
-    add_input,
+    add_inputs,
     called_graphs,
     capture_at_call,
     capture_by_call,
@@ -216,13 +215,14 @@ __all__ = [
     "abort_everywhere",
     "add_control_inputs",
     "add_copy",
-    "add_input",
+    "add_inputs",
     "applying_optimizer",
     "around_loops",
     "asker",
     "attributes_of",
     "attributes_text",
     "begins_pass",
+    "branch",
     "builder",
     "call_converted",
     "called_graphs",
@@ -330,7 +330,6 @@ __all__ = [
     "store_get",
     "store_put",
     "summaries_if",
-    "switch_case",
     "trace",
     "tracing_apart",
     "track",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -73,41 +73,6 @@ def cond(
     public switch between the two applies to the whole process.
     """
     return _cond_v2.cond_v2(pred, true_fn, false_fn)
-
-
-def switch_case(which: tf.Tensor, branches: Sequence[Callable[[], Any]]) -> Any:
-    """Adds a TensorFlow 2 conditional of several branches, like `cond`."""
-    return _cond_v2.indexed_case(which, list(branches))
-
-
-def while_loop(
-    condition: Callable[..., tf.Tensor],
-    body: Callable[..., Sequence[tf.Tensor]],
-    first: Sequence[tf.Tensor],
-    shapes: Sequence[tf.TensorShape],
-    parallel_iterations: int,
-) -> list[tf.Tensor]:
-    """Adds a TensorFlow 2 loop, whatever tf.while_loop would add to this graph.
-
-    Args:
-        condition: Called with the values that the loop carries: whether to go on.
-        body: Called with these, returns those of the next turn.
-        first: Those of the first turn.
-        shapes: Their static shapes in all turns.
-        parallel_iterations: How many turns may run at the same time.
-
-    Returns:
-        The values after the last turn.
-    """
-    return list(
-        _while_v2.while_loop(
-            condition,
-            body,
-            list(first),
-            list(shapes),
-            parallel_iterations=parallel_iterations,
-        )
-    )
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import control_flow_util_v2 as _control_flow_v2
 from tensorflow.python.ops import handle_data_util
 
+from replicator._tf.choice import Nodes
 from replicator._tf.ops import is_abandoned
 
 
@@ -160,13 +161,25 @@ class _MergedGraph(tf.__internal__.FuncGraph):
         return [op for op in super().get_operations() if not is_abandoned(op)]
 
 
-def add_input(graph: Any, like: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-    """Adds an argument to a function graph, with the handle data of `like`."""
-    with graph.as_default(), tf.device(None):
-        argument = tf.compat.v1.placeholder(like.dtype, shape)
-    handle_data_util.copy_handle_data(like, argument)
-    graph.inputs.append(argument)
-    return argument
+def add_inputs(
+    graph: Any, likes: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]
+) -> list[tf.Tensor]:
+    """Adds arguments to a function graph, with the dtypes and handle data of tensors.
+
+    Args:
+        graph: The graph.
+        likes: A tensor like each argument.
+        shapes: The arguments' shapes.
+    """
+    nodes = Nodes()
+    for like, shape in zip(likes, shapes, strict=True):
+        nodes.add("Placeholder", dtype=like.dtype, shape=tf.TensorShape(shape))
+    with graph.as_default(), tf.device(None), tf.control_dependencies(None):
+        arguments = [op.outputs[0] for op in nodes.finish("arguments")]
+    for like, argument in zip(likes, arguments, strict=True):
+        handle_data_util.copy_handle_data(like, argument)
+    graph.inputs += arguments
+    return arguments
 
 
 def finish_function(

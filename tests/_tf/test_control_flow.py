@@ -185,8 +185,8 @@ def test_loops_and_cases_are_of_tensorflow_2_whatever_is_the_default():
         (end,) = _tf.while_loop(
             lambda x: x < 100, lambda x: [x * 3], [start], [shape], 10
         )
-        branches = [lambda: end + 1, lambda: end + 2, lambda: end + 3]
-        chosen = tf.nest.flatten(_tf.switch_case(start, branches))
+        branches = [lambda: [end + 1], lambda: [end + 2], lambda: [end + 3]]
+        chosen = _tf.branch(start, branches)
         with tf.compat.v1.Session() as session:
             assert session.run([end, *chosen]) == [243, 245]
     types = {op.type for op in graph.get_operations()}

@@ -74,7 +74,7 @@ def test_a_function_put_together_op_by_op():
     with tf.Graph().as_default() as graph:
         like = tf.constant([1.0, 2.0])
         joint = _tf.new_function_graph("mine")
-        x = _tf.add_input(joint, like, tf.TensorShape([None]))
+        (x,) = _tf.add_inputs(joint, [like], [tf.TensorShape([None])])
         assert x.graph is joint and x.shape.rank == 1 and joint.inputs == [x]
         with joint.as_default():
             log = []
@@ -97,7 +97,7 @@ def test_an_added_input_knows_of_its_resource():
     with tf.Graph().as_default():
         variable = tf.Variable([1.0, 2.0])
         joint = _tf.new_function_graph("reads")
-        handle = _tf.add_input(joint, variable.handle, variable.handle.shape)
+        (handle,) = _tf.add_inputs(joint, [variable.handle], [variable.handle.shape])
         with joint.as_default():
             read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
         assert read.shape == [2]

@@ -146,15 +146,15 @@ def _of_shapes(
 def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A conditional of TensorFlow 2. All replicas take the same branch."""
     is_case = op.type.endswith("Case")
-    which = [("then_branch", 0), ("else_branch", 0)]
+    names = [("then_branch", 0), ("else_branch", 0)]
     if is_case:
-        which = [("branches", k) for k in range(len(op.get_attr("branches")))]
+        names = [("branches", k) for k in range(len(op.get_attr("branches")))]
     inner = scope.inner(in_branch=True)
     taken = [
         [f.branches[k] if f.branches else f for f in facts[1:]]
-        for k in range(len(which))
+        for k in range(len(names))
     ]
-    pairs = zip(taken, which, strict=True)
+    pairs = zip(taken, names, strict=True)
     branches = [inner.called(_tf.function_graph(op, *one), own) for own, one in pairs]
     found = zip(*(branch.returned() for branch in branches), strict=True)
     outs = zip(found, branches[0].outputs, strict=True)
@@ -170,10 +170,8 @@ def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
         chosen = replica.value(op.inputs[0]).copy(REPLICATED)
         builders = [functools.partial(of_branch, k) for k in range(len(branches))]
-        if is_case:
-            flat = tf.nest.flatten(_tf.switch_case(chosen, builders))
-        else:
-            flat = tf.nest.flatten(_tf.cond(tf.cast(chosen, tf.bool), *builders))
+        which = chosen if is_case else tf.cast(chosen, tf.bool)
+        flat = _tf.branch(which, builders)
         replica.finished(op, flat[0].op)
         return replica.unflat(flat[: len(flat) if made else 0], made)
 

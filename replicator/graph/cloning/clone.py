@@ -384,7 +384,7 @@ def _copy_function(
     """Adds a copy of a function to the default graph; returns its name."""
     inside = _tf.new_function_graph(scope)
     graph = function.graph
-    arguments = [_tf.add_input(inside, t, t.shape) for t in graph.inputs]
+    arguments = _tf.add_inputs(inside, graph.inputs, [t.shape for t in graph.inputs])
     argument_of = {id(t): new for t, new in zip(graph.inputs, arguments, strict=True)}
 
     def argument(tensor: tf.Tensor) -> tf.Tensor:

@@ -309,7 +309,7 @@ def _arguments(
     labels: Labels,
 ) -> list[tf.Tensor]:
     """Adds the arguments of one replica's function to a function graph."""
-    arguments = [_tf.add_input(joint, tensor, tensor.shape) for tensor in like]
+    arguments = _tf.add_inputs(joint, like, [tensor.shape for tensor in like])
     for argument, label in zip(arguments, own_labels, strict=True):
         labels.set(argument, labels.new() if label is None else label)
     return arguments

@@ -141,7 +141,7 @@ def _replace_inside(
         ops = body.get_operations()
         if key not in replaced_in and _any_pays(ops, device, may_ask):
             new = _tf.new_function_graph("kernels")
-            arguments = [_tf.add_input(new, t, t.shape) for t in body.inputs]
+            arguments = _tf.add_inputs(new, body.inputs, [t.shape for t in body.inputs])
             with new.as_default():
                 copy = inline.copy(body, outputs, arguments, "body")
                 count = _replace(copy.ops, device, replaced_in, may_ask)

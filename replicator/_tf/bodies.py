@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adds loops and conditionals of TensorFlow 2 that nobody differentiates any more.
+
+`tf.while_loop` and `tf.cond` prepare for gradients, nest structures, add identities and
+order effects automatically, which takes most of the time of building a small body. A
+graph that contains its gradients and its order already needs none of that. What they
+add depends on a public switch, too, which applies to the whole process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils as _acd_utils
+from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops import control_flow_util_v2 as _control_flow_v2
+from tensorflow.python.ops import control_flow_v2_func_graphs as _graphs
+
+from replicator._tf.functions import add_inputs, finish_function
+from replicator._tf.ops import copy_handle_data, set_read_only_inputs
+
+
+def while_loop(
+    condition: Callable[..., tf.Tensor],
+    body: Callable[..., Sequence[tf.Tensor]],
+    first: Sequence[tf.Tensor],
+    shapes: Sequence[tf.TensorShape],
+    parallel_iterations: int,
+) -> list[tf.Tensor]:
+    """Adds a loop.
+
+    Args:
+        condition: Called with the values that the loop carries: whether to go on.
+        body: Called with these, returns those of the next iteration.
+        first: Those of the first iteration.
+        shapes: Their static shapes in all iterations.
+        parallel_iterations: How many iterations may run at the same time.
+
+    Returns:
+        The values after the last iteration.
+    """
+    count = len(first)
+    test = _new_graph(_graphs.WhileCondFuncGraph, "while_cond")
+    turn = _new_graph(_graphs.WhileBodyFuncGraph, "while_body")
+    for graph in (test, turn):
+        add_inputs(graph, first, shapes)
+    going_on = _outputs(test, lambda: [condition(*test.inputs[:count])])
+    after = _outputs(turn, lambda: body(*turn.inputs[:count]))
+    outside = _share_captures([test, turn], count)
+    after += turn.inputs[count:]
+    kind = tf.raw_ops.While if _has_state(test, turn) else tf.raw_ops.StatelessWhile
+    op = _add(
+        [test, turn],
+        kind,
+        input=[*first, *outside],
+        cond=finish_function(test, going_on, []),
+        body=finish_function(turn, after, []),
+        output_shapes=[*shapes, *(t.shape for t in outside)],
+        parallel_iterations=parallel_iterations,
+    )
+    return _results(op, [turn])[:count]
+
+
+def branch(
+    which: tf.Tensor, branches: Sequence[Callable[[], Sequence[tf.Tensor]]]
+) -> list[tf.Tensor]:
+    """Adds a conditional.
+
+    Args:
+        which: True for the first of two branches, or the number of a branch.
+        branches: Each returns tensors of the same dtypes, one at least.
+
+    Returns:
+        Those of the branch that is taken.
+    """
+    graphs = [_new_graph(_graphs.CondBranchFuncGraph, "branch") for _ in branches]
+    results = [_outputs(*pair) for pair in zip(graphs, branches, strict=True)]
+    outside = _share_captures(graphs, 0)
+    has_state = _has_state(*graphs)
+    names = [finish_function(*pair, []) for pair in zip(graphs, results, strict=True)]
+    arguments = {
+        "input": outside,
+        "Tout": [t.dtype for t in results[0]],
+        "output_shapes": [
+            _common_shape(column) for column in zip(*results, strict=True)
+        ],
+    }
+    if which.dtype == tf.bool:
+        kind = tf.raw_ops.If if has_state else tf.raw_ops.StatelessIf
+        arguments |= {
+            "cond": which,
+            "then_branch": names[0],
+            "else_branch": names[1],
+        }
+    else:
+        kind = tf.raw_ops.Case if has_state else tf.raw_ops.StatelessCase
+        arguments |= {"branch_index": which, "branches": names}
+    return _results(_add(graphs, kind, **arguments), graphs)
+
+
+def _new_graph(kind: type, name: str) -> Any:
+    """Returns an empty graph for a body, inside the default graph."""
+    outer: Any = tf.compat.v1.get_default_graph()
+    return kind(f"{name}_{_ops.uid()}", collections=outer._collections)
+
+
+def _outputs(graph: Any, build: Callable[[], Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    with graph.as_default():
+        return [graph.capture(tensor) for tensor in build()]
+
+
+def _share_captures(graphs: Sequence[Any], count: int) -> list[tf.Tensor]:
+    """Makes what any graph takes from outside an argument of each.
+
+    Args:
+        graphs: Bodies of one op.
+        count: How many arguments they have besides.
+
+    Returns:
+        The tensors outside, for the arguments after these.
+    """
+    columns: dict[Any, tuple[tf.Tensor, dict[int, tf.Tensor]]] = {}
+    for n, graph in enumerate(graphs):
+        for outside, inside in graph.captures:
+            columns.setdefault(id(outside), (outside, {}))[1][n] = inside
+        for closure, inside in zip(
+            graph.deferred_external_captures,
+            graph.deferred_internal_captures,
+            strict=True,
+        ):
+            columns[id(inside)] = (closure(), {n: inside})
+    outside = [tensor for tensor, _ in columns.values()]
+    for n, graph in enumerate(graphs):
+        missing = [t for t, inside in columns.values() if n not in inside]
+        del graph.inputs[count:]
+        new = iter(add_inputs(graph, missing, [t.shape for t in missing]))
+        del graph.inputs[count:]
+        graph.inputs += [
+            inside[n] if n in inside else next(new) for _, inside in columns.values()
+        ]
+    return outside
+
+
+def _has_state(*graphs: Any) -> bool:
+    return any(op._is_stateful for graph in graphs for op in graph.get_operations())
+
+
+def _common_shape(tensors: Sequence[tf.Tensor]) -> tf.TensorShape:
+    shape = tensors[0].shape
+    for tensor in tensors[1:]:
+        shape = shape.most_specific_compatible_shape(tensor.shape)
+    return shape
+
+
+def _add(
+    graphs: Sequence[Any], kind: Callable[..., Any], **arguments: Any
+) -> tf.Operation:
+    """Adds the op that calls the functions of graphs."""
+    outer = tf.compat.v1.get_default_graph()
+    before = [op for graph in graphs for op in graph.function_captures.control]
+    with tf.control_dependencies(before):
+        kind(**arguments)  # returns its results, of which it may have none
+    op: tf.Operation = outer.get_operations()[-1]
+    _control_flow_v2.maybe_set_lowering_attr(op)
+    _control_flow_v2.maybe_propagate_compile_time_consts_in_xla(op)
+    first = len(op.inputs) - len(graphs[0].inputs)
+    read = [
+        set(_acd_utils.get_read_only_resource_input_indices_graph(g)) for g in graphs
+    ]
+    set_read_only_inputs(op, [first + k for k in sorted(set.intersection(*read))])
+    return op
+
+
+def _results(op: tf.Operation, graphs: Sequence[Any]) -> list[tf.Tensor]:
+    for tensor, like in zip(op.outputs, graphs[0].outputs, strict=True):
+        if tensor.dtype in (tf.resource, tf.variant):
+            copy_handle_data(like, tensor)
+    return list(op.outputs)
