@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds loops and conditionals of TensorFlow 2 that nobody differentiates any more.
 
-`tf.while_loop` and `tf.cond` prepare for gradients, nest structures, add identities and
-order effects automatically, which takes most of the time of building a small body. A
-graph that contains its gradients and its order already needs none of that. What they
-add depends on a public switch, too, which applies to the whole process.
+`tf.while_loop` and `tf.cond` prepare for gradients, nest structures and add identities,
+which takes most of the time of building a small body. A graph that contains its
+gradients already needs none of that. What they add depends on a public switch, too,
+which applies to the whole process.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps as _acd
 from tensorflow.python.framework import auto_control_deps_utils as _acd_utils
 from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import control_flow_util_v2 as _control_flow_v2
@@ -46,8 +48,8 @@ def while_loop(
     turn = _new_graph(_graphs.WhileBodyFuncGraph, "while_body")
     for graph in (test, turn):
         add_inputs(graph, first, shapes)
-    going_on = _outputs(test, lambda: [condition(*test.inputs[:count])])
-    after = _outputs(turn, lambda: body(*turn.inputs[:count]))
+    going_on, first_effects = _built(test, lambda: [condition(*test.inputs[:count])])
+    after, effects = _built(turn, lambda: body(*turn.inputs[:count]))
     outside = _share_captures([test, turn], count)
     after += turn.inputs[count:]
     kind = tf.raw_ops.While if _has_state(test, turn) else tf.raw_ops.StatelessWhile
@@ -55,8 +57,8 @@ def while_loop(
         [test, turn],
         kind,
         input=[*first, *outside],
-        cond=finish_function(test, going_on, []),
-        body=finish_function(turn, after, []),
+        cond=finish_function(test, going_on, first_effects),
+        body=finish_function(turn, after, effects),
         output_shapes=[*shapes, *(t.shape for t in outside)],
         parallel_iterations=parallel_iterations,
     )
@@ -76,10 +78,11 @@ def branch(
         Those of the branch that is taken.
     """
     graphs = [_new_graph(_graphs.CondBranchFuncGraph, "branch") for _ in branches]
-    results = [_outputs(*pair) for pair in zip(graphs, branches, strict=True)]
+    built = [_built(*pair) for pair in zip(graphs, branches, strict=True)]
+    results = [outputs for outputs, _ in built]
     outside = _share_captures(graphs, 0)
     has_state = _has_state(*graphs)
-    names = [finish_function(*pair, []) for pair in zip(graphs, results, strict=True)]
+    names = [finish_function(g, *one) for g, one in zip(graphs, built, strict=True)]
     arguments = {
         "input": outside,
         "Tout": [t.dtype for t in results[0]],
@@ -106,9 +109,21 @@ def _new_graph(kind: type, name: str) -> Any:
     return kind(f"{name}_{_ops.uid()}", collections=outer._collections)
 
 
-def _outputs(graph: Any, build: Callable[[], Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-    with graph.as_default():
-        return [graph.capture(tensor) for tensor in build()]
+def _built(
+    graph: Any, build: Callable[[], Sequence[tf.Tensor]]
+) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+    """Builds a body; returns its results, and what else must run.
+
+    Effects are ordered by themselves if they are in the graph around it.
+    """
+    is_ordered = graph.outer_graph._add_control_dependencies
+    order = _acd.AutomaticControlDependencies() if is_ordered else None
+    with graph.as_default(), order or contextlib.nullcontext():
+        results = [graph.capture(tensor) for tensor in build()]
+        if order is None:
+            return results, []
+        results = [order.mark_as_return(tensor) for tensor in results]
+    return results, list(order.ops_which_must_run)
 
 
 def _share_captures(graphs: Sequence[Any], count: int) -> list[tf.Tensor]:
