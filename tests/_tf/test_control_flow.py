@@ -176,19 +176,3 @@ def test_around_loops_is_what_the_outermost_loop_is_in() -> None:
         return result
 
     assert function() == 3
-
-
-def test_loops_and_cases_are_of_tensorflow_2_whatever_is_the_default():
-    with helpers.v1_control_flow(), tf.Graph().as_default() as graph:
-        start = tf.compat.v1.placeholder_with_default(1, [])
-        shape = tf.TensorShape([])
-        (end,) = _tf.while_loop(
-            lambda x: x < 100, lambda x: [x * 3], [start], [shape], 10
-        )
-        branches = [lambda: [end + 1], lambda: [end + 2], lambda: [end + 3]]
-        chosen = _tf.branch(start, branches)
-        with tf.compat.v1.Session() as session:
-            assert session.run([end, *chosen]) == [243, 245]
-    types = {op.type for op in graph.get_operations()}
-    assert types & {"While", "StatelessWhile"} and types & {"Case", "StatelessCase"}
-    assert not types & {"Switch", "Merge", "Enter", "NextIteration"}

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops and conditionals without TensorFlow's preparations equal TensorFlow's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator import _tf
+from tests import helpers
+
+X = np.arange(6, dtype=np.float32).reshape(3, 2)
+ANY = tf.TensorShape([None, 2])
+
+
+def test_loops_and_cases_are_of_tensorflow_2_whatever_is_the_default():
+    with helpers.v1_control_flow(), tf.Graph().as_default() as graph:
+        start = tf.compat.v1.placeholder_with_default(1, [])
+        shape = tf.TensorShape([])
+        (end,) = _tf.while_loop(
+            lambda x: x < 100, lambda x: [x * 3], [start], [shape], 10
+        )
+        branches = [lambda: [end + 1], lambda: [end + 2], lambda: [end + 3]]
+        chosen = _tf.branch(start, branches)
+        with tf.compat.v1.Session() as session:
+            assert session.run([end, *chosen]) == [243, 245]
+    types = {op.type for op in graph.get_operations()}
+    assert types & {"While", "StatelessWhile"} and types & {"Case", "StatelessCase"}
+    assert not types & {"Switch", "Merge", "Enter", "NextIteration"}
+
+
+def _step(loop: Any, case: Any, v: tf.Variable) -> Any:
+    """Bodies that take tensors and variables from outside, and write."""
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        factor = x[0, 1] + 2.0  # taken by both functions of the loop
+        limit = tf.cast(factor, tf.int32)
+
+        def turn(k: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+            v.assign_add(tf.reduce_sum(y))
+            return [k + 1, tf.concat([y * factor, y[:1] - v], 0)]
+
+        k, y = loop(lambda k, y: k < limit, turn, [tf.constant(0), x])
+        high = lambda: [v.assign(v * 2.0).read_value(), y * v]  # noqa: E731
+        low = lambda: [factor, x - factor]  # noqa: E731
+        a, b = case(tf.reduce_sum(y) > 0, high, low)
+        (c,) = case(k % 2, lambda: [a + v], lambda: [tf.identity(factor)])
+        return tf.reduce_sum(y), a, b, c, v.read_value()
+
+    return step
+
+
+def _tf_loop(condition: Any, body: Any, first: Any) -> Any:
+    shapes = [tf.TensorShape([]), ANY]
+    return tf.while_loop(condition, body, first, shape_invariants=shapes)
+
+
+def _loop(condition: Any, body: Any, first: Any) -> Any:
+    return _tf.while_loop(condition, body, first, [tf.TensorShape([]), ANY], 10)
+
+
+def _tf_case(which: tf.Tensor, *branches: Any) -> Any:
+    is_two = which.dtype == tf.bool
+    result = tf.cond(which, *branches) if is_two else tf.switch_case(which, branches)
+    return result if isinstance(result, list) else [result]
+
+
+def _case(which: tf.Tensor, *branches: Any) -> Any:
+    return _tf.branch(which, branches)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_bodies_compute_and_write_what_those_of_tensorflow_do(sign: float) -> None:
+    results = []
+    for loop, case in ((_tf_loop, _tf_case), (_loop, _case)):
+        v = tf.Variable(0.5)
+        step = tf.function(_step(loop, case, v), autograph=False)
+        spec = tf.TensorSpec(ANY, tf.float32)
+        results.append(step.get_concrete_function(spec)(tf.constant(sign * X)))
+    tf.nest.map_structure(np.testing.assert_allclose, *results)
+
+
+def test_what_is_only_read_is_marked() -> None:
+    v, w = tf.Variable(1.0), tf.Variable(2.0)
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> tf.Tensor:
+        read = lambda: [v * w]  # noqa: E731
+        write = lambda: [w.assign_add(v).read_value()]  # noqa: E731
+        (result,) = _tf.branch(x > 0, [read, write])
+        return result
+
+    graph = step.get_concrete_function(tf.constant(1.0)).graph
+    (op,) = [op for op in graph.get_operations() if op.type == "If"]
+    reads, writes = _tf.resources_touched(op)
+    handle = {id(outside): id(inside) for outside, inside in graph.captures}
+    assert (reads, writes) == ({handle[id(v.handle)]}, {handle[id(w.handle)]})
+
+
+def test_in_a_session_only_the_branch_that_is_taken_runs() -> None:
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [])
+        fail = lambda: [tf.debugging.check_numerics(x / 0.0, "taken")]  # noqa: E731
+        (result,) = _tf.branch(x > 0, [fail, lambda: [x - 1.0]])
+        with tf.compat.v1.Session() as session:
+            assert session.run(result, {x: -1.0}) == -2.0
+            with pytest.raises(tf.errors.InvalidArgumentError, match="taken"):
+                session.run(result, {x: 1.0})
