@@ -83,7 +83,7 @@ def branch(
     outside = _share_captures(graphs, 0)
     has_state = _has_state(*graphs)
     names = [finish_function(g, *one) for g, one in zip(graphs, built, strict=True)]
-    arguments = {
+    arguments: dict[str, Any] = {
         "input": outside,
         "Tout": [t.dtype for t in results[0]],
         "output_shapes": [
