@@ -15,20 +15,14 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(CHECK)' >/dev/null 2>&1 && echo $$python && break; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help digits keras-fit torch-style strategies resnet gan language-model pipeline tensor-parallel evolution learner test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly long map lint format docs docs-serve docs-check proto wheel test-matrix gpu-check bench bench-peers bench-hosts clean
+EXAMPLES := digits keras-fit torch-style strategies resnet gan language-model pipeline \
+	tensor-parallel evolution learner
+
+.PHONY: help $(EXAMPLES) test test-long coverage test-options test-plain test-v1 test-hosts test-clients test-nightly long map lint format docs docs-serve docs-check proto wheel test-matrix gpu-check bench bench-peers bench-hosts clean
 
 help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
-	@echo "make keras-fit  train a Keras model by fit on MNIST images, on two replicas"
-	@echo "make torch-style  run a tutorial on torch.distributed, and check its numbers"
-	@echo "make strategies  train a language model under five strategies, and compare"
-	@echo "make resnet   train a ResNet, normalized over both replicas; half a minute"
-	@echo "make gan      train a GAN that draws digits, on two replicas; five minutes"
-	@echo "make language-model  train a transformer on Python's own source text; six minutes"
-	@echo "make pipeline  train a network whose layers are on different devices"
-	@echo "make tensor-parallel  train a transformer whose matrices and tokens are divided"
-	@echo "make evolution  train a policy by evolution strategies; a minute"
-	@echo "make learner  train a policy on episodes that other processes play; two minutes"
+	@echo "make keras-fit, resnet, gan, ...  run another example: docs/programs has them"
 	@echo "make test     run all tests but the slow ones, and some of these"
 	@echo "make test-long  run the slow tests; half an hour"
 	@echo "make coverage  run all tests, with the coverage of replicator/"
@@ -55,38 +49,8 @@ help:
 	@echo "make bench-hosts  measure two hosts, network namespaces with 1 Gbit/s; root only"
 	@echo "make clean    remove .venv, .venv-peers, ... and all caches"
 
-digits: $(VENV)/.examples
-	$(BIN)/python examples/digits.py
-
-keras-fit: $(VENV)/.examples
-	$(BIN)/python examples/keras_fit.py
-
-torch-style: $(VENV)/.examples
-	$(BIN)/python examples/torch_style.py
-
-strategies: $(VENV)/.examples
-	$(BIN)/python examples/strategies.py
-
-resnet: $(VENV)/.examples
-	$(BIN)/python examples/resnet.py
-
-gan: $(VENV)/.examples
-	$(BIN)/python examples/gan.py
-
-language-model: $(VENV)/.examples
-	$(BIN)/python examples/language_model.py
-
-pipeline: $(VENV)/.examples
-	$(BIN)/python examples/pipeline.py
-
-tensor-parallel: $(VENV)/.examples
-	$(BIN)/python examples/tensor_parallel.py
-
-evolution: $(VENV)/.examples
-	$(BIN)/python examples/evolution.py
-
-learner: $(VENV)/.examples
-	$(BIN)/python examples/learner.py
+$(EXAMPLES): $(VENV)/.examples
+	$(BIN)/python examples/$(subst -,_,$@).py
 
 PARALLEL := --numprocesses=auto --dist=worksteal
 

@@ -14,9 +14,11 @@ from docs._ext import flags, programs
 
 _ROOT = programs.EXAMPLES.parent
 _PAGES = _ROOT / "docs" / "programs"
-_RULE = re.compile(r"^([\w-]+):.*\n\t\$\(BIN\)/python examples/(\w+)\.py", re.MULTILINE)
+_LIST = re.compile(r"^EXAMPLES := ((?:.*\\\n)*.*)$", re.MULTILINE)
 _TARGETS = {
-    name: f"make {t}" for t, name in _RULE.findall((_ROOT / "Makefile").read_text())
+    name.replace("-", "_"): f"make {name}"
+    for name in _LIST.findall((_ROOT / "Makefile").read_text())[0].split()
+    if name != "\\"
 }
 # The actors are started by the learner, and on its page.
 _NAMES = [name for name in programs.examples() if name != "actors"]
