@@ -23,7 +23,6 @@ from replicator import _tf, context, errors
 from replicator.costs import cost
 from replicator.graph.ir.placeholder import (
     NO_POLICY,
-    TOGETHER,
     Call,
     Facts,
     OperandPolicy,
@@ -193,22 +192,19 @@ def reduce_dense(
     """
     results = reductions.results(op, tensors)
     options = base.all_reduce_options(op, algorithm, of)
-    if together and context.require("all_reduce").is_outermost:
-        options |= {TOGETHER: True}
     if when is None:
         return base.communicate(
             *("all_reduce", options, tensors, results),
             of=of,
             group=group,
             policies=policies,
+            together=together and context.require("all_reduce").is_outermost,
         )
     return base.communicate(
-        "all_reduce",
-        {**options, "when": True},
-        [*tensors, when],
-        results,
+        *("all_reduce", options, [*tensors, when], results),
         differentiable=False,
         policies=policies,
+        conditional=True,
     )
 
 
@@ -328,7 +324,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     matched = unknown_shapes.alike(matched)
     count = len(matched.operands[0])
     when = None
-    if matched.options.get("when"):
+    if matched.calls[0].conditional:
         count -= 1
         when = matched.operands[0][count]
     # results[n][k] is what participant n receives for its k-th tensor: value, owner.

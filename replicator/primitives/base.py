@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator import _tf, arguments, context, errors
 from replicator.graph.ir import differing as constants
 from replicator.graph.ir import placeholder
-from replicator.graph.ir.placeholder import WRITES, Call, OperandPolicy, Value
+from replicator.graph.ir.placeholder import Call, OperandPolicy, Value
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.matching import control_flow
 from replicator.primitives import flows, weighing
@@ -204,6 +204,8 @@ def communicate(
     differentiable: bool = True,
     policies: Sequence[OperandPolicy] | None = None,
     states: int = 0,
+    together: bool = False,
+    conditional: bool = False,
 ) -> list[tf.Tensor]:
     """Puts one communication call into the sub-graph of the replica being built.
 
@@ -225,6 +227,8 @@ def communicate(
         differentiable: Whether gradients flow through it, by its dual in table.py.
         policies: One per operand, if any operand belongs to a variable.
         states: How many trailing operands, and results, are states; see `Call`.
+        together: Whether it may be merged with later calls; see `Call`.
+        conditional: Whether the last operand decides if it takes place; see `Call`.
 
     Returns:
         One tensor per entry of `results`, on this replica's device.
@@ -247,8 +251,6 @@ def communicate(
     if of is None:
         operands, weights = weighing.in_own_gradient(replica, primitive, key, operands)
     facts = replica.build.facts[primitive]
-    if replica.mode.writing is not None:
-        options = {**options, WRITES: list(replica.mode.writing)}
     call = Call(
         primitive=primitive,
         options=options,
@@ -264,6 +266,9 @@ def communicate(
         facts=facts,
         policies=tuple(policies or ()),
         states=states,
+        assignment=replica.mode.writing,
+        together=together,
+        conditional=conditional,
     )
     op_results = [*results, Value("float32", ())] if receipt else results
     operands = _captured(operands)

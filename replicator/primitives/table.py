@@ -75,7 +75,7 @@ def _gradient(op: tf.Operation, *upstream: Any) -> list[tf.Tensor | None]:
     """The gradient for tf.gradients; tapes use what `base.communicate` records."""
     call = placeholder.read(op)
     assert call is not None, "only placeholders carry this gradient type"
-    if call.options.get("when"):
+    if call.conditional:
         return [None] * len(op.inputs)
     placed = placeholder.Placeholder(op, call)
     return base.differentiate(PRIMITIVES[call.primitive].gradient, placed, upstream)

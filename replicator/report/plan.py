@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from replicator import errors
-from replicator.graph.ir.placeholder import TOGETHER, WRITES, Call, OperandPolicy
+from replicator.graph.ir.placeholder import Call, OperandPolicy
 from replicator.graph.lowering.record import Communication
 from replicator.report import files, reading
 from replicator.report.rows import Row, Rows
@@ -165,10 +165,8 @@ def make_plan(
 def _row(kept: Communication, algorithm: str) -> Row:
     options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
     options.pop("algorithm", None)  # the row's algorithm says that
-    options.pop(WRITES, None)
-    options.pop(TOGETHER, None)
     place = kept.place
-    if options.pop("when", False):  # an operand decides when the step runs
+    if kept.calls[0].conditional:
         place = place.inside("conditional (when due)", None)
     return Row(
         primitive=kept.calls[0].pairs_as,

@@ -34,9 +34,6 @@ TYPE = "PyFuncStateless"
 _MARK = "replicator:"
 _NO_NAME = re.compile(r"[^0-9]+")  # everything in a key but its numbers
 _REMEMBERED = 1024  # calls whose parsed attributes are cached
-TOGETHER = "together"  # the option of calls that may be merged with later ones
-WRITES = "writes"  # the option that names the assignment of a value agreed on
-_UNSHOWN = (WRITES, TOGETHER)  # options left out of the list of options in messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +139,11 @@ class Call:
         states: How many of the last operands are a state that the lowering keeps on
             each replica; as many of the last results are its next value.
         merged: The lines of further calls that were merged into this one.
+        assignment: The assignment whose value the replicas agree on by this call, if
+            any: the variable's name, the method, and the variable's key.
+        together: Whether it may be merged with calls that come soon after it.
+        conditional: Whether its last operand, a bool equal on all replicas, says at run
+            time whether anything is communicated.
     """
 
     primitive: str
@@ -159,6 +161,9 @@ class Call:
     policies: tuple[OperandPolicy, ...] = ()
     states: int = 0
     merged: tuple[str, ...] = ()
+    assignment: tuple[str, str, str] | None = None
+    together: bool = False
+    conditional: bool = False
 
     def same_for_all(self, count: int) -> int:
         """Returns how many of the first `count` results are equal on all replicas."""
@@ -190,9 +195,8 @@ class Call:
 
     @property
     def writes(self) -> str:
-        """The assignment whose value the replicas agree on by this call, if any."""
-        name, method, _ = self.options.get(WRITES, ("", "", ""))
-        return f"{name}.{method}" if name else ""
+        """The assignment whose value the replicas agree on, for messages, or ""."""
+        return ".".join(self.assignment[:2]) if self.assignment else ""
 
     @property
     def pairs_as(self) -> str:
@@ -209,9 +213,9 @@ class Call:
         options = "".join(
             f" {name}={value}"
             for name, value in self.options.items()
-            if value is not None and name not in _UNSHOWN
+            if value is not None
         )
-        if WRITES in self.options:
+        if self.assignment:
             options += f" for {self.writes}"
         if self.channel and self.pairs_as != "message":
             options += f" group={list(self.group)}"
@@ -342,6 +346,7 @@ def call_of(token: bytes) -> Call | None:
     fields = json.loads(text.removeprefix(_MARK))
     fields["group"] = tuple(fields["group"])
     fields["merged"] = tuple(fields["merged"])
+    fields["assignment"] = fields["assignment"] and tuple(fields["assignment"])
     fields["facts"] = Facts(**fields["facts"])
     fields["policies"] = tuple(OperandPolicy(*policy) for policy in fields["policies"])
     for name in ("operands", "agreed"):

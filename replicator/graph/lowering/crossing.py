@@ -213,11 +213,10 @@ def adds_up(calls: Sequence[Call]) -> bool:
     call = calls[0]
     if not call.facts.reduces_for_all or call.options["op"] not in ("sum", "mean"):
         return False
-    flag = 1 if call.options.get("when") else 0
     return all(
         _is_known(value) and value.dtype in _ADDED
         for member in calls
-        for value in member.operands[: len(member.operands) - flag]
+        for value in member.operands[: len(member.operands) - call.conditional]
     )
 
 

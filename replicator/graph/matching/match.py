@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import tensorflow as tf
 
 from replicator import errors
-from replicator.graph.ir.placeholder import WRITES, Call
+from replicator.graph.ir.placeholder import Call
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.matching import gradients, near_misses
 
@@ -172,11 +172,13 @@ def _difference(first: Call, other: Call) -> str:
         return "not the same primitive"
     if first.pairs_as == "message" and first.primitive == other.primitive:
         return f"both replicas {first.primitive}"
-    if first.options.get(WRITES) != other.options.get(WRITES):
+    if first.assignment != other.assignment:
         return _other_write(first, other)
     for name in {**first.options, **other.options}:
         if first.options.get(name) != other.options.get(name):
             return f"not the same {name}"
+    if first.conditional != other.conditional:
+        return "only one may be left out when the step runs"
     if first.policies != other.policies:
         return _other_policy(first, other)
     if len(first.agreed) != len(other.agreed):

@@ -22,8 +22,6 @@ from replicator import _tf
 from replicator.graph.ir import placeholder, switching
 from replicator.graph.ir.kinds import Kind, kind_of, resource_inputs
 from replicator.graph.ir.placeholder import (
-    TOGETHER,
-    WRITES,
     Call,
     Placeholder,
     Value,
@@ -81,11 +79,15 @@ def _starts(plan: Sequence[tf.Operation | _Calls]) -> set[str]:
     return {step[0].call.key for step in plan if isinstance(step, list)}
 
 
+def _calls(parts: _Calls) -> list[Call]:
+    return [part.call for part in parts]
+
+
 def _differ(plans: Sequence[Sequence[tf.Operation | _Calls]]) -> bool:
     """Whether the calls that would be joined do not pair across replicas."""
     described = [
         [
-            [(part.call.key, part.call.options, part.call.agreed) for part in step]
+            [(c.key, c.options, c.assignment, c.agreed) for c in _calls(step)]
             for step in plan
             if isinstance(step, list)
         ]
@@ -140,7 +142,7 @@ class _Joiner:
         """Whether the pending calls must come before an op."""
         if call is not None:
             first = self._pending[0].call
-            is_alike = (_shared(call), call.group) == (_shared(first), first.group)
+            is_alike = (call.options, call.group) == (first.options, first.group)
             return call.key in self._starts or not is_alike or self._needs_pending(op)
         # Effects and communication keep the order in which they were built.
         kind = kind_of(op)
@@ -192,14 +194,9 @@ class _Joiner:
 def _joinable_call(op: tf.Operation) -> Call | None:
     """Returns the call of an op if it may be joined with others, else None."""
     call = placeholder.read(op)
-    if call is None or not call.options.get(TOGETHER) or op.control_inputs:
+    if call is None or not call.together or op.control_inputs:
         return None
     return call
-
-
-def _shared(call: Call) -> dict[str, Any]:
-    """Returns the options that calls need to share to be joined."""
-    return {name: value for name, value in call.options.items() if name != WRITES}
 
 
 def _join_calls(parts: _Calls, scope: str) -> tf.Operation:
@@ -207,10 +204,10 @@ def _join_calls(parts: _Calls, scope: str) -> tf.Operation:
     first = parts[0].call
     if len(parts) == 1:
         return parts[0].op
-    calls = [part.call for part in parts]
+    calls = _calls(parts)
     call = dataclasses.replace(
         first,
-        options=_shared(first),  # the policies tell whose values they are
+        assignment=None,  # the policies tell whose values they are
         operands=tuple(value for call in calls for value in call.operands),
         agreed=tuple(value for call in calls for value in call.agreed),
         policies=tuple(

@@ -22,6 +22,7 @@ def call(
     values: tuple[Value, ...] = (Value("float32", (3,)),),
     line: str = "train.py:4 in step_fn",
     group: tuple[int, ...] = (0, 1),
+    **more: Any,
 ) -> Call:
     return Call(
         primitive=primitive,
@@ -34,6 +35,7 @@ def call(
         agreed=values,
         line=line,
         facts=table.FACTS[primitive],
+        **more,
     )
 
 
@@ -174,11 +176,8 @@ F32 = Value("float32", (3,))
 DIFFERENCES = {
     "primitive": ({"primitive": "broadcast"}, "not the same primitive", "broadcast"),
     "op": ({"options": {"op": "max"}}, "not the same op", "op=max"),
-    "extra option": (
-        {"options": {"op": "sum", "when": True}},
-        "not the same when",
-        "when=True",
-    ),
+    "extra option": ({"options": {"op": "sum", "x": 1}}, "not the same x", "x=1"),
+    "condition": ({"conditional": True}, "only one may be left out", "op=sum"),
     "dtype": (
         {"values": (Value("float64", (3,)),)},
         r"not the same dtype \(float32\[3\] and float64\[3\]\)",
@@ -436,8 +435,8 @@ def test_a_call_whose_partners_stand_on_another_level_is_named(construct: str) -
 
 
 def test_assigned_values_of_other_shapes_are_not_called_other_calls() -> None:
-    options = {"op": "mean", "writes": ["v:0", "assign", "v"]}
+    write = {"options": {"op": "mean"}, "assignment": ("v:0", "assign", "v")}
     values = [(Value("float32", (size, 4)),) for size in (2, 3)]
-    calls = [[call("0", r, options=options, values=values[r])] for r in range(2)]
+    calls = [[call("0", r, values=values[r], **write)] for r in range(2)]
     with pytest.raises(errors.MismatchError, match=r"(?s)same shape.*ON_READ"):
         match.check(calls)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.graph.ir import placeholder
-from replicator.graph.ir.placeholder import TOGETHER, Call, Value
+from replicator.graph.ir.placeholder import Call, Value
 from replicator.graph.passes import together
 from tests.autodist import helpers
 
@@ -113,8 +113,9 @@ def _built(graph):
 def _call(key, x):
     value = Value.of(x)
     call = Call(
-        *("all_reduce", {"op": "sum", TOGETHER: True}, 0, "CPU:0", (0,), str(key)),
+        *("all_reduce", {"op": "sum"}, 0, "CPU:0", (0,), str(key)),
         *((value,), (value,), "line"),
+        together=True,
     )
     return tf.identity(placeholder.put(call, [x], [value]).outputs[0])
 
