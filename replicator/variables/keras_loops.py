@@ -22,8 +22,9 @@ def warn_of_one_device(variable: Any) -> None:
     count = variable.world.num_replicas
     if count == 1 or not variable.trainable:
         return
-    loop, optimizer = _tf.keras_loop(), _tf.applying_optimizer()
-    if loop is None or optimizer is None or optimizer in _told:
+    loop = _tf.keras_loop()
+    optimizer = None if loop is None else _tf.applying_optimizer()
+    if optimizer is None or optimizer in _told:
         return
     _told.add(optimizer)
     logging.warning(
