@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import tracing_compilation
 from tensorflow.python.ops import control_flow_ops as _control_flow
 
 from replicator._tf import callers
@@ -78,7 +77,7 @@ class Traces:
             by_id: Whether the trace will be identified by the id of this context alone.
         """
         within = 0 if self._done else _ASKING_DEPTH
-        for call in callers.calls(_DEFINING, tracing_compilation.__name__, (), within):
+        for call in callers.calls(*_DEFINING, within=within):
             cache = call.values["tracing_options"].function_cache
             if cache is not None:
                 self._caches[id(cache)] = cache
@@ -104,7 +103,11 @@ class Traces:
         self._keys, self._caches = {}, {}
 
 
-_DEFINING = ("_maybe_define_function",)  # of tracing_compilation.py: looks in the cache
+# What looks in the cache, and its module.
+_DEFINING = (
+    ("_maybe_define_function",),
+    "tensorflow.python.eager.polymorphic_function.tracing_compilation",
+)
 _ASKING_DEPTH = 12  # frames from a context's method up to it
 
 
