@@ -29,8 +29,7 @@ def may_write(variable: Any, why: str) -> bool:
 
     Args:
         variable: The ReplicatedVariable or PartitionedVariable.
-        why: Why it cannot be written so: "where it would reach replica 0 only"; "" if
-            it can.
+        why: Why it cannot be written so: "but it is split into 3 parts"; "" if it can.
 
     Raises:
         ContextError: It may, and cannot; or a function that a step calls may.
@@ -56,8 +55,8 @@ def may_write(variable: Any, why: str) -> bool:
         fix = "wrap the optimizer, and apply its gradients inside a step_fn."
     raise errors.ContextError(
         errors.compose(
-            f"{who} takes the handle of variable {variable.name} to write it outside a "
-            f"step, {why}.",
+            f"{who} takes the handle of variable {variable.name} outside a step, "
+            f"{why}.",
             [f"at {errors.user_line()}"],
             fix,
         )

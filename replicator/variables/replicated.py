@@ -143,8 +143,9 @@ class ReplicatedVariable(
             return view.enter(self, self._handle)
         replica = context.current()
         if replica is None:
-            several = len(self.outside) > 1
-            why = "where it would reach replica 0 only" if several else ""
+            why = ""
+            if len(self.outside) > 1:
+                why = "but what is written by it reaches replica 0 only"
             if handles.may_write(self, why):
                 self._settle_in_graph()
             self.settle_if_undecided()

@@ -69,7 +69,7 @@ def test_writes_by_a_handle_are_refused(writer: str, mode: str) -> None:
             write = tf.function(write, autograph=False)
         with pytest.raises(
             replicator.ContextError,
-            match=rf"(?s){who}.* handle of variable v:0 .*replica 0 only.*"
+            match=rf"(?s){who}.* handle of variable v:0 outside.*replica 0 only.*"
             rf"test_handles.py:\d+.*Fix: .*{fix}",
         ):
             write(variable)
