@@ -24,7 +24,7 @@ help:
 	@echo "make digits   train a small network on handwritten digits, on two replicas"
 	@echo "make keras-fit, resnet, gan, ...  run another example: docs/programs has them"
 	@echo "make test     run all tests but the slow ones, and some of these"
-	@echo "make test-long  run the slow tests; half an hour"
+	@echo "make test-long  run the slow tests; hours"
 	@echo "make coverage  run all tests, with the coverage of replicator/"
 	@echo "make test-options  run the suite again with each option of Replicator; hours"
 	@echo "make test-plain  run the core of the suite without what is only for speed"

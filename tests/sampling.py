@@ -41,6 +41,8 @@ _APART = (
     *("tests/benchmarks/", "tests/launch/", "tests/serve/", "tests/tools/"),
     *("tests/hosts/asynchronous/test_training.py", "tests/between/test_faults.py"),
     *("tests/between/test_restarts.py", "tests/cluster/test_faults.py"),
+    *("tests/docs/", "tests/typed/"),
+    "tests/bad_inputs/test_bad_inputs.py::test_two_thousand_are_right",
 )
 
 
