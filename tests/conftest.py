@@ -105,10 +105,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--v1"):
         tf.compat.v1.disable_v2_behavior()
         tf.compat.v1.enable_eager_execution()  # for comparisons with sessions
-        # As our errors advise: communication needs it. tests.helpers.v1_control_flow
-        # tests
-        # steps without communication under the older one.
-        tf.compat.v1.enable_control_flow_v2()
     snt.Linear(1)  # asks once whether TensorFlow 2 runs: here, eagerly, it does
     for assignment in config.getoption("--with"):
         _value(assignment)

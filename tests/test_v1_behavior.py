@@ -80,17 +80,22 @@ for make in MAKERS[1:] if sys.argv[1] == "disable_v2_behavior" else MAKERS[:1]:
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 v1.disable_control_flow_v2()
-repl = replicator.Replicator(["CPU:0", "CPU:1"])
 with tf.Graph().as_default():
+    repl = replicator.Replicator(["CPU:0", "CPU:1"])
     with repl.context():
-        v = tf.Variable(1.0, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        v = tf.Variable(1.0)
     yes = v1.placeholder(tf.bool, [])
-    try:
-        repl.run(lambda: tf.cond(yes, lambda: v.assign_add(1.0), lambda: 0.0))
-        raise SystemExit("was not refused")
-    except replicator.errors.ReplicatorError as error:
-        assert "conditional or a loop of TensorFlow 1" in str(error), error
-        assert "enable_control_flow_v2" in str(error), error
+
+    def step():
+        tf.debugging.assert_less(v.read_value(), 9.0)
+        taken = tf.cond(yes, lambda: v.assign_add(1.0) + 0.0, lambda: 0.0)
+        return tf.while_loop(lambda x: x < 9.0, repl.all_reduce, [taken + 1.0])[0]
+
+    fetches = repl.run(step)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        got = [session.run(fetches, {yes: on})[1] for on in (True, False)]
+assert got == [12.0, 16.0], got
 print("as all others do")
 """
 

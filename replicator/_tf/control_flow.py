@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import cond_v2 as _cond_v2
 from tensorflow.python.ops import control_flow_util_v2 as _control_flow_v2
 from tensorflow.python.ops import control_flow_v2_func_graphs as _graphs
 from tensorflow.python.ops import while_v2 as _while_v2
@@ -20,14 +17,12 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 from replicator._tf.traces import Apart
 
 
-def control_flow_context(graph: tf.Graph) -> str | None:
-    """Returns the kind of context that `graph` adds ops in: "v1", "xla" or None."""
+def is_compiled(graph: tf.Graph) -> bool:
+    """Whether XLA compiles the function to which `graph` belongs."""
     context = graph._get_control_flow_context()
     while isinstance(context, Apart):
         context = context.outer_context
-    if context is None:
-        return None
-    return "xla" if context.IsXLAContext() else "v1"
+    return context is not None and context.IsXLAContext()
 
 
 def is_loop_gradient(graph: Any) -> bool:
@@ -58,39 +53,9 @@ def compiled_function(graph: Any, outermost: tf.Graph) -> Any:
     outer = function
     while outer is not None and outer is not outermost:
         outer = getattr(outer, "outer_graph", None)
-        if outer is not None and control_flow_context(outer) == "xla":
+        if outer is not None and is_compiled(outer):
             return function
     return None
-
-
-def cond(
-    pred: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
-) -> Any:
-    """Adds a TensorFlow 2 conditional, whatever tf.cond would add to this graph.
-
-    In programs that disable TensorFlow 2's behavior, tf.cond adds TensorFlow 1's Switch
-    and Merge, which no pass looks into and which hide the variables behind them. The
-    public switch between the two applies to the whole process.
-    """
-    return _cond_v2.cond_v2(pred, true_fn, false_fn)
-
-
-@contextlib.contextmanager
-def in_loop_of(op: tf.Operation) -> Iterator[None]:
-    """Adds the block's ops to the TensorFlow 1 loop that `op` is in, if any.
-
-    TensorFlow rejects ops that take tensors of a loop from outside of its context, and
-    no public call enters the context of a finished loop.
-    """
-    loop = op._get_control_flow_context()
-    while loop is not None and not loop.IsWhileContext():
-        loop = loop.outer_context
-    previous = op.graph._get_control_flow_context()
-    op.graph._set_control_flow_context(loop)
-    try:
-        yield
-    finally:
-        op.graph._set_control_flow_context(previous)
 
 
 def around_loops(graph: Any) -> Any:

@@ -16,12 +16,13 @@ from replicator import _tf, errors
 from replicator.autodist import arguments, variables
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.resources import devices_of
-from replicator.autodist.scope import Scope, control_flow_v2
+from replicator.autodist.scope import Scope
 from replicator.autodist.session import DistributedSession, configured
 from replicator.autodist.session_creator import SessionCreator
 from replicator.autodist.steps import Steps
 from replicator.cluster import peers
 from replicator.cluster.resources import ResourceSpec
+from replicator.graph.ir import functional
 from replicator.hosts import sessions
 from replicator.options import VARIABLES, check
 from replicator.replicator import Replicator
@@ -144,7 +145,7 @@ class AutoDist:
         self._scope = Scope(graph)
         try:
             creator = variables.creator(self._scope.variables)
-            with _tf.last_variable_creator(creator), control_flow_v2():
+            with _tf.last_variable_creator(creator), functional.control_flow():
                 yield self
             self._scope.warn()
         finally:

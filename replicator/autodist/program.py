@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.autodist import slots
+from replicator.graph.ir import functional
 from replicator.graph.ir.kinds import resource_inputs
 
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
@@ -22,7 +23,7 @@ _UPDATES = re.compile(
 )
 _REFUSED = re.compile(
     r"Variable(V2)?|TemporaryVariable|Collective\w+|Nccl\w+|_?Send|_?Recv|_?HostSend"
-    r"|_?HostRecv|Switch|Merge|RefSwitch|RefMerge|Enter|RefEnter"
+    r"|_?HostRecv"
 )
 
 
@@ -161,24 +162,20 @@ def upstream(
 
 
 def _refuse(op: tf.Operation) -> None:
-    if not _REFUSED.fullmatch(op.type):
-        return
-    if op.type in ("Switch", "Merge", "Enter", "RefSwitch", "RefMerge", "RefEnter"):
-        why = "it belongs to a conditional or a loop of TensorFlow 1"
-        fix = (
-            "build it in autodist.scope(), which has those of TensorFlow 2; build an "
-            "imported graph by its program."
-        )
-    else:
-        why = "it holds state without a handle, or communicates by itself"
-        fix = "use variables created in the scope, datasets and tables."
-    raise errors.UnsupportedError(
-        errors.compose(
-            f"{op.type} {op.name} cannot run on replicas: {why}.",
-            [f"at {errors.line_of(op)}"],
-            fix,
-        )
+    functional.refuse_raw(
+        [op],
+        "build it in autodist.scope(), which has those of TensorFlow 2; build an "
+        "imported graph by its program.",
     )
+    if _REFUSED.fullmatch(op.type):
+        raise errors.UnsupportedError(
+            errors.compose(
+                f"{op.type} {op.name} cannot run on replicas: it holds state without a "
+                "handle, or communicates by itself.",
+                [f"at {errors.line_of(op)}"],
+                "use variables created in the scope, datasets and tables.",
+            )
+        )
 
 
 def _fed_in_part(tensor: tf.Tensor) -> errors.ArgumentError:

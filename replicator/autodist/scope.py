@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from typing import Any
 
 import tensorflow as tf
@@ -67,15 +66,3 @@ def _started(graph: tf.Graph) -> list[tf.Operation]:
 def _is_fed(op: tf.Operation) -> bool:
     """Whether an op needs a placeholder."""
     return any(one.type == "Placeholder" for one in program.needed([op], []).ops)
-
-
-@contextlib.contextmanager
-def control_flow_v2() -> Iterator[None]:
-    """Builds conditionals and loops as functions, of which forms are known."""
-    was_on = tf.compat.v1.control_flow_v2_enabled()
-    tf.compat.v1.enable_control_flow_v2()
-    try:
-        yield
-    finally:
-        if not was_on:
-            tf.compat.v1.disable_control_flow_v2()

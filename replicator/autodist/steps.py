@@ -19,6 +19,7 @@ from replicator.autodist import program
 from replicator.autodist.variables import PlainVariable, Variables
 from replicator.cluster import faults
 from replicator.forms import assembly, homes, told
+from replicator.graph.ir import functional
 from replicator.inputs import places
 from replicator.optimizers.totals import Totals
 from replicator.strategy import choosing
@@ -187,7 +188,12 @@ class Steps:
         needed = program.needed(targets, tensors)
         program.check_fed(needed.ops)
         self.make_variables()
-        with self.graph.as_default(), tf.device(None), tf.control_dependencies(None):
+        with (
+            functional.control_flow(),
+            self.graph.as_default(),
+            tf.device(None),
+            tf.control_dependencies(None),
+        ):
             resources = [t for op in needed.resources for t in op.outputs]
             given = [self._variables.behind(t) for t in needed.handles]
             given += [t for op in needed.resources for t in self._resource(op).outputs]

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from replicator import _tf
 from replicator.compressors import checks
 from replicator.compressors.base import Compressor, Sums
 from replicator.compressors.link import Link
@@ -80,7 +79,7 @@ class PowerSGD(Compressor):
         def uncompressed() -> list[tf.Tensor]:
             return [*link.sum(tensors), *map(tf.identity, tensors)]
 
-        results = _tf.cond(step >= self.start_step, compressed, uncompressed)
+        results = tf.cond(step >= self.start_step, compressed, uncompressed)
         return Sums(results[:count], results[count:])
 
     def _compressed(

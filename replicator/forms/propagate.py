@@ -23,12 +23,12 @@ from replicator.forms.rule import (
     UNUSED,
     OpPlan,
     Version,
-    refused,
     replicated,
     stamped,
 )
 from replicator.forms.tables import RULES
 from replicator.graph.cloning import pythons
+from replicator.graph.ir import functional
 
 # These pass on numbers of rows.
 _KEEP_ROWS = set("Squeeze ExpandDims Reshape Cast Pack".split())
@@ -185,6 +185,12 @@ def is_of_program(op: tf.Operation) -> bool:
     return has_resource or is_outside or "Dataset" in op.type or has_effect(op)
 
 
+_FIX = (
+    "call tf.compat.v1.enable_control_flow_v2() before building it, or call what was "
+    "made elsewhere in the input pipeline."
+)
+
+
 def in_order(
     targets: Iterable[tf.Operation],
     waits_for: Callable[[tf.Operation], Iterable[tf.Operation]],
@@ -193,7 +199,8 @@ def in_order(
     """Returns ops and all that they depend on, each behind its inputs.
 
     Raises:
-        UnsupportedError: One is in a loop of TensorFlow 1, which has no order.
+        UnsupportedError: One belongs to control flow of TensorFlow 1, whose loops have
+            no order.
     """
     result: dict[tf.Operation, None] = {}
     stack = [(op, False) for op in targets]
@@ -201,14 +208,8 @@ def in_order(
         op, is_done = stack.pop()
         if is_done:
             result[op] = None
-        elif op.type == "NextIteration":
-            raise refused(
-                op,
-                f"{op.name} is in a loop of TensorFlow 1, which replicas cannot take "
-                "parts of.",
-                "call tf.compat.v1.enable_control_flow_v2() first.",
-            )
         elif op not in result and not is_known(op):
+            functional.refuse_raw([op], _FIX)
             stack.append((op, True))
             stack += [(one, False) for one in waits_for(op) if one not in result]
     return list(result)

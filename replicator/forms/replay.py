@@ -246,7 +246,7 @@ class Replica(Conversions):
         with in_graph(self._graph):
             is_first = base.differing(lambda r: r == 0)
         with tf.control_dependencies(self._controls(op)):
-            results = _tf.cond(is_first, run, skip)
+            results = tf.cond(is_first, run, skip)
         self.finished(op, results[0].op)
         if not op.outputs:
             return []

@@ -336,7 +336,7 @@ def _other_work(fn: Function, entry: Any) -> _Work:
             for leaf in built[0].leaves
         ]
 
-    rows = tf.nest.flatten(_tf.cond(tf.constant(False), build, skip))
+    rows = tf.nest.flatten(tf.cond(tf.constant(False), build, skip))
     no_size = tf.zeros([0], tf.int32)
     return _Work(
         built[0].structure,

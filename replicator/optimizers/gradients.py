@@ -286,7 +286,7 @@ class Combiner:
                 return tf.constant(True)
 
         with replica.build.ledger.agreed(effects.Claim(self.name, wrapped=True)):
-            return _tf.cond(full, apply_and_clear, lambda: tf.constant(False)).op
+            return tf.cond(full, apply_and_clear, lambda: tf.constant(False)).op
 
 
 def _home(graph: tf.Graph) -> Any:

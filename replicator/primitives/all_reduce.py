@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
 from replicator.costs import cost
 from replicator.graph.ir.placeholder import (
     NO_POLICY,
@@ -379,7 +379,7 @@ def _reduce_one(
     matched.notes.algorithms.append(levels.said(matched, "hub"))
     hub = matched.hub(cost.tensor_bytes(column[0]), matched.owner(k))
     with tf.device(hub):
-        parts = _tf.cond(
+        parts = tf.cond(
             when,
             lambda: partials.combine(matched, column, hub),
             lambda: [tf.zeros_like(column[0])],

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from replicator import _tf, context
 from replicator.cluster import peers
+from replicator.graph.ir import functional
 from replicator.graph.passes import owners
 from replicator.inputs import checks, feeds
 from replicator.primitives import table
@@ -44,7 +45,11 @@ def build_step(
         own: The tensors in these arguments that belong to one replica only.
     """
     _tf.order_captured_twice()
-    with peers.telling(settings.peers), _collecting_later():
+    with (
+        functional.control_flow(),
+        peers.telling(settings.peers),
+        _collecting_later(),
+    ):
         built = _build_until_known(
             *(settings, graph, step_key),
             lambda build: Draft(settings, step_fn, feed, build, args, own),
@@ -137,5 +142,5 @@ def replicated_variables(factory: VariableFactory) -> Iterator[None]:
     if context.current() is not None:
         yield  # inside a step they always do
         return
-    with _creating_variables(factory):
+    with functional.control_flow(), _creating_variables(factory):
         yield

@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
-from replicator.graph.ir import shapes
+from replicator.graph.ir import functional, shapes
 from replicator.graph.matching import numbering
 from replicator.graph.passes import identities, ties
 from replicator.inputs import feeds
@@ -40,8 +40,7 @@ def pull_inputs(draft: Draft) -> None:
         draft.further = draft.args()
         if draft.several and draft.feed is not None and draft.feed.divides:
             _warn_of_whole_args(draft)
-        # Loops of TensorFlow 1 cannot wait for every op that is not folded.
-        if not draft.build.all_traced and tf.compat.v1.control_flow_v2_enabled():
+        if not draft.build.all_traced:
             draft.elements, draft.further = _hidden(draft.elements, draft.further)
 
 
@@ -115,6 +114,7 @@ def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
 
 def check_results(draft: Draft) -> None:
     """Checks what the replicas exchanged while being built, and what they returned."""
+    functional.refuse_raw(draft.ops())
     objects.check(draft.build, draft.settings.peers)
     unbuilt.check(draft.build)
     copies.check_captures(draft.build)

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.graph.ir import placeholder, switching
+from replicator.graph.ir import placeholder
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 from replicator.graph.matching import control_flow
@@ -78,31 +78,14 @@ def check_writes(
     factory: VariableFactory,
     replicas: Sequence[Sequence[tf.Operation]],
     build: context.Build,
-    flow: switching.Flow = switching.NONE,
 ) -> None:
-    """Raises ContextError if a step writes variables created outside the context.
-
-    Or any in TensorFlow 1 control flow, where nothing compares what replicas write.
-    """
+    """Raises ContextError if a step writes variables created outside the context."""
     owners = {**factory.owners(), **build.aliases.noted()}
     initializers = factory.initializers
     outermost = Captures().outermost
     for replica_id, ops in zip(build.traced, replicas, strict=True):
         for op, resource in effects.find_writes(ops):
-            if op in initializers:
-                continue
-            if op in flow:
-                raise errors.ContextError(
-                    errors.compose(
-                        f"replica {replica_id} writes a variable in a conditional or a "
-                        f"loop of TensorFlow 1 ({op.type}), where nothing ensures "
-                        "that all replicas write it alike.",
-                        [f"at {errors.line_of(op)}"],
-                        "call tf.compat.v1.enable_control_flow_v2() at the start of "
-                        "the program, or write it before or after.",
-                    )
-                )
-            if id(outermost(resource)) in owners:
+            if op in initializers or id(outermost(resource)) in owners:
                 continue
             raise errors.ContextError(
                 errors.compose(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from replicator import errors
 from replicator.costs import cost, hosts
-from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import acting
 from replicator.graph.lowering import crossing, rewrite
 from replicator.graph.passes import joins, kernels, owners, reads, together
@@ -37,7 +36,6 @@ def lower(draft: Draft) -> None:
             draft.initializers,
             draft.settings.options.policy,
             draft.handles,
-            draft.flow,
             _ways(draft),
         )
     except owners.SeveralOwners as several:
@@ -51,7 +49,6 @@ def lower(draft: Draft) -> None:
     draft.communications = rewritten.communications
     draft.pruned = rewritten.pruned
     draft.sharing = draft.build.aliases.resolve()
-    draft.flow = switching.Flow(draft.ops())
 
 
 def _ways(draft: Draft) -> crossing.Ways | None:
@@ -64,13 +61,13 @@ def _ways(draft: Draft) -> crossing.Ways | None:
 
 def read_once(draft: Draft) -> None:
     """Removes repeated reads and joins of variables; reads only rows that are used."""
-    initializers, flow = draft.initializers, draft.flow
-    reads.join_reads(acting(draft.replicas), initializers, flow)
-    draft.replicas = reads.read_rows(draft.replicas, initializers, flow)
+    initializers = draft.initializers
+    reads.join_reads(acting(draft.replicas), initializers)
+    draft.replicas = reads.read_rows(draft.replicas, initializers)
     draft.active = acting(draft.replicas)
     by_all = draft.sharing - draft.build.aliases.copied
-    reads.share_reads(draft.active, initializers, by_all, flow)
-    joins.share(draft.replicas, _near(draft.build.world.devices), initializers, flow)
+    reads.share_reads(draft.active, initializers, by_all)
+    joins.share(draft.replicas, _near(draft.build.world.devices), initializers)
 
 
 def _near(devices: Sequence[str]) -> list[list[int]]:
@@ -84,4 +81,4 @@ def _near(devices: Sequence[str]) -> list[list[int]]:
 def turn_products(draft: Draft) -> None:
     """Transposes matrix products that are slow on CPUs."""
     if draft.settings.options.kernels:
-        kernels.replace(draft.replicas, draft.flow)
+        kernels.replace(draft.replicas)

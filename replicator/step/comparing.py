@@ -9,10 +9,9 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.equal import value_numbering
-from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import acting
 from replicator.graph.lowering import rewrite
-from replicator.graph.matching import control_flow, unanswered
+from replicator.graph.matching import unanswered
 from replicator.graph.order import ordering
 from replicator.graph.passes import owners, random
 from replicator.inputs import checks as input_checks
@@ -31,12 +30,10 @@ def check_effects(draft: Draft) -> None:
     """Checks the replicas' side effects; copies have those of their originals."""
     build, factory = draft.build, draft.settings.factory
     traced = draft.replicas[: len(build.traced)]
-    draft.flow = switching.Flow(draft.ops())
-    control_flow.check_switches(draft.ops(), draft.flow)
     if draft.several:
         draft.active = acting(traced)
         checks.check_components(factory, draft.active, build)
-        checks.check_writes(factory, draft.active, build, draft.flow)
+        checks.check_writes(factory, draft.active, build)
         checks.check_circles(traced, build)
     python_calls.note(traced)
     random.check(draft.replicas, build.world.local)
@@ -69,7 +66,7 @@ def check_equality(draft: Draft) -> None:
     """Checks that all calls pair up, and that no write lets replicas drift apart."""
     build, factory = draft.build, draft.settings.factory
     draft.initializers = ordering.with_sources(factory.initializers, draft.replicas)
-    labels = value_numbering.Labels(draft.flow)
+    labels = value_numbering.Labels()
     owned = build.aliases.label(labels)
     draft.handles = owners.Handles(labels, owned, build.world)
     ops = set(draft.replicas[0]).difference(draft.initializers)
@@ -80,7 +77,7 @@ def check_equality(draft: Draft) -> None:
     )
     if draft.several:
         equal = drift.check(
-            *(factory, build, draft.active, draft.initializers, draft.flow),
+            *(factory, build, draft.active, draft.initializers),
             _own_inputs(draft),
             draft.dividing,
         )

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from replicator import context
 from replicator.cluster.peers import Peers
-from replicator.graph.ir import switching
 from replicator.graph.lowering import record
 from replicator.graph.matching.elsewhere import Elsewhere
 from replicator.graph.order import effects
@@ -120,7 +119,6 @@ class Draft:
         active: Those that may touch a resource or have an effect; until the step is
             lowered, only of the replicas for which step_fn was called.
         own: The number of ops in the graph when all replicas had been built.
-        flow: The ops of the step in TensorFlow 1 control flow.
         initializers: Ops that initialize variables, which are not part of the step.
         handles: Which variable has which owner.
         elsewhere: The calls of all replicas, if other processes build some.
@@ -150,7 +148,6 @@ class Draft:
     replicas: Sequence[Sequence[tf.Operation]] = ()
     active: Sequence[Sequence[tf.Operation]] = ()
     own: int = 0
-    flow: switching.Flow = dataclasses.field(default_factory=lambda: switching.Flow(()))
     initializers: Set[tf.Operation] = frozenset()
     handles: owners.Handles | None = None
     elsewhere: Elsewhere | None = None

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import has_effect
 from replicator.graph.matching import leftover
 from replicator.graph.order import in_turn, ordering, phases
@@ -27,7 +26,7 @@ def order_effects(draft: Draft) -> None:
     lowered = draft.build.graph.get_operations()[draft.own :]
     feed, fed = draft.feed, draft.elements is not None
     ready = feed.ready(draft.elements) if feed is not None and fed else []
-    replicas, initializers, flow = draft.active, draft.initializers, draft.flow
+    replicas, initializers = draft.active, draft.initializers
     merged = {op for ops in replicas for op in ops}.intersection(lowered)
     added = [op for op in lowered if op not in merged and not _tf.is_abandoned(op)]
     groups = [*replicas, added]
@@ -36,7 +35,7 @@ def order_effects(draft: Draft) -> None:
         for ops in groups
     ]
     if ready:
-        _wait(acts, ready, flow)
+        _wait(acts, ready)
     results = [
         leaf.op if tf.is_tensor(leaf) else leaf
         for leaf in draft.leaves()
@@ -45,28 +44,25 @@ def order_effects(draft: Draft) -> None:
     graph, ledger = draft.build.graph, draft.build.ledger
     fitting = ledger.optimizers_ops(graph) if draft.several else None
     separate = functools.partial(
-        phases.separate, left_out=initializers, flow=flow, fitting=fitting
+        phases.separate, left_out=initializers, fitting=fitting
     )
     if graph.building_function:
         before = ordering.order_in_function(
             replicas, added, merged, draft.earlier, initializers, bool(draft.sharing)
         )
-        in_turn.take(replicas, initializers, before, flow)
+        in_turn.take(replicas, initializers, before)
         must_run = [op for ops in acts for op in ops]
         end = None if _tf.is_step(graph) else ordering.marker("written")
         separate([*must_run, *results], before, earlier=draft.previous, end=end)
         return
-    must_run = ordering.order_in_session(replicas, added, initializers, flow)
-    in_turn.take(replicas, initializers, {}, flow)
+    must_run = ordering.order_in_session(replicas, added, initializers)
+    in_turn.take(replicas, initializers, {})
     separate([*must_run, *results], {})
-    done = flow.after(must_run)
-    draft.done = tf.group(*done, name="step") if done else None
+    draft.done = tf.group(*must_run, name="step") if must_run else None
 
 
 def _wait(
-    acts: Sequence[Sequence[tf.Operation]],
-    ready: Sequence[tf.Operation],
-    flow: switching.Flow,
+    acts: Sequence[Sequence[tf.Operation]], ready: Sequence[tf.Operation]
 ) -> None:
     """Makes each replica's ops with effects wait until all inputs have arrived."""
     for ops in acts:
@@ -75,7 +71,7 @@ def _wait(
                 # One op per replica, so that few edges go between devices.
                 gate = tf.no_op("inputs_are_there")
             for op in ops:
-                flow.let_wait(op, [gate])
+                _tf.add_control_inputs(op, [gate])
 
 
 def seal_results(draft: Draft) -> None:

@@ -19,7 +19,6 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator.graph.equal import digests, equality
 from replicator.graph.equal.equality import Level, Ops
-from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import effects
 from replicator.variables import agreement, copies, doubts
@@ -38,7 +37,6 @@ def check(
     build: context.Build,
     replicas: Sequence[Sequence[tf.Operation]],
     initializers: Set[tf.Operation],
-    flow: switching.Flow = switching.NONE,
     own: Container[int] | None = None,
     dividing: Set[tf.Operation] = frozenset(),
 ) -> list[tuple[str, str, str]]:
@@ -49,7 +47,6 @@ def check(
         build: The build.
         replicas: The ops of each replica that may use resources or have effects.
         initializers: Ops that initialize variables, which are no part of the step.
-        flow: What is in control flow of TensorFlow 1.
         own: If other processes build all other replicas: the ids of the tensors that
             are passed to this replica alone.
         dividing: The ops that give each replica its examples of a global batch.
@@ -78,7 +75,7 @@ def check(
     acting = [[op for op in ops if op not in initializers] for ops in replicas]
     world = build.world
     num_replicas = world.num_replicas if world.processes else None
-    level = equality.of_step(acting, variable_of, flow, own, num_replicas)
+    level = equality.of_step(acting, variable_of, own, num_replicas)
 
     def key_of(handle: tf.Tensor) -> str | None:
         variable = variable_of(handle)

@@ -161,10 +161,6 @@ class Placement:
         """Returns all handles by which a replica may use a variable in a build."""
         return [self.handle_on(variable, replica_id, aliases)]
 
-    def brought(self, value: tf.Tensor, replica: context.ReplicaContext) -> tf.Tensor:
-        """Brings a value that a replica has read to where its ops expect it."""
-        return value
-
     def read(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Combines the components' values into the one that is read outside a step."""
         return values[0]
@@ -276,17 +272,6 @@ class Owned(Placement):
         if self.proxies:
             handles.append(super().handle_on(variable, replica_id, aliases))
         return handles
-
-    def brought(self, value: tf.Tensor, replica: context.ReplicaContext) -> tf.Tensor:
-        """Copies a value to the replica's device inside TensorFlow 1 control flow.
-
-        In TensorFlow 1 loops, gradients keep values where they are read, but fetch
-        them from the replica's device.
-        """
-        if _tf.control_flow_context(tf.compat.v1.get_default_graph()) != "v1":
-            return value
-        with tf.device(replica.device):
-            return tf.identity(value)
 
 
 @dataclasses.dataclass(frozen=True)

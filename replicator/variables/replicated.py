@@ -224,26 +224,19 @@ class ReplicatedVariable(
             if value is None:
                 value = _tf.HandleVariable._read_variable_op(self, no_copy)
             replica.states.of(Recent).enter(handle, value.op, self.shape)
-        return self._brought(value)
-
-    def _brought(self, value: tf.Tensor) -> tf.Tensor:
-        """Brings a read value to where the built replica's ops expect it."""
-        replica = context.current()
-        if replica is None or tf.executing_eagerly():
-            return value
-        return self.placement.brought(value, replica)
+        return value
 
     def _read_rows(self, indices: Any, name: str | None) -> tf.Tensor:
         with self._afterwards():
             if context.current() is None and self.placement.differs:
                 return tf.gather(self._aggregated(), indices, name=name)
-            return self._brought(_tf.HandleVariable.sparse_read(self, indices, name))
+            return _tf.HandleVariable.sparse_read(self, indices, name)
 
     def _read_slices(self, indices: Any, name: str | None) -> tf.Tensor:
         with self._afterwards():
             if context.current() is None and self.placement.differs:
                 return tf.gather_nd(self._aggregated(), indices, name=name)
-            return self._brought(_tf.HandleVariable.gather_nd(self, indices, name))
+            return _tf.HandleVariable.gather_nd(self, indices, name)
 
     def _aggregated(self) -> tf.Tensor:
         """Returns the components' aggregated value, for reads outside a step."""

@@ -4,31 +4,23 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from replicator import _tf
 from tests import helpers
-from tests._tf import shared
 
 
-def test_control_flow_context_tells_v1_and_xla_from_all_else():
+def test_is_compiled_tells_functions_of_xla_from_all_else():
     seen = []
 
     def note(*_):
-        seen.append(_tf.control_flow_context(tf.compat.v1.get_default_graph()))
+        seen.append(_tf.is_compiled(tf.compat.v1.get_default_graph()))
         return tf.constant(1)
 
-    with helpers.v1_control_flow(), tf.Graph().as_default():
-        note()
-        tf.compat.v1.while_loop(lambda x: x < 1, note, [tf.constant(0)])
-        tf.compat.v1.cond(tf.constant(True), note, lambda: tf.constant(2))
-    assert seen == [None, "v1", "v1"]
-    seen.clear()
     tf.function(note)()
     tf.function(note, jit_compile=True).get_concrete_function()
     tf.function(lambda: tf.while_loop(lambda x: x < 1, note, [tf.constant(0)]))()
-    assert seen == [None, "xla", None]
+    assert seen == [False, True, False]
 
 
 def test_a_loop_gradient_is_the_body_of_a_loop():
@@ -52,24 +44,6 @@ def test_a_loop_gradient_is_the_body_of_a_loop():
 
     train(tf.constant(1.0))
     assert seen[0] is False and seen[-1] is True
-
-
-def test_ops_are_added_to_a_loop_that_is_built():
-    with helpers.v1_control_flow(), tf.Graph().as_default() as graph:
-        loop = tf.compat.v1.while_loop(
-            lambda x: x < 100.0, lambda x: x * x, [tf.constant(2.0)]
-        )
-        ops = graph.get_operations()
-        (square,) = [op for op in ops if op.type == "Mul"]
-        (turn,) = [op for op in ops if op.type == "NextIteration"]
-        with pytest.raises(ValueError, match="while loop"):
-            tf.identity(square.outputs[0])
-        with _tf.in_loop_of(square):
-            more = square.outputs[0] + 1.0
-        with _tf.in_loop_of(tf.constant(1).op):
-            assert _tf.control_flow_context(graph) is None
-        _tf.set_input(turn, 0, more)
-        assert shared.evaluate(loop, graph) == 677.0  # 2, 5, 26, 677
 
 
 def test_lower_in_place_lets_the_runtime_take_it_apart():
@@ -121,15 +95,6 @@ def test_compiled_function_finds_what_xla_compiles():
     assert seen["compiled"][1] is function
     assert seen["branch"][0] is not function
     assert seen["branch"][1] is function
-
-
-def test_cond_is_one_op_whatever_the_control_flow() -> None:
-    with helpers.v1_control_flow(), tf.Graph().as_default() as graph:
-        pred = tf.compat.v1.placeholder_with_default(True, [])
-        result = _tf.cond(pred, lambda: tf.constant(1), lambda: tf.constant(2))
-        assert {op.type for op in graph.get_operations()} >= {"StatelessIf"}
-        with tf.compat.v1.Session() as session:
-            assert session.run([result, result], {pred: False}) == [2, 2]
 
 
 def test_in_vectorized_body_is_true_in_a_body_and_functions_that_it_calls() -> None:

@@ -62,18 +62,6 @@ def test_a_session_outlives_its_scope():
     assert session.run(total, {x: [1.0, 2.0, 6.0]}) == 18
 
 
-def test_conditionals_and_loops_of_a_scope_are_those_of_tensorflow_2():
-    with v1_control_flow():
-        with scope(2):
-            made = v1.cond(tf.constant(True), lambda: 1, lambda: 2)
-            assert "If" in made.op.type or made.op.inputs[0].op.type.endswith("If")
-            assert v1.control_flow_v2_enabled()
-        assert not v1.control_flow_v2_enabled()
-        with tf.Graph().as_default():
-            made = v1.cond(tf.constant(True), lambda: 1, lambda: 2)
-            assert made.op.type == "Merge"
-
-
 def test_control_flow_that_was_built_outside_is_refused_by_its_line():
     with v1_control_flow(), tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [None], "x")

@@ -53,14 +53,6 @@ def test_gradient_around_a_step_is_none() -> None:
     assert float(outside()) == 2.0
 
 
-def _cond(communicate: Communicate, x: tf.Tensor) -> tf.Tensor:
-    return tf.cond(x > 0, lambda: communicate(x), lambda: x)
-
-
-def _while_loop(communicate: Communicate, x: tf.Tensor) -> tf.Tensor:
-    return tf.while_loop(lambda x: x < 9, lambda x: [communicate(x) + 1], [x])[0]
-
-
 def _assert_refused(
     mode: str, place: Callable[..., tf.Tensor], name: str, says: str
 ) -> None:
@@ -89,14 +81,3 @@ def _init_scope(communicate: Communicate, x: tf.Tensor) -> tf.Tensor:
 @pytest.mark.parametrize("name", CASES)
 def test_in_an_init_scope(name: str) -> None:
     _assert_refused("function", _init_scope, name, r"in a tf\.init_scope")
-
-
-@pytest.mark.parametrize("place", [_cond, _while_loop], ids=lambda p: p.__name__)
-def test_in_control_flow_of_tensorflow_1(place: Callable[..., tf.Tensor]) -> None:
-    with helpers.v1_control_flow():
-        _assert_refused(
-            "session",
-            lambda communicate, x: place(communicate, tf.reduce_sum(x)),
-            "sum",
-            "in a conditional or a loop of TensorFlow 1",
-        )

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.ir import differing, placeholder
-from replicator.graph.ir.kinds import EXITS, kind_of
+from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call
 
 # The name of an op or a tensor.
@@ -62,10 +62,6 @@ def live(
             live_ops.add(op)
             stack += [tensor.op for tensor in op.inputs]
             stack += op.control_inputs
-    # Other ops may wait for a loop by its Exits, even if nothing uses their values.
-    live_ops |= {
-        op for op in replica_ops if op.type in EXITS and op.inputs[0].op in live_ops
-    }
     return [op for op in ops if op in live_ops]
 
 

@@ -26,8 +26,8 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.graph.equal.counterparts import are_alike
 from replicator.graph.equal.outside import Arguments, Column, Inputs, Ops
-from replicator.graph.equal.value_numbering import determined_by
-from replicator.graph.ir import placeholder, switching
+from replicator.graph.equal.value_numbering import is_pure
+from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import acting, chooses, kind_of, resource_inputs
 from replicator.graph.matching import control_flow
 from replicator.graph.order import effects
@@ -171,9 +171,8 @@ class Level:
 
     def _given(self, op: tf.Operation) -> Sequence[tf.Tensor] | None:
         """Returns the tensors that alone determine an op's results, or None."""
-        if kind_of(op).calls or _tf.only_reads(op):
-            return op.inputs
-        return determined_by(op, self._inputs.flow)
+        determined = is_pure(op) or kind_of(op).calls or _tf.only_reads(op)
+        return op.inputs if determined else None
 
     def _same_resource(self, column: Column) -> bool:
         return len({id(self.resource(r, t)) for r, t in enumerate(column)}) == 1
@@ -314,7 +313,6 @@ class Level:
 def of_step(
     replicas: Sequence[Iterable[tf.Operation]],
     variable_of: Callable[[tf.Tensor], Any],
-    flow: switching.Flow = switching.NONE,
     own: Container[int] | None = None,
     num_replicas: int | None = None,
 ) -> Level:
@@ -324,11 +322,10 @@ def of_step(
         replicas: `replicas[r]` are replica r's ops that may use resources or have
             effects, in build order.
         variable_of: Returns the replicated variable behind a handle, or None.
-        flow: Which ops are in TensorFlow 1 control flow.
         own: As in `Inputs`.
         num_replicas: As in `Inputs`.
     """
-    return Level(replicas, Inputs(variable_of, flow, own, num_replicas))
+    return Level(replicas, Inputs(variable_of, own, num_replicas))
 
 
 def _key(column: Column) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.equal.counterparts import hold_the_same
-from replicator.graph.ir import switching
 from replicator.graph.ir.captures import Captures
 
 Column: TypeAlias = tuple[tf.Tensor, ...]  # one per replica
@@ -38,30 +37,25 @@ class Inputs:
 
     Args:
         variable_of: Returns the replicated variable behind a handle, or None.
-        flow: Which ops are in TensorFlow 1 control flow.
         own: If other processes build all other replicas, the ids of the tensors that
             the only local replica has to itself.
         num_replicas: If other processes build some replicas, the number of all.
     """
 
-    flow = switching.NONE
-
     def __init__(
         self,
         variable_of: Callable[[tf.Tensor], Any],
-        flow: switching.Flow,
         own: Container[int] | None = None,
         num_replicas: int | None = None,
     ) -> None:
         self.num_replicas = num_replicas
-        self.flow = flow
         self._own = own
         self._variable_of = variable_of
         self._captures = Captures()
 
     def resource(self, r: int, tensor: tf.Tensor) -> Any:
         """Returns the replicated variable behind a handle, or any other resource."""
-        outermost = self._captures.outermost(self.flow.handle(tensor))
+        outermost = self._captures.outermost(tensor)
         variable = self._variable_of(outermost)
         return outermost if variable is None else variable
 

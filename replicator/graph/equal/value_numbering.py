@@ -18,22 +18,18 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import placeholder, switching
+from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 
-# The inputs of a Merge do not determine which of them it returns; see `determined_by`.
+# The inputs of a Merge, which functions that were imported may hold, do not determine
+# which of them it returns.
 _NOT_PURE = ("Placeholder", "PlaceholderWithDefault", "PyFuncStateless", "Merge")
 
 
 class Labels:
-    """Labels tensors; equal labels mean equal values at run time.
+    """Labels tensors; equal labels mean equal values at run time."""
 
-    Args:
-        flow: Which ops are in TensorFlow 1 control flow.
-    """
-
-    def __init__(self, flow: switching.Flow = switching.NONE) -> None:
-        self._flow = flow
+    def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._known: dict[int, int] = {}  # by the id of a tensor
 
@@ -136,28 +132,10 @@ class Labels:
         call = placeholder.read(op)
         if call is not None and tensor.value_index < call.same_for_all(len(op.outputs)):
             return (call.key, call.group), ()
-        inputs = determined_by(op, self._flow)
-        return (id(op), ()) if inputs is None else (description(op), inputs)
+        return (description(op), op.inputs) if is_pure(op) else (id(op), ())
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
-
-
-def determined_by(op: tf.Operation, flow: switching.Flow) -> Sequence[tf.Tensor] | None:
-    """Returns the tensors that alone determine the results of an op.
-
-    Args:
-        op: Any op.
-        flow: Which ops are in TensorFlow 1 control flow, where a Merge also depends on
-            the predicates that decide which side runs.
-
-    Returns:
-        None if the results depend on anything else.
-    """
-    deciders = flow.deciders(op)
-    if deciders is not None:
-        return [*op.inputs, *deciders]
-    return op.inputs if is_pure(op) else None
 
 
 def is_pure(op: tf.Operation) -> bool:

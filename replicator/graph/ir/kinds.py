@@ -32,16 +32,6 @@ class Kind:
     resources: bool
 
 
-# TensorFlow 1 control flow, which passes values on unchanged.
-SWITCHES = ("Switch", "RefSwitch")
-MERGES = ("Merge", "RefMerge")
-ENTERS = ("Enter", "RefEnter")
-EXITS = ("Exit", "RefExit")
-NEXT = ("NextIteration", "RefNextIteration")
-SWITCHING = frozenset((*SWITCHES, *MERGES, *ENTERS, *EXITS, *NEXT))
-# Arrays and stacks of TensorFlow 1 loops, which order themselves by a flow value passed
-# from op to op.
-_BY_FLOW = ("TensorArray", "Stack")
 _RESOURCE = tf.resource.as_datatype_enum
 _kinds: dict[str, Kind] = {}  # by op type; op.op_def is a costly copy
 
@@ -56,9 +46,8 @@ def kind_of(op: tf.Operation) -> Kind:
             seeded={"seed", "seed2"} <= attributes.keys(),
             calls=any(a.type in ("func", "list(func)") for a in attributes.values()),
             stateful=definition.is_stateful,
-            effect=_tf.is_stateful(op) and not op.type.startswith(_BY_FLOW),
-            resources=op.type not in SWITCHING
-            and any(
+            effect=_tf.is_stateful(op),
+            resources=any(
                 _may_be_resource(argument, attributes)
                 for argument in definition.input_arg
             ),

@@ -16,7 +16,6 @@ from collections.abc import Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.lowering.crossing import Crossing
 from replicator.graph.matching.match import Site
@@ -26,7 +25,6 @@ def put_up(
     ops: Sequence[tf.Operation],
     sites: Sequence[Site],
     initializers: Set[tf.Operation],
-    flow: switching.Flow = switching.NONE,
 ) -> None:
     """Makes one replica's barriers wait for effects, and effects for barriers.
 
@@ -36,7 +34,6 @@ def put_up(
         ops: The replica's ops on one level, in build order.
         sites: Those of them that communicate.
         initializers: Ops that initialise variables and so are not part of the step.
-        flow: Which ops are in TensorFlow 1 control flow.
     """
     barriers = {
         site.op
@@ -47,10 +44,10 @@ def put_up(
     last: list[tf.Operation] = []
     for op in ops if barriers else ():
         if op in barriers:
-            flow.let_wait(op, since)
+            _tf.add_control_inputs(op, since)
             since, last = [op], [op]
         elif kind_of(op).effect and op not in initializers:
-            flow.let_wait(op, last)
+            _tf.add_control_inputs(op, last)
             since.append(op)
 
 

@@ -17,7 +17,6 @@ import tensorflow as tf
 from replicator import _tf
 from replicator.cluster.peers import Peers
 from replicator.costs import cost, hosts
-from replicator.graph.ir import switching
 from replicator.graph.ir.placeholder import Call, Placeholder
 from replicator.graph.lowering import crossing, fence, merge, schedule, unread
 from replicator.graph.lowering.matched import Lowering, Matched, Notes
@@ -64,7 +63,6 @@ class Target:
         handles: Identifies values and variables that are the same on all replicas.
         initializers: Ops that initialise variables and so are not part of the step.
         precise: Whether TensorFlow must be kept from treating replicas differently.
-        flow: Which ops are in TensorFlow 1 control flow.
         lowered: The communications lowered so far.
         pruned: The ops that only removed writes would have used, and these writes.
         ways: The channels to replicas built by other processes; None if there are none.
@@ -78,7 +76,6 @@ class Target:
     handles: owners.Handles
     initializers: Set[tf.Operation]
     precise: bool = False
-    flow: switching.Flow = switching.NONE
     lowered: list[_Lowered] = dataclasses.field(default_factory=list)
     pruned: set[tf.Operation] = dataclasses.field(default_factory=set)
     ways: crossing.Ways | None = None
@@ -148,7 +145,6 @@ def rewrite(
     initializers: Set[tf.Operation],
     policy: cost.Policy,
     handles: owners.Handles,
-    flow: switching.Flow = switching.NONE,
     ways: crossing.Ways | None = None,
 ) -> Rewritten:
     """Lowers and rewires all communication of a build that `check` has accepted.
@@ -160,7 +156,6 @@ def rewrite(
         initializers: Ops that initialise variables and so are not part of the step.
         policy: The user's choices of how communication is lowered.
         handles: Identifies variables owned by one replica and shared by all.
-        flow: Which ops are in TensorFlow 1 control flow.
         ways: The channels to replicas built by other processes, if any.
 
     Raises:
@@ -177,7 +172,6 @@ def rewrite(
         handles,
         initializers,
         precise=precision.may_be_lowered(),
-        flow=flow,
         ways=ways,
     )
     rewritten = _rewrite_level(replicas, world.local, target, Place())
@@ -213,7 +207,7 @@ def _rewrite_level(
         target.calls.extend(c for own in sites for site in own for c in site.calls)
     nodes = match.pair(sites, target.world.local, target.calls)
     for ops, replica_sites in zip(replicas, sites, strict=True):
-        fence.put_up(ops, replica_sites, target.initializers, target.flow)
+        fence.put_up(ops, replica_sites, target.initializers)
     deadlock.check(nodes, sites, replicas)
     merged: dict[tf.Operation, tf.Operation] = {}
     for node in nodes:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.graph.ir import placeholder, switching
+from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call, Placeholder
 from replicator.graph.matching import factors
@@ -33,13 +33,6 @@ CONSTRUCTS = {
     "PartitionedCall": "function",
     "StatefulPartitionedCall": "function",
 }
-
-
-_V1 = (
-    "in a conditional or a loop of TensorFlow 1",
-    "call tf.compat.v1.enable_control_flow_v2() at the start of the program; "
-    "communication works in the control flow of TensorFlow 2, in sessions too.",
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,8 +77,8 @@ def refuse_outside(graph: tf.Graph, built: tf.Graph, what: str, line: str) -> No
         line: The user's line.
 
     Raises:
-        ReplicatorError: The call is in a tf.init_scope, in TensorFlow 1 control flow,
-            in a function compiled by XLA, or in a function outside the step.
+        ReplicatorError: The call is in a tf.init_scope, in a function compiled by XLA,
+            or in a function outside the step.
     """
     problem, fix = _obstacle(graph, built)
     if problem:
@@ -99,15 +92,12 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
     if tf.executing_eagerly():
         return "in a tf.init_scope", "communicate outside of it, in the step itself."
     while True:
-        context = _tf.control_flow_context(graph)
-        if context == "xla":
+        if _tf.is_compiled(graph):
             return (
                 "in a function with jit_compile=True, which XLA compiles for one "
                 "device",
                 "communicate before or after it, or leave out jit_compile=True.",
             )
-        if context == "v1":
-            return _V1
         if graph is built:
             return "", ""
         outer = getattr(graph, "outer_graph", None)
@@ -118,33 +108,6 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
                 "communicate in the graph in which the step is built.",
             )
         graph = outer
-
-
-def check_switches(ops: Iterable[tf.Operation], flow: switching.Flow) -> None:
-    """Raises if there is communication in TensorFlow 1 control flow.
-
-    Catches what `refuse_outside` cannot see: a function traced outside such control
-    flow and called inside it.
-
-    Args:
-        ops: The step's top-level ops.
-        flow: Which of them are in TensorFlow 1 control flow.
-
-    Raises:
-        ReplicatorError: A call is in such control flow.
-    """
-    for op in ops if flow else ():
-        if op not in flow:
-            continue
-        call = placeholder.read(op)
-        calls = calls_inside(op) if call is None else (call,)
-        if calls:
-            place, fix = _V1
-            caller = f"{calls[0].pairs_as} on replica {calls[0].replica_id}"
-            sites = [call.site() for call in calls[:3]]
-            raise errors.ReplicatorError(
-                errors.compose(f"{caller} is {place}.", sites, fix)
-            )
 
 
 def find_sites(

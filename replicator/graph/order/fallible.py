@@ -22,7 +22,6 @@ _ALWAYS = frozenset(
     ReadVariableOp VariableShape VarHandleOp VarIsInitializedOp RngReadAndSkip RngSkip
     StatelessRandomGetAlg Print PrintV2 AsString
     StringFormat
-    Switch Merge Enter Exit NextIteration LoopCond ControlTrigger
     Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
     Expm1 Floor Imag Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Ndtri
     Neg Real Reciprocal Relu Relu6 LeakyRelu Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs
 from replicator.graph.order import ordering
 
@@ -34,7 +33,6 @@ def take(
     replicas: Sequence[Sequence[tf.Operation]],
     left_out: Set[tf.Operation],
     before: Mapping[tf.Operation, Iterable[tf.Operation]],
-    flow: switching.Flow,
 ) -> None:
     """Makes the replicas take turns with the resources that they share.
 
@@ -43,20 +41,19 @@ def take(
             order, with merged ops in the places of those that they replace.
         left_out: Ops that initialize variables, which are not part of the step.
         before: Further ops that an op will be made to wait for.
-        flow: The ops in TensorFlow 1 control flow.
     """
-    shared = _shared(replicas, left_out, flow)
+    shared = _shared(replicas, left_out)
     if not shared:
         return
     users = [op for ops in replicas for op in ops if op in shared]
     writers: dict[int, tf.Operation] = {}
     readers: dict[int, list[tf.Operation]] = {}
-    for op in _as_they_can_run(users, before, flow):
+    for op in _as_they_can_run(users, before):
         for key, writes in shared.get(op, {}).items():
             earlier = readers.pop(key, []) if writes else []
             if key in writers:
                 earlier.append(writers[key])
-            flow.let_wait(op, [other for other in earlier if other is not op])
+            _tf.add_control_inputs(op, [one for one in earlier if one is not op])
             if writes:
                 writers[key] = op
             else:
@@ -64,9 +61,7 @@ def take(
 
 
 def _shared(
-    replicas: Sequence[Sequence[tf.Operation]],
-    left_out: Set[tf.Operation],
-    flow: switching.Flow,
+    replicas: Sequence[Sequence[tf.Operation]], left_out: Set[tf.Operation]
 ) -> dict[tf.Operation, dict[int, bool]]:
     """Finds the resources that several replicas use and one of them changes.
 
@@ -77,7 +72,7 @@ def _shared(
     uses_by_op: dict[tf.Operation, dict[int, bool]] = {}
     for op in (op for ops in replicas for op in ops) if several else ():
         for index, tensor in resource_inputs(op):
-            if id(tensor) not in several or op in left_out or op in flow:
+            if id(tensor) not in several or op in left_out:
                 continue
             for type_ in _uses(op, index):
                 writes = bool(_WRITERS.fullmatch(type_))
@@ -117,22 +112,19 @@ def _uses(op: tf.Operation, index: int) -> Iterator[str]:
 def _as_they_can_run(
     users: Sequence[tf.Operation],
     before: Mapping[tf.Operation, Iterable[tf.Operation]],
-    flow: switching.Flow,
 ) -> list[tf.Operation]:
     """Returns `users` and all that they wait for, each after what it waits for."""
     visited: set[tf.Operation] = set()
     ordered: list[tf.Operation] = []
-    stack = [(flow.unit(op), False) for op in reversed(users)]
+    stack = [(op, False) for op in reversed(users)]
     while stack:
         op, done = stack.pop()
         if done:
-            ordered += flow.members(op)
+            ordered.append(op)
         elif op not in visited:
             visited.add(op)
             stack.append((op, True))
-            for part in flow.members(op):
-                sources = [tensor.op for tensor in part.inputs]
-                sources += [*part.control_inputs, *before.get(part, ())]
-                units = (flow.unit(source) for source in sources)
-                stack += [(unit, False) for unit in units if unit not in visited]
+            sources = [tensor.op for tensor in op.inputs]
+            sources += [*op.control_inputs, *before.get(op, ())]
+            stack += [(source, False) for source in sources if source not in visited]
     return ordered

@@ -15,7 +15,6 @@ from collections.abc import Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import has_effect, kind_of, resource_inputs, touched
 
 
@@ -93,19 +92,13 @@ def _put_in_order(
     ops: Sequence[tf.Operation],
     order: _Order,
     initializers: Set[tf.Operation],
-    flow: switching.Flow = switching.NONE,
 ) -> list[tf.Operation]:
     """Puts one replica's effects in program order; returns the ops that must run."""
     must_run = []
     for op in ops:
         if op in initializers:
             continue
-        read, written = touched(op)
-        if op in flow:
-            outside = {id(t): id(flow.handle(t)) for _, t in resource_inputs(op)}
-            read, written = ({outside[key] for key in x} for x in (read, written))
-        before = order.note(op, read, written)
-        flow.let_wait(op, sorted(before, key=lambda o: o.name))
+        _tf.add_control_inputs(op, sorted(order.enter(op), key=lambda o: o.name))
         if has_effect(op):
             must_run.append(op)
     return must_run
@@ -115,7 +108,6 @@ def order_in_session(
     replicas: Sequence[Sequence[tf.Operation]],
     lowered: Sequence[tf.Operation],
     initializers: Set[tf.Operation],
-    flow: switching.Flow,
 ) -> list[tf.Operation]:
     """Puts each replica's effects in program order, in a plain tf.Graph.
 
@@ -125,15 +117,12 @@ def order_in_session(
         replicas: `replicas[r]` are the ops of replica r, in build order.
         lowered: The ops that implement their communication.
         initializers: Ops that initialize variables, which are not part of the step.
-        flow: The ops in TensorFlow 1 control flow.
 
     Returns:
-        The ops that must run in each step, if their branches are taken.
+        The ops that must run in each step.
     """
     must_run = [
-        op
-        for ops in replicas
-        for op in _put_in_order(ops, _Order(), initializers, flow)
+        op for ops in replicas for op in _put_in_order(ops, _Order(), initializers)
     ]
     return list(
         dict.fromkeys([*must_run, *(op for op in lowered if kind_of(op).effect)])

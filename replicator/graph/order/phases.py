@@ -33,8 +33,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import switching
-from replicator.graph.ir.kinds import MERGES, kind_of
+from replicator.graph.ir import functional
+from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import guards
 from replicator.graph.order.fallible import Facts
 
@@ -46,10 +46,8 @@ class _Step:
     """The facts about a step's ops.
 
     Attributes:
-        ops: All ops, each after those for which it waits. A loop of TensorFlow 1 is
-            one.
+        ops: All ops, each after those for which it waits.
         sources: The ops for which each op waits.
-        flow: The ops in TensorFlow 1 control flow.
         level: The level of each op.
         failing: The ops that can fail.
         writing: The ops that write variables.
@@ -60,16 +58,11 @@ class _Step:
 
     ops: list[tf.Operation]
     sources: dict[tf.Operation, list[tf.Operation]]
-    flow: switching.Flow
     level: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
     failing: dict[tf.Operation, None] = dataclasses.field(default_factory=dict)
     writing: dict[tf.Operation, None] = dataclasses.field(default_factory=dict)
     covered: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
     last: dict[tf.Operation, int] = dataclasses.field(default_factory=dict)
-
-    def switches(self, op: tf.Operation) -> bool:
-        """Whether an op may run, or be skipped, before all its sources have run."""
-        return bool(self.flow) and (op in self.flow or op.type in MERGES)
 
 
 def separate(
@@ -78,7 +71,6 @@ def separate(
     left_out: Set[tf.Operation],
     earlier: Sequence[tf.Operation] = (),
     end: tf.Operation | None = None,
-    flow: switching.Flow = switching.NONE,
     fitting: Container[tf.Operation] | None = None,
 ) -> list[tf.Operation]:
     """Adds the control edges that keep replicas equal if a step fails.
@@ -91,7 +83,6 @@ def separate(
         earlier: Ops that run with the step and come before it in the program: another
             step, for example.
         end: An op for which later ops of the program wait, if they have an effect.
-        flow: The ops of the step in TensorFlow 1 control flow.
         fitting: Writes of as many rows as there are indices; None if there is only one
             replica, so that a failed write cannot make replicas differ.
 
@@ -101,15 +92,14 @@ def separate(
     """
     facts = Facts()
     others = {*left_out, *earlier}
-    step = _find(roots, before, others, facts, flow)
+    step = _find(roots, before, others, facts)
     if fitting is not None:
-        writes = [op for op in step.writing if op not in flow]
-        guarding = guards.add(writes, step.level, fitting)
+        guarding = guards.add(list(step.writing), step.level, fitting)
         if guarding:
-            step = _find([*roots, *guarding], before, others, facts, flow)
+            step = _find([*roots, *guarding], before, others, facts)
     _follow(step, [op for op in earlier if op not in left_out], facts)
     if end is not None and step.writing:
-        gates = _gates(step, list(step.writing), [end.device], "all_written")
+        gates = _gates(step.writing, [end.device], "all_written")
         _tf.add_control_inputs(end, list(gates.values()))
     if not step.failing:
         return []
@@ -117,7 +107,7 @@ def separate(
     if step.writing:
         _fail_before_writes(step)
         _fail_after_writes(step)
-    return _ends(step, step.last)
+    return list(map(_end, step.last))
 
 
 def _find(
@@ -125,17 +115,16 @@ def _find(
     before: Mapping[tf.Operation, Iterable[tf.Operation]],
     others: Container[tf.Operation],
     facts: Facts,
-    flow: switching.Flow,
 ) -> _Step:
     """Finds the ops of a step that can fail, those that write, and all their levels."""
-    step = _sorted(roots, before, flow)
+    step = _sorted(roots, before)
+    functional.refuse_raw(step.ops)  # outside ops, too, and those of merged functions
     for op in step.ops:
         if op in others:
             continue
-        parts = flow.members(op)
-        if any(facts.writes(part) for part in parts):
+        if facts.writes(op):
             step.writing[op] = None
-        if any(facts.fails(part) for part in parts):
+        if facts.fails(op):
             step.failing[op] = None
     for op in step.ops:
         step.level[op] = max(
@@ -147,29 +136,22 @@ def _find(
 def _sorted(
     roots: Iterable[tf.Operation],
     before: Mapping[tf.Operation, Iterable[tf.Operation]],
-    flow: switching.Flow,
 ) -> _Step:
     """Finds all ops that run, each after all that it waits for."""
     sources_of: dict[tf.Operation, list[tf.Operation]] = {}
     ordered: list[tf.Operation] = []
-    stack: list[tuple[tf.Operation, bool]] = [(flow.unit(op), False) for op in roots]
+    stack: list[tuple[tf.Operation, bool]] = [(op, False) for op in roots]
     while stack:
         op, done = stack.pop()
         if done:
             ordered.append(op)
         elif op not in sources_of:
-            sources = []
-            for part in flow.members(op):
-                sources += [tensor.op for tensor in part.inputs]
-                sources += part.control_inputs
-            sources += before.get(op, ())
-            if flow:
-                units = map(flow.unit, sources)
-                sources = [source for source in units if source is not op]
+            sources = [tensor.op for tensor in op.inputs]
+            sources += [*op.control_inputs, *before.get(op, ())]
             sources_of[op] = sources
             stack.append((op, True))
             stack += [(source, False) for source in sources if source not in sources_of]
-    return _Step(ordered, sources_of, flow)
+    return _Step(ordered, sources_of)
 
 
 def _follow(step: _Step, earlier: _Ops, facts: Facts) -> None:
@@ -183,21 +165,20 @@ def _follow(step: _Step, earlier: _Ops, facts: Facts) -> None:
     failing = [op for op in earlier if kind_of(op).effect and facts.fails(op)]
     for sources, ops in ((written, step.failing), (failing, step.writing)):
         devices = list({op.device: None for op in ops})
-        gates = _gates(step, sources, devices, "step_before")
+        gates = _gates(sources, devices, "step_before")
         for op in ops if sources else ():
-            step.flow.let_wait(op, [gates[op.device]])
+            _tf.add_control_inputs(op, [gates[op.device]])
 
 
 def _find_last(step: _Step) -> None:
     """Finds the last ops that can fail on each level, and the ops that wait for them.
 
     Nothing counts as waiting through a call: once the function is inlined, one result
-    waits for some of the operands only. The same holds where a Merge returns one side
-    of a conditional, and where a loop ends.
+    waits for some of the operands only.
     """
     never = 1 + max(step.level.values())
     lowest = dict.fromkeys(step.ops, never)  # level of failing ops that wait for it
-    calls = {op for op in step.ops if kind_of(op).calls or step.switches(op)}
+    calls = {op for op in step.ops if kind_of(op).calls}
     for op in reversed(step.ops):
         level = lowest[op]
         if op in step.failing:
@@ -226,7 +207,7 @@ def _fail_before_writes(step: _Step) -> None:
         others = [op for op in failing if op not in both]
         _wait(step, both, others, level)
         for earlier, later in itertools.pairwise(both):
-            step.flow.let_wait(later, _ends(step, [earlier]))
+            _tf.add_control_inputs(later, [_end(earlier)])
         # The last of them waits for the others, and for all that those wait for.
         only_write = [op for op in writes if op not in step.failing]
         _wait(step, only_write, both[-1:] or others, level)
@@ -244,10 +225,10 @@ def _wait(step: _Step, writes: _Ops, failing: _Ops, level: int) -> None:
     gates = _found(step, waiting.keys(), needed, level) if step.covered else {}
     missing = [device for device in waiting if device not in gates]
     if missing:
-        gates.update(_gates(step, failing, missing, "nothing_failed"))
+        gates.update(_gates(failing, missing, "nothing_failed"))
     for device, ops in waiting.items():
         for op in ops:
-            step.flow.let_wait(op, [gates[device]])
+            _tf.add_control_inputs(op, [gates[device]])
 
 
 def _found(
@@ -261,7 +242,7 @@ def _found(
             break
         if step.covered[op] & needed != needed or step.level[op] > level:
             continue
-        if op in step.writing or op in step.flow:
+        if op in step.writing:
             continue
         if op.device in wanted:
             gates[op.device] = op
@@ -278,7 +259,6 @@ def _fail_after_writes(step: _Step) -> None:
             (
                 max(above[s], step.level[s] if s in step.failing else -1)
                 for s in step.sources[op]
-                if not step.switches(s)
             ),
             default=-1,
         )
@@ -289,18 +269,18 @@ def _fail_after_writes(step: _Step) -> None:
     for level in sorted(first):
         writes = [op for op in step.writing if done <= step.level[op] < level]
         devices = dict.fromkeys(op.device for op in first[level])
-        gates = _gates(step, writes, list(devices), "all_written")
+        gates = _gates(writes, list(devices), "all_written")
         for op in first[level]:
-            step.flow.let_wait(op, [gates[op.device]])
+            _tf.add_control_inputs(op, [gates[op.device]])
         done = level
 
 
 def _gates(
-    step: _Step, ops: _Ops, devices: Sequence[str], name: str
+    ops: Iterable[tf.Operation], devices: Sequence[str], name: str
 ) -> dict[str, tf.Operation]:
     """Adds an op on each device that waits for ops on any device; returns them."""
     by_device: dict[str, list[tf.Operation]] = {}
-    for end in _ends(step, ops):
+    for end in map(_end, ops):
         by_device.setdefault(end.device, []).append(end)
     joint = [
         _after(device_ops, device, name) for device, device_ops in by_device.items()
@@ -308,11 +288,6 @@ def _gates(
     if len(joint) > 1 and len(devices) > 1:
         joint = [_after(joint, joint[0].device, name)]
     return {device: _after(joint, device, name) for device in devices}
-
-
-def _ends(step: _Step, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """Returns ops that run when each of `ops` is completely done."""
-    return step.flow.after(op if op in step.flow else _end(op) for op in ops)
 
 
 def _end(op: tf.Operation) -> tf.Operation:

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir.kinds import SWITCHING
 
 _LOOPS = ("While", "StatelessWhile")
 
@@ -22,8 +21,7 @@ _LOOPS = ("While", "StatelessWhile")
 def see_through(ops: Iterable[tf.Operation]) -> None:
     """Points the consumers of a resource's identity at the resource itself.
 
-    They also wait for the identity's control inputs. Identities of resources that enter
-    a branch or a loop of TensorFlow 1 are part of its control flow and stay.
+    They also wait for the identity's control inputs.
 
     Args:
         ops: The ops of all replicas, in build order.
@@ -67,7 +65,5 @@ def seen_through(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _is_removed(op: tf.Operation) -> bool:
-    """Whether an op is an identity of a resource outside of control flow."""
-    if op.type != "Identity" or op.outputs[0].dtype != tf.resource:
-        return False
-    return op.inputs[0].op.type not in SWITCHING
+    """Whether an op is an identity of a resource."""
+    return op.type == "Identity" and op.outputs[0].dtype == tf.resource

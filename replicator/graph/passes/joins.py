@@ -14,14 +14,12 @@ from collections.abc import Hashable, Sequence, Set
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import switching
 
 
 def share(
     replicas: Sequence[Sequence[tf.Operation]],
     near: Sequence[Sequence[int]],
     initializers: Set[tf.Operation],
-    flow: switching.Flow = switching.NONE,
 ) -> int:
     """Lets replicas that share memory use one join of the same reads.
 
@@ -29,7 +27,6 @@ def share(
         replicas: `replicas[n]` are the ops of a replica's sub-graph, in build order.
         near: The positions of replicas that share memory, in groups.
         initializers: Ops that initialize variables, which are not part of the step.
-        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of joins that have lost their consumers.
@@ -38,7 +35,7 @@ def share(
     for group in near:
         values: dict[Hashable, tf.Tensor] = {}
         for op in (op for n in group for op in replicas[n]):
-            if op.type != "ConcatV2" or op in initializers or op in flow:
+            if op.type != "ConcatV2" or op in initializers:
                 continue
             key = _what(op)
             if key is None:

@@ -27,7 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import shapes, switching
+from replicator.graph.ir import shapes
 from replicator.graph.lowering import inline
 from replicator.graph.matching.control_flow import CONSTRUCTS
 
@@ -36,23 +36,17 @@ _LARGE = 512 * 512  # elements of the matrix
 _FEW = 4  # the least ratio of the matrix's shorter side to the number of rows
 
 
-def replace(
-    replicas: Sequence[Sequence[tf.Operation]],
-    flow: switching.Flow = switching.NONE,
-) -> int:
+def replace(replicas: Sequence[Sequence[tf.Operation]]) -> int:
     """Replaces all such products in a step.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph.
-        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of products replaced.
     """
     # Merged ops are listed for every replica; each is replaced once.
-    return _replace(
-        dict.fromkeys(op for ops in replicas for op in ops if op not in flow), "", {}
-    )
+    return _replace(dict.fromkeys(op for ops in replicas for op in ops), "", {})
 
 
 def _replace(

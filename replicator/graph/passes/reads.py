@@ -19,7 +19,6 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import switching
 from replicator.graph.ir.kinds import resource_inputs, touched
 from replicator.graph.order.effects import may_write
 from replicator.graph.passes.rows import gathers_rows
@@ -93,7 +92,6 @@ def _uses(resource: tf.Tensor) -> int:
 def join_reads(
     replicas: Sequence[Sequence[tf.Operation]],
     initializers: Set[tf.Operation],
-    flow: switching.Flow = switching.NONE,
 ) -> int:
     """Points the consumers of repeated reads at the first one, or the assigned value.
 
@@ -101,7 +99,6 @@ def join_reads(
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
         initializers: Ops among them that initialize variables; what they read and
             assign is not part of the step.
-        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of reads that have lost their consumers.
@@ -112,12 +109,10 @@ def join_reads(
         for op in ops:
             if op in initializers:
                 continue
-            if op.type != "ReadVariableOp" or op in flow:
+            if op.type != "ReadVariableOp":
                 for _, tensor in resource_inputs(op):
                     if not _tf.only_reads(op):
-                        values.pop(id(flow.handle(tensor)), None)
-                if op in flow:
-                    continue
+                        values.pop(id(tensor), None)
                 if op.type == "AssignVariableOp":
                     resource, value = op.inputs
                     values[id(resource)] = value
@@ -133,7 +128,6 @@ def share_reads(
     replicas: Sequence[Sequence[tf.Operation]],
     initializers: Set[tf.Operation],
     shared: Set[int],
-    flow: switching.Flow = switching.NONE,
 ) -> int:
     """Lets all replicas use one read of a variable that they share.
 
@@ -142,7 +136,6 @@ def share_reads(
             with the same writes at the same places on all.
         initializers: Ops among them that initialize variables.
         shared: The ids of the handles through which all replicas use the variables.
-        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The number of reads that have lost their consumers.
@@ -154,16 +147,13 @@ def share_reads(
         writes = dict.fromkeys(shared, 0)
         for op in ops:
             for _, tensor in resource_inputs(op):
-                handle = flow.handle(tensor)
-                if id(handle) not in writes or op in initializers:
+                if id(tensor) not in writes or op in initializers:
                     continue
                 if may_write(op):
                     # Functions that only read may be called by some replicas only.
-                    writes[id(handle)] += id(tensor) in touched(op)[1]
-                elif op in flow:
-                    continue
+                    writes[id(tensor)] += id(tensor) in touched(op)[1]
                 elif op.type == "ReadVariableOp" and not op.control_inputs:
-                    place = (id(handle), writes[id(handle)])
+                    place = (id(tensor), writes[id(tensor)])
                     shared_value = values.setdefault(place, op.outputs[0])
                     if shared_value is not op.outputs[0]:
                         _tf.replace(op.outputs[0], shared_value)
@@ -174,37 +164,33 @@ def share_reads(
 def read_rows(
     replicas: Sequence[Sequence[tf.Operation]],
     initializers: Set[tf.Operation],
-    flow: switching.Flow = switching.NONE,
 ) -> list[list[tf.Operation]]:
     """Reads only rows of a variable where a step reads all of it to gather rows.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
         initializers: Ops among them that initialize variables.
-        flow: The ops in TensorFlow 1 control flow, which are left unchanged.
 
     Returns:
         The ops of each replica, with each read of rows behind the gather it replaces.
     """
-    return [_read_rows(ops, initializers, flow) for ops in replicas]
+    return [_read_rows(ops, initializers) for ops in replicas]
 
 
 def _read_rows(
-    ops: Sequence[tf.Operation],
-    initializers: Set[tf.Operation],
-    flow: switching.Flow,
+    ops: Sequence[tf.Operation], initializers: Set[tf.Operation]
 ) -> list[tf.Operation]:
     if not any(op.type == "GatherV2" for op in ops):
         return list(ops)
     current: dict[int, set[tf.Operation]] = {}  # reads since the last write
     gathers: dict[tf.Operation, tf.Operation] = {}  # the read that each gather uses
     for op in ops:
-        if op in initializers or (op in flow and _tf.only_reads(op)):
+        if op in initializers:
             continue
         if op.type == "ReadVariableOp":
             if not op.control_inputs:
                 current.setdefault(id(op.inputs[0]), set()).add(op)
-        elif op.type == "GatherV2" and op not in flow:
+        elif op.type == "GatherV2":
             read = op.inputs[0].op
             # After a later write, it would read the new value.
             if (
@@ -216,7 +202,7 @@ def _read_rows(
                     gathers[op] = read
         elif not _tf.only_reads(op):
             for _, tensor in resource_inputs(op):
-                current.pop(id(flow.handle(tensor)), None)
+                current.pop(id(tensor), None)
     partial = {
         read
         for read in gathers.values()

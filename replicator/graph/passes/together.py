@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.ir import placeholder, switching
+from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import Kind, kind_of, resource_inputs
 from replicator.graph.ir.placeholder import (
     Call,
@@ -67,7 +67,7 @@ def _planned(
     starts: Container[str] = (),
 ) -> list[tf.Operation | _Calls]:
     """Returns the ops of a replica in their new order, with the calls to join."""
-    joiner = _Joiner(variable_of, starts, switching.Flow(ops))
+    joiner = _Joiner(variable_of, starts)
     for op in ops:
         joiner.add(op)
     joiner.flush()
@@ -102,22 +102,17 @@ class _Joiner:
     Args:
         variable_of: Returns the variable behind a handle; None if it is unknown.
         starts: The keys of calls before which the pending ones are joined.
-        flow: The ops in TensorFlow 1 control flow, whose calls are not joined.
 
     Attributes:
         steps: The ops so far in their new order, with a list for calls to join.
     """
 
     def __init__(
-        self,
-        variable_of: Callable[[tf.Tensor], Any],
-        starts: Container[str],
-        flow: Container[tf.Operation],
+        self, variable_of: Callable[[tf.Tensor], Any], starts: Container[str]
     ) -> None:
         self.steps: list[tf.Operation | _Calls] = []
         self._variable_of = variable_of
         self._starts = starts
-        self._flow = flow
         self._pending: _Calls = []  # calls that will become one
         self._delayed: list[tf.Operation] = []  # ops that need its results
         self._waiting: set[tf.Operation] = set()  # all of these, for look-ups
@@ -125,7 +120,7 @@ class _Joiner:
 
     def add(self, op: tf.Operation) -> None:
         """Adds the next op."""
-        call = None if op in self._flow else _joinable_call(op)
+        call = _joinable_call(op)
         if self._pending and self._must_flush(op, call):
             self.flush()
         if call is not None:
@@ -161,11 +156,7 @@ class _Joiner:
 
     def _may_wait(self, op: tf.Operation) -> bool:
         """Whether an op that needs the pending calls is a write that may come later."""
-        return (
-            op.type in _WRITES
-            and op not in self._flow
-            and None not in self._touched(op)
-        )
+        return op.type in _WRITES and None not in self._touched(op)
 
     def _touched(self, op: tf.Operation) -> set[int | None]:
         """Returns what identifies each resource of an op; None for an unknown one."""

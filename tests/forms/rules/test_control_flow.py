@@ -150,13 +150,6 @@ def with_own_gradient(v: Inputs) -> tf.Tensor:
     return tf.function(clipped)(v.x)
 
 
-def of_tensorflow_1(v: Inputs) -> tf.Tensor:
-    """A conditional of Switch and Merge, as imported graphs have them."""
-    pred = tf.reduce_sum(v.x) > 0
-    no, yes = tf.raw_ops.Switch(data=v.x, pred=pred)
-    return tf.raw_ops.Merge(inputs=[tf.sin(no), cell(yes)])[0]
-
-
 def growing(v: Inputs) -> tf.Tensor:
     """A loop whose value has more rows in each turn."""
     shapes = tf.TensorShape([]), tf.TensorShape([None, 3])
@@ -226,18 +219,17 @@ def _plans(plan: GraphPlan) -> Iterator[tuple[tf.Operation, OpPlan]]:
             yield from _plans(body)
 
 
-def test_conditionals_of_tensorflow_1() -> None:
-    law = laws.Law([Sample("Merge", of_tensorflow_1, grads=False)], 2)
-    for count in (5, 4, 1):
-        law.check(count)
-
-
-def test_loops_of_tensorflow_1_are_refused_with_the_way_out() -> None:
+@pytest.mark.parametrize("loop", [False, True])
+def test_control_flow_of_tensorflow_1_is_refused_with_the_way_out(loop: bool) -> None:
     with helpers.v1_control_flow(), tf.Graph().as_default():
-        end = tf.compat.v1.while_loop(lambda x: x < 9, lambda x: x + 1, [0])
+        if loop:
+            end = tf.compat.v1.while_loop(lambda x: x < 9, lambda x: x + 1, [0])
+        else:
+            end = tf.compat.v1.cond(tf.constant(True), lambda: 1, lambda: 2)
         with pytest.raises(
             errors.UnsupportedError,
-            match=r"(?s)loop of TensorFlow 1.*Fix: .*enable_control_flow_v2\(\)",
+            match=r"(?s)of TensorFlow 1.*at \S*test_control_flow.py:\d+ in .*"
+            r"Fix: .*enable_control_flow_v2\(\).*input pipeline",
         ):
             Scope().extend(GraphPlan(), [end.op])
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import tensorflow as tf
 
@@ -12,7 +10,6 @@ from replicator import errors
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.placeholder import Call, Placeholder, Value
 from replicator.graph.matching import control_flow
-from tests import helpers
 
 
 def _refuse(graph: tf.Graph, built: tf.Graph) -> None:
@@ -55,29 +52,6 @@ def test_a_graph_that_is_no_part_of_the_step_is_refused_by_its_name() -> None:
         ),
     ):
         _refuse(body, graph)
-
-
-@pytest.mark.parametrize("inside", ["conditional", "loop"])
-def test_control_flow_of_v1_is_refused(inside: str) -> None:
-    v1, messages = tf.compat.v1, []
-
-    def branch(*_: Any) -> tf.Tensor:
-        with pytest.raises(
-            errors.ReplicatorError,
-            match=r"(?s)is in a conditional or a loop of TensorFlow 1"
-            r".*Fix: .*enable_control_flow_v2",
-        ):
-            _refuse(graph, graph)
-        messages.append(inside)
-        return tf.constant(1)
-
-    with helpers.v1_control_flow(), tf.Graph().as_default() as graph:
-        if inside == "conditional":
-            v1.cond(tf.constant(True), branch, lambda: tf.constant(2))
-        else:
-            v1.while_loop(lambda x: x < 1, branch, [tf.constant(0)])
-        _refuse(graph, graph)  # after it, everything works
-    assert messages
 
 
 def test_a_place_where_ops_run_at_once_is_refused() -> None:
