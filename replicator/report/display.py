@@ -167,9 +167,19 @@ def new_console(width: int, file: TextIO | None = None) -> rich.console.Console:
 
     Args:
         width: The number of characters in a line, where nothing else limits it.
-        file: The text file to print to; standard output by default.
+        file: The text file to print to, with colors only if it is a terminal; standard
+            output by default.
     """
-    console = rich.console.Console(file=file, highlight=False, markup=False)
+    # FORCE_COLOR, and a notebook in place of the terminal, concern standard output.
+    terminal = getattr(file, "isatty", None)
+    is_file = file is not None and not (terminal is not None and terminal())
+    console = rich.console.Console(
+        file=file,
+        highlight=False,
+        markup=False,
+        force_terminal=False if is_file else None,
+        force_jupyter=False if file is not None else None,
+    )
     if not console.is_terminal:
         console.width = width
     return console

@@ -117,6 +117,18 @@ def test_standard_output_is_the_default(capsys: Any) -> None:
     assert capsys.readouterr().out == _printed(plan)
 
 
+@pytest.mark.parametrize("notebook", [False, True])
+def test_a_file_receives_plain_text(
+    monkeypatch: pytest.MonkeyPatch, notebook: bool
+) -> None:
+    plan = examples.made_up(3, 2)
+    plain = _printed(plan)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # concerns standard output
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: notebook)  # so does this
+    assert _printed(plan) == plain
+    assert "Communication of 2 replicas" in plain and "\x1b" not in plain
+
+
 # --- Several hosts --------------------------------------------------------------------
 
 
