@@ -57,7 +57,7 @@ with repl.context():  # what is created here belongs to all replicas
 
 
 def step_fn(one, two, places):
-    """Is called once per replica, when the step is built."""
+    """Called once per replica, when the step is built."""
     with tf.GradientTape() as tape:
         others = repl.all_gather(model(two), axis=0)  # of the whole batch, in its order
         logits = model(one) @ tf.transpose(others) / 0.2

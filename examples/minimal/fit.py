@@ -38,7 +38,7 @@ with repl.context():  # what is created here belongs to all replicas
     )
 repl.keras_model(model)  # fit, evaluate and predict run on the replicas
 
-# Batches of all replicas together, as on one device; losses and weights are its, too.
+# The batch is that of all replicas. Losses and weights are those of one device.
 model.fit(images[:4000], labels[:4000], batch_size=64, epochs=3, verbose=2)
 loss, accuracy = model.evaluate(images[4000:], labels[4000:], verbose=0)
 print(f"test loss {loss:.5f}, test accuracy {accuracy:.4f}")

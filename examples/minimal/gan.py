@@ -44,7 +44,7 @@ loss_fn = tf.keras.losses.BinaryCrossentropy(from_logits=True)
 
 
 def step_fn(real, noise):
-    """Is called once per replica, when the step is built."""
+    """Called once per replica, when the step is built."""
     with tf.GradientTape() as g, tf.GradientTape() as d:
         fake = generator(noise, training=True)
         of_real, of_fake = discriminator(real), discriminator(fake)

@@ -18,10 +18,10 @@ from replicator import strategy
 
 
 class OnStages(strategy.Builder):
-    """Places each stage's variables, and their optimizer's state, on its device."""
+    """Places the variables of stage_k, and their optimizer's state, on device k."""
 
     def nodes(self, variables, resources):
-        """Yields the place of each variable, whose path begins with "stage_k"."""
+        """Yields the place of each variable."""
         for variable in variables:
             stage = int(variable.path.split("/")[0].removeprefix("stage_"))
             where = strategy.PSSynchronizer(resources.devices[stage])
@@ -29,7 +29,6 @@ class OnStages(strategy.Builder):
 
 
 repl = replicator.Replicator(sys.argv[1:] or ["CPU:0", "CPU:1"], strategy=OnStages())
-last = repl.num_replicas - 1
 tf.keras.utils.set_random_seed(1)
 
 images, labels = load_digits(return_X_y=True)
@@ -38,39 +37,31 @@ images, labels = (images[order] / 16).astype("float32"), labels[order]
 train = tf.data.Dataset.from_tensor_slices((images[:1500], labels[:1500]))
 train = train.shuffle(1500, seed=1).batch(64, drop_remainder=True)
 
-sizes, stages = [64, 128, 128, 128, 10], []  # of the activations between the layers
 with repl.context():
-    for k, own in enumerate(np.array_split(range(1, len(sizes)), repl.num_replicas)):
-        stage = [tf.keras.layers.Input([sizes[own[0] - 1]])]
-        for n in own:
-            relu = "relu" if n < len(sizes) - 1 else None
-            stage.append(tf.keras.layers.Dense(sizes[n], relu))
-        stages.append(tf.keras.Sequential(stage, name=f"stage_{k}"))
+    layers = [tf.keras.layers.Dense(128, "relu") for _ in range(3)]
+    layers, stages = [*layers, tf.keras.layers.Dense(10)], []
+    for k, part in enumerate(np.array_split(layers, repl.num_replicas)):
+        stages.append(tf.keras.Sequential([*part], name=f"stage_{k}"))
+        stages[k].build([None, 128 if k else 64])
     optimizer = repl.wrap_optimizer(tf.keras.optimizers.Adam(2e-3), op="sum")
 variables = [v for stage in stages for v in stage.trainable_variables]
 
 
-def forward(hidden, tape):
-    """Runs this replica's stage; the last one returns logits."""
-    stage = stages[repl.replica_id]
-    if repl.replica_id > 0:
-        like = tf.zeros([len(hidden), stage.input_shape[-1]])
-        tape.watch(like)  # so that its gradient is sent back
-        hidden = repl.recv(like, repl.replica_id - 1)
-    hidden = stage(hidden)
-    if repl.replica_id < last:
-        repl.send(hidden, repl.replica_id + 1)
-    return hidden
-
-
 def step_fn(images, labels):
-    """Is called once per replica, when the step is built."""
+    """Called once per replica, when the step is built."""
+    own = repl.replica_id
     loss = tf.constant(0.0)  # and stays so, except on the last stage
     with tf.GradientTape() as tape:
-        for x, y in zip(tf.split(images, 4), tf.split(labels, 4), strict=True):
-            logits = forward(x, tape)
-            if repl.replica_id == last:
-                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+        for hidden, y in zip(tf.split(images, 4), tf.split(labels, 4), strict=True):
+            if own > 0:
+                like = tf.zeros([len(hidden), 128])
+                tape.watch(like)  # so that its gradient is sent back
+                hidden = repl.recv(like, own - 1)
+            hidden = stages[own](hidden)
+            if own + 1 < repl.num_replicas:
+                repl.send(hidden, own + 1)
+            else:
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, hidden)
                 loss += tf.reduce_mean(losses) / 4
         linked = repl.linked(loss)  # depends on what was sent
     gradients = tape.gradient(linked, variables)  # None for those of other stages
@@ -78,12 +69,10 @@ def step_fn(images, labels):
     return repl.all_reduce(loss)
 
 
+network = tf.keras.Sequential(stages)
 for epoch in range(1, 11):
     # Each replica is passed the whole batch, and uses its images or its labels.
     losses = [float(repl.run(step_fn, args=batch)) for batch in train]
-    hidden = images[1500:]
-    for stage in stages:
-        hidden = stage(hidden)
-    accuracy = np.mean(np.argmax(hidden, axis=1) == labels[1500:])
-    mean = sum(losses) / len(losses)
-    print(f"epoch {epoch}: loss {mean:.5f}, test accuracy {accuracy:.4f}")
+    logits = network.predict(images[1500:], verbose=0)
+    accuracy = np.mean(np.argmax(logits, axis=1) == labels[1500:])
+    print(f"epoch {epoch}: loss {np.mean(losses):.5f}, test accuracy {accuracy:.4f}")

@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 
 import replicator
 
-# Before TensorFlow runs anything, so that the CPU can be split. Batches are of all
-# replicas together, and need not divide evenly.
+# First, since TensorFlow splits the CPU only before it has run anything. Batches are
+# divided among the replicas, evenly or not.
 repl = replicator.Replicator(
     sys.argv[1:] or ["CPU:0", "CPU:1"], input_mode="global_batch"
 )
@@ -36,7 +36,7 @@ loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def train_step(images, labels):
-    """Is called once per replica, when the step is built."""
+    """Called once per replica, when the step is built."""
     with tf.GradientTape() as tape:
         loss = loss_fn(labels, model(images, training=True))
     variables = model.trainable_variables
@@ -46,9 +46,9 @@ def train_step(images, labels):
 
 
 def test_step(images, labels):
-    """Counts the images that the model gets right, on all replicas."""
-    right = tf.argmax(model(images, training=False), axis=1) == labels
-    return repl.all_reduce(tf.reduce_sum(tf.cast(right, tf.float32)))
+    """Counts the images that the model classifies correctly, on all replicas."""
+    correct = tf.argmax(model(images, training=False), axis=1) == labels
+    return repl.all_reduce(tf.reduce_sum(tf.cast(correct, tf.float32)))
 
 
 for epoch in range(1, 6):

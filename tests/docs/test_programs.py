@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 import sys
 
@@ -53,6 +54,12 @@ def test_what_a_page_shows_of_a_program_is_in_the_program(name: str) -> None:
     assert len(found) == _page(name).count("<!-- of ")
     for path, code in found:
         assert _characters(code) in _characters((_ROOT / path).read_text()), code
+
+
+@pytest.mark.parametrize("path", sorted((programs.EXAMPLES / "minimal").glob("*.py")))
+def test_a_short_program_is_short(path: pathlib.Path) -> None:
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    assert sum(line != "" and not line.startswith("#") for line in lines) <= 60
 
 
 def _characters(code: str) -> str:
