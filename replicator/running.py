@@ -47,7 +47,7 @@ class Running:
         in a tf.Graph, fetching any output runs the whole step on all replicas.
 
         Example:
-            >>> data = tf.data.Dataset.from_tensor_slices([1.0, 2.0])  # is dealt
+            >>> data = tf.data.Dataset.from_tensor_slices([1.0, 2.0])  # one for each
             >>> for x in repl.run(lambda x, y: x * y, data, args=(2.5,)): print(x)
             tf.Tensor(2.5, shape=(), dtype=float32)
             tf.Tensor(5.0, shape=(), dtype=float32)
@@ -61,15 +61,15 @@ class Running:
                 continues from call to call with the same object. Or a function, called
                 once per device, with an InputContext if it has a parameter, which
                 returns a Dataset, a function that returns an element, or an element. A
-                Dataset made without an InputContext is dealt to the replicas: replica i
-                sees elements i, i + R, i + 2R, ... Or the element itself, a nest of
-                arrays and tensors, which may differ at each call; like `args` it is
-                given to each replica as a whole.
-            input_mode: "per_replica"; "per_worker": one pipeline, dealt; or
-                "global_batch": one pipeline, each of whose elements is split over the
-                replicas along its first axis. Means of gradients, and those
-                taken by `all_reduce`, then weight the replicas by their examples. None:
-                the `input_mode` of the Replicator.
+                Dataset created without an InputContext feeds the replicas in turn:
+                replica i gets elements i, i + R, i + 2R, ... Or the element itself, a
+                nest of arrays and tensors, which may differ at each call; like `args`
+                each replica gets all of it.
+            input_mode: "per_replica"; "per_worker": one pipeline, whose elements go to
+                the replicas in turn; or "global_batch": one pipeline, each of whose
+                elements is split over the replicas along its first axis. Means of
+                gradients, and those taken by `all_reduce`, then weight the replicas by
+                their examples. None: the `input_mode` of the Replicator.
             steps_per_call: The number of steps to run, each with its own inputs, in a
                 loop inside the graph. For small steps that is faster than as many
                 calls, and otherwise the same.
@@ -79,7 +79,7 @@ class Running:
                 build the step again, unless their structure, dtypes or shapes differ.
             remainder: What to do with a last round in which not every replica gets an
                 element. "drop": omit it. "pad": replicas without an element get a batch
-                of no examples, and means weigh the replicas as with "global_batch".
+                of no examples, and means weight the replicas as with "global_batch".
 
         Returns:
             The structure that step_fn returned, with a PerReplica at each leaf; with
@@ -155,7 +155,7 @@ class Running:
         args: Sequence[Any] = (),
         remainder: str = "drop",
     ) -> Iterable[Any]:
-        """Returns the results of a step, for one pass over a data set.
+        """Returns the results of a step, for one pass over a dataset.
 
         Each pass begins at the first element, and the step is built in the first one
         only, if `step_fn` and `dataset` are the same objects.
@@ -176,11 +176,11 @@ class Running:
             remainder: As for `run`.
 
         Returns:
-            An iterable of what `run` returns, for each step. It has a len() if the data
-            set says how many elements it has, which progress bars such as tqdm show.
+            An iterable of what `run` returns, for each step. It has a len() if the
+            dataset has one, which progress bars such as tqdm show.
 
         Raises:
-            InputError: The data set never ends; or two passes over it are mixed.
+            InputError: The dataset never ends; or two passes over it are mixed.
             ContextError: Called in a graph or inside a step.
         """
         if context.current() is not None or not tf.executing_eagerly():

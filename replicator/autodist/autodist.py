@@ -278,9 +278,9 @@ class AutoDist:
         go to every replica. An op that needs the whole batch gathers it.
 
         The function is traced once for batches of all sizes, and a second time if other
-        sizes vary, as the lengths of sequences do. Variables that it makes at its first
-        call are replicated. Python numbers and other values are constants of a trace,
-        as in a tf.function.
+        sizes vary, as the lengths of sequences do. Variables that it creates at its
+        first call are replicated. Python numbers and other values are constants of a
+        trace, as in a tf.function.
 
         Example:
             >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
