@@ -60,7 +60,8 @@ def _by_rich(title: str, rows: Sequence[Sequence[str]], total: Sequence[str]) ->
         grid.add_row(*cells)
     console = rich.console.Console(
         file=io.StringIO(),
-        force_terminal=False,  # plain text, though notebooks ask for colors
+        force_terminal=False,  # plain text, in notebooks, too
+        force_jupyter=False,
         width=_WIDTH,
         highlight=False,
         markup=False,

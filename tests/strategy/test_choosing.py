@@ -280,12 +280,13 @@ def test_the_strategy_in_force_is_that_of_the_variables() -> None:
 def test_a_table_is_plain_text_where_colors_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Kernels of notebooks ask for colors by this variable."""
+    """Kernels of notebooks set this variable, and rich knows them."""
     repl = helpers.make(2, strategy=strategy.PS())
     with repl.context():
         tf.Variable(tf.zeros([2, 3]), name="w")
     plain = str(repl.strategy)
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert str(repl.strategy) == plain
     assert "\x1b" not in plain
 
