@@ -15,6 +15,7 @@ import importlib
 import inspect
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -170,7 +171,7 @@ def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
         new_flags = {flag.name: flag for flag in flags if flag.name not in before}
         values.remove_flag_values(new_flags)
     return tuple(
-        Flag(flag.name, _takes(flag), _default(flag.default), flag.help or "")
+        Flag(flag.name, _takes(flag), _default(flag.default), _help(flag))
         for flag in flags
     )
 
@@ -178,6 +179,11 @@ def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
 def _values(main: str) -> Any:
     """Returns absl's flags, or a program's private FlagValues."""
     return getattr(sys.modules[main], "OWN", absl_flags.FLAGS)
+
+
+def _help(flag: Any) -> str:
+    """Returns the help text, without the values of an enum, which _takes returns."""
+    return re.sub(r"^<[^>]*>: ", "", flag.help or "")
 
 
 def _takes(flag: Any) -> str:
