@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gives each cell the head of its column, which phones show beside it. The first column of
-// a row needs none: it says what the row is about. Code that fits into a column is not
-// broken; other code is broken after a dot, a comma or the like.
+// a row needs none: it says what the row is about. Short code is not broken, in prose
+// neither; other code in tables is broken after a dot, a comma or the like.
 "use strict";
 
 function addBreaks(code) {
@@ -16,10 +16,13 @@ function addBreaks(code) {
 }
 
 addEventListener("DOMContentLoaded", () => {
+  for (const code of document.querySelectorAll("article code")) {
+    code.classList.toggle("short", /^\S{1,24}$/.test(code.innerText));
+  }
   for (const table of document.querySelectorAll("table.docutils")) {
     const heads = [...table.querySelectorAll("thead th")].map(th => th.innerText.trim());
     table.classList.toggle("many-columns", heads.length > 5);
-    for (const code of table.querySelectorAll("code")) {
+    for (const code of table.querySelectorAll("code:not(.short)")) {
       if (/^\S{1,30}$/.test(code.innerText)) code.classList.add("short");
       else addBreaks(code);
     }
