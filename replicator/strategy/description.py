@@ -180,7 +180,7 @@ class Strategy:
             'empty'
 
         Args:
-            text: What `to_json` returned, or JSON or YAML of its form.
+            text: What `to_json` returned, or JSON of its form.
 
         Raises:
             StrategyError: The text does not hold a strategy.
