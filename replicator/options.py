@@ -2,7 +2,7 @@
 """The user's choices of how a Replicator does its work; none changes what it computes.
 
 They are arguments of `Replicator`, checked once and passed to the code that needs them:
-variables/creation.py reads `variables`, step/building.py `build`, the lowerings
+variables/decisions.py reads `variables`, step/building.py `build`, the lowerings
 `policy`.
 """
 

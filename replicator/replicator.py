@@ -12,7 +12,7 @@ from typing import Any
 
 from replicator import devices, methods, optimizers, running
 from replicator.cluster import peers
-from replicator.costs import cost, rates, rehearsal
+from replicator.costs import rates, rehearsal
 from replicator.graph.order.effects import Ledger
 from replicator.hosts import between, likeness
 from replicator.hosts.asynchronous import bounds, membership
@@ -145,7 +145,7 @@ class Replicator(running.Running, methods.InStep):
                     processes, self._devices, options, repr(builder)
                 )
             options = likeness.checked(world.devices, options, processes)
-        lock, sharded = locks.StepLock(), cost.shards(options.variables, world.devices)
+        lock = locks.StepLock()
         self._resources = resources_of(world, options.calibration)
         chooser, member = None, membership.member()
         if builder is not None and member is None:
@@ -154,7 +154,7 @@ class Replicator(running.Running, methods.InStep):
             world=world,
             options=options,
             factory=VariableFactory(
-                *(world, lock, sharded, processes, chooser),
+                *(world, lock, options.variables, processes, chooser),
                 None if member is None else member.store,
             ),
             ledger=Ledger(),

@@ -67,7 +67,7 @@ class VariableFactory:
         self,
         world: World,
         lock: locks.StepLock,
-        sharded: bool = False,
+        variables: str = "mirrored",
         peers: Peers | None = None,
         strategy: Chooser | None = None,
         store: Store | None = None,
@@ -76,7 +76,7 @@ class VariableFactory:
         self._peers = peers  # the processes that build the other replicas
         self._count = itertools.count()
         self._lock = lock  # of the steps that use the variables
-        self._decisions = Decisions(world, sharded, strategy)
+        self._decisions = Decisions(world, variables, strategy)
         self._components = Components(world, peers, store)
         self._eager = _Kept()
         self._all: weakref.WeakValueDictionary[int, ReplicatedVariable]

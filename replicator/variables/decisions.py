@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.costs import rehearsal
+from replicator.costs import cost, rehearsal
 from replicator.variables import division, initial_values
 from replicator.variables.chooser import Chooser, Chosen, VariableFacts
 from replicator.variables.partitioned import PartitionedVariable
@@ -22,12 +22,13 @@ class Decisions:
 
     Args:
         world: The replicas.
-        sharded: Whether variables that no strategy decides on get an owner.
+        variables: Where variables live on which no strategy decides: the user's option.
         strategy: Decides on trainable variables; None if there is no strategy.
     """
 
-    def __init__(self, world: World, sharded: bool, strategy: Chooser | None) -> None:
-        self._sharded = sharded and (world.num_replicas > 1 or rehearsal.is_on())
+    def __init__(self, world: World, variables: str, strategy: Chooser | None) -> None:
+        are_several = world.num_replicas > 1 or rehearsal.is_on()
+        self._sharded = are_several and cost.shards(variables, world.devices)
         self._strategy = strategy
         self._bytes = dict.fromkeys(world.local, 0)  # that each replica owns
         self._last_owner: int | None = None
