@@ -211,7 +211,7 @@ def _of_tensor(
             calibration.seconds(a, kind, count, nbytes)
             for a in (named if kind != "hosts" and named else able)
         )
-    whole, chain = _WAYS.get(row.primitive, _exchange)(count, nbytes)
+    whole, chain = _WAYS[row.primitive](count, nbytes)
     kind_rates = calibration.of(kind)
     return (chain if kind_rates.apart else whole).seconds(kind_rates)
 
