@@ -234,6 +234,7 @@ PROGRAMS: tuple[Program, ...] = (
     _plain("replicator.ResourceSpec(bad)"),
     # Building and running
     _plain("repl.run(bad)"),
+    _plain("repl.stages(bad).__enter__()"),
     _plain("repl.build(bad).plan"),
     _plain("repl.run(lambda: bad)"),
     _plain("repl.run(lambda: [bad] if repl.replica_id else [1.0])"),

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 
 import pytest
 
+import replicator
+from docs._ext import names
 from tests.bad_inputs import cases, judge, programs, workers
 
 # The first findings, by program, value and mode.
@@ -54,12 +57,25 @@ def test_what_was_found_first_is_right(line: str, value: str, mode: str) -> None
     assert not verdict.startswith("BAD"), f"{case.name}: {verdict}"
 
 
+def test_each_method_with_arguments_has_a_program() -> None:
+    lines = "\n".join(program.line for program in programs.PROGRAMS)
+    without = {
+        name
+        for name in names.methods()
+        if callable(method := getattr(replicator.Replicator, name))
+        and len(inspect.signature(method).parameters) > 1
+        and f"repl.{name}(" not in lines
+    }
+    assert without == set()
+
+
 def test_cases_are_told_apart_by_their_names() -> None:
-    names = [case.name for case in cases.every()]
-    assert len(set(names)) == len(names)
+    known = [case.name for case in cases.every()]
+    assert len(set(known)) == len(known)
 
 
-def test_a_sample_is_right() -> None:
+def test_a_sample_is_right(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some values name files that are written
     sample = [case for case in cases.sample(500, seed=5) if not case.cold]
     verdicts = {case.name: judge.run(case) for case in sample[:80]}
     bad = {
