@@ -48,7 +48,10 @@ def position(
         hint = f"{name} lies between {-rank} and {rank - 1}"
         hint += ", or is None for a new axis." if optional else "."
     else:
-        hint = f"a scalar has no axis; {'use axis=None' if optional else 'reshape it'}."
+        hint = f"a scalar has no axis; {'use axis=None' if optional else 'reshape it'}"
+        hint += (
+            ". A list of numbers is a nest of scalars; tf.constant makes it a tensor."
+        )
     raise base.bad_argument(what, f"was given {name}={axis} for {value}", hint)
 
 

@@ -63,7 +63,7 @@ def test_static_shapes() -> None:
         (Value("int32", (1,)), 1, False, r"axis lies between -1 and 0\."),
         (Value("int32", (1, 1)), -3, True, "axis lies between -2 and 1, or is None"),
         (Value("int32", ()), 0, True, "a scalar has no axis; use axis=None"),
-        (Value("int32", ()), 0, False, "a scalar has no axis; reshape it"),
+        (Value("int32", ()), 0, False, "a scalar has no axis; reshape it. A list of"),
     ],
 )
 def test_an_axis_that_does_not_exist(
