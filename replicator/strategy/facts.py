@@ -107,13 +107,8 @@ def _cpus(devices: Sequence[str]) -> tuple[str, ...]:
     for members in hosts.by_host(devices):
         host_devices = [devices[r] for r in members]
         cpus = [name for name in host_devices if _kind(name) == "CPU"]
-        servers += cpus or [_first_cpu(host_devices[0])]
+        servers += cpus or [hosts.cpu_of(host_devices[0])]
     return tuple(servers)
-
-
-def _first_cpu(device: str) -> str:
-    spec = tf.DeviceSpec.from_string(device if device[:1] == "/" else f"/{device}")
-    return spec.replace(device_type="CPU", device_index=0).to_string()
 
 
 def _kind(device: str) -> str:
