@@ -51,7 +51,7 @@ def _rooms() -> dict[str, set[str]]:
 
 
 def test_the_rooms_form_no_circle() -> None:
-    """A room can be read and tested without those above it."""
+    """A room can be read and tested without those that import it."""
     rooms = _rooms()
     assert rooms["replicator.step"] >= {"replicator.graph", "replicator.variables"}
     order = list(graphlib.TopologicalSorter(rooms).static_order())

@@ -2,9 +2,8 @@
 """Checks operands and places placeholders: the part that all primitives share.
 
 A primitive is one file with three parts: the function a user calls (its meaning), a
-`gradient` (its dual) and a `lower` (its real ops). `broadcast.py` is the shortest and
-the best to read first. A new primitive is such a file, one line in `table.py`, and a
-method of Replicator.
+`gradient` (its dual) and a `lower` (its real ops). `permute.py` is the best to read
+first. WORKSPACE.md says what a new primitive needs besides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of all primitives: one line each.
 
-A new primitive is a file beside this one, a line here, and a method of Replicator.
+WORKSPACE.md says what a new primitive needs besides.
 """
 
 from __future__ import annotations
