@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from replicator import errors
 from tests import helpers
 from tests.variables.writes import ALL, START, make, own, written
 
@@ -57,33 +59,17 @@ V1: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("name", V1)
-@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
-def test_functions_of_v1_write_the_whole_outside_a_step(
-    aggregation: str, name: str, mode: str
-) -> None:
-    """They write one component through its handle, which has to hold the whole."""
+def test_functions_of_v1_are_refused_outside_a_step(name: str, mode: str) -> None:
+    """They would write one component through its handle, of which each adds its own."""
     repl = helpers.make(2)
-    facts = {
-        "synchronization": ON_READ,
-        "aggregation": getattr(AGGREGATION, aggregation),
-    }
-    expected = written(V1[name], START * (5.0 if aggregation == "SUM" else 2.5), START)
-    if mode == "session":
-        with tf.Graph().as_default():
-            variable = make(repl, **facts)
-            fetches = repl.run(lambda: variable.assign(own(repl)))
-            result, value = V1[name](variable, START), variable.read_value()
-            with tf.compat.v1.Session() as session:
-                session.run(tf.compat.v1.global_variables_initializer())
-                session.run(fetches)
-                results = [session.run(result), session.run(value)]
-    else:
-        variable = make(repl, **facts)
-        repl.run(lambda: variable.assign(own(repl)))
+    with tf.Graph().as_default() if mode == "session" else contextlib.nullcontext():
+        variable = make(repl, synchronization=ON_READ, aggregation=AGGREGATION.SUM)
         write = tf.function(V1[name]) if mode == "function" else V1[name]
-        results = [write(variable, START), variable]
-    for result in results:
-        np.testing.assert_allclose(result, expected)
+        with pytest.raises(
+            errors.ContextError,
+            match=rf"{name} takes the handle.*\n.*\nFix: call .*own method {name}",
+        ):
+            write(variable, START)
 
 
 def _before(op: tf.Operation) -> set[tf.Operation]:
