@@ -225,9 +225,7 @@ def communicate(
             this replica's loss depend on the call, so that gradients come back.
         differentiable: Whether gradients flow through it, by its dual in table.py.
         policies: One per operand, if any operand belongs to a variable.
-        states: How many trailing operands, and results, are states; see `Call`.
-        together: Whether it may be merged with later calls; see `Call`.
-        conditional: Whether the last operand decides if it takes place; see `Call`.
+        states, together, conditional: As in `Call`.
 
     Returns:
         One tensor per entry of `results`, on this replica's device.
