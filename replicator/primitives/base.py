@@ -214,9 +214,8 @@ def communicate(
         operands: The tensors that this replica passes.
         results: Dtype and static shape of the tensors that it receives.
         agreed: What must match on all replicas; the operands by default.
-        of: Inside a gradient: the call being differentiated. Replicas may reach the
-            gradients of their calls in different orders, so gradients are paired by
-            their calls.
+        of: Inside a gradient: the call being differentiated, by which gradients are
+            paired: replicas may reach them in different orders.
         group: The participating replicas, in order. By default all of them, or inside
             a gradient the group of the call being differentiated.
         channel: The sequence in which this call is counted; its group's by default.
@@ -225,7 +224,9 @@ def communicate(
             this replica's loss depend on the call, so that gradients come back.
         differentiable: Whether gradients flow through it, by its dual in table.py.
         policies: One per operand, if any operand belongs to a variable.
-        states, together, conditional: As in `Call`.
+        states: How many trailing operands, and results, are states; see `Call`.
+        together: As in `Call`.
+        conditional: As in `Call`.
 
     Returns:
         One tensor per entry of `results`, on this replica's device.
@@ -273,8 +274,8 @@ def communicate(
         op = placeholder.put(call, operands, op_results)
     if differentiable:
         _record(replica.build, placeholder.Placeholder(op, call))
-    # The identities outlive the placeholder: whatever the user does with a result
-    # (return it, keep it, fetch it, wait for it) is done to an op that remains.
+    # The identities outlive the placeholder: what the user does with a result (return,
+    # keep, fetch it, wait for it) is done to an op that remains.
     outputs = _identities(op)
     if receipt:
         replica.states.of(flows.Receipts).append(outputs.pop())
