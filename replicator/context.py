@@ -129,7 +129,15 @@ class Build:
     def traced(self) -> tuple[int, ...]:
         """The local replicas for which step_fn is called; the others are copies."""
         copies = self.options.build == "clone"
-        return self.world.local[:2] if copies else self.world.local
+        return self.world.local[:1] if copies else self.world.local
+
+    @property
+    def compared(self) -> tuple[int, ...]:
+        """The local replicas that are compared: of copies, which are alike, the first.
+
+        A copy shows what differs between the replicas as well as a call of step_fn.
+        """
+        return self.world.local if self.all_traced else self.world.local[:2]
 
     @property
     def all_traced(self) -> bool:
@@ -156,8 +164,8 @@ class Build:
             raise errors.CloneError(
                 errors.compose(
                     f'with build="clone", {what} cannot be known: step_fn is called '
-                    f"for replicas 0 and 1, and the other "
-                    f"{self.world.num_local - 2} are copies.",
+                    f"once, and {self.world.num_local - 1} of "
+                    f"{self.world.num_local} replicas are copies.",
                     [f"at {errors.user_line()}"],
                     "pass values that differ through the inputs, as tensors (an "
                     "input_fn knows ctx.replica_id); or build each replica "

@@ -69,7 +69,7 @@ class UnsupportedError(ReplicatorError, AttributeError):
 
 
 class CloneError(ReplicatorError, ValueError):
-    """Replicas differ where build="clone" needs them to be copies of one another."""
+    """A step needs replicas that differ where build="clone" makes copies of one."""
 
 
 class ClusterError(ReplicatorError, RuntimeError):

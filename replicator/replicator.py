@@ -84,10 +84,10 @@ class Replicator(running.Running, methods.InStep):
         factors: Whether sums of matrix products may send the factors instead.
         kernels: Whether products of few rows with a large transposed matrix, for which
             TensorFlow's CPU kernels are slow, are computed the other way around.
-        build: "trace": step_fn is called once per replica. "clone": only for replicas 0
-            and 1, which are proven alike; the others are copies, built in a fraction of
-            the time. step_fn then cannot ask which replica it builds: what differs must
-            come from the inputs, and groups, messages and objects are refused.
+        build: "trace": step_fn is called once per replica. "clone": only for replica 0;
+            the others are copies, built in a fraction of the time. Python then runs
+            once, as in a tf.function, and cannot ask which replica it builds: what
+            differs comes from the inputs, and groups, messages and objects are refused.
         strategy: The placement of each variable and how its gradient travels: a builder
             of `replicator.strategy`, a dictionary of builders by patterns of variables'
             paths, a Strategy, or the path of a saved one. Variables on which it does

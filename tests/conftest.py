@@ -207,13 +207,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
         return
     if config.getoption("--note-refused"):
         refused = refusals.refuses(chosen[0], error)
+        refused = refused and not refusals.asked(chosen[0], error)
         config.stash[_OUTCOMES][pyfuncitem.nodeid] = refused
         return
     listed = config.stash[_REFUSED].options(pyfuncitem.nodeid, chosen)
     wrong = refusals.verdict(listed, chosen, error)
     if wrong:
         outcome.force_exception(AssertionError(f"{pyfuncitem.nodeid} {wrong}"))
-    elif listed:
+    elif listed or any(refusals.asked(option, error) for option in chosen):
         outcome.force_result(True)
 
 

@@ -123,6 +123,7 @@ def test_an_entry_is_a_case_a_test_or_a_file(test: str, options: list[str]) -> N
         ([], ValueError(), ""),  # fails by itself
         ([], errors.CloneError(), "refused by build=clone, and not listed"),
         ([CLONE], errors.CloneError(), ""),
+        ([], errors.CloneError("it cannot be known: step_fn is called once"), ""),
         ([CLONE], None, "which did not refuse it"),
         ([CLONE], AssertionError(), "which did not refuse it"),
         ([SHARDED], errors.UnsupportedError('use variables="mirrored"'), ""),

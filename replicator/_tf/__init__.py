@@ -16,7 +16,6 @@ from replicator._tf.autograph import (
     call_converted,
     function_of,
     not_converted,
-    same_conversion,
 )
 from replicator._tf.bodies import branch, while_loop
 from replicator._tf.callers import (
@@ -90,6 +89,7 @@ from replicator._tf.effects import (
     run_independently,
 )
 from replicator._tf.frames import (
+    copied_from,
     copy_line,
     is_installed,
     is_users,
@@ -118,6 +118,7 @@ from replicator._tf.functions import (
     set_function,
 )
 from replicator._tf.graphs import (
+    count_seeds_from,
     operation_count,
     seeds_counted,
     session_config,
@@ -143,11 +144,9 @@ from replicator._tf.ops import (
 )
 from replicator._tf.profiles import Traced, read_profile
 from replicator._tf.python import (
-    PythonFunction,
+    copy_python_function,
     mark_python_function,
     python_call,
-    python_function,
-    register_python_function,
 )
 from replicator._tf.sessions import (
     IndexedSlicesValue,
@@ -197,7 +196,6 @@ __all__ = [
     "KeptTuple",
     "LeftAsItIs",
     "Nodes",
-    "PythonFunction",
     "IndexedSlicesValue",
     "ResourceVariable",
     "leave_session",
@@ -235,8 +233,11 @@ __all__ = [
     "copy_functions",
     "has_ops",
     "copy_handle_data",
+    "copied_from",
     "copy_line",
+    "copy_python_function",
     "count_functions",
+    "count_seeds_from",
     "default_strategy",
     "differentiated_by",
     "distribution_mode",
@@ -295,17 +296,14 @@ __all__ = [
     "place_of_reads",
     "prepare_call",
     "python_call",
-    "python_function",
     "read_profile",
     "read_quickly",
     "record_gradient",
-    "register_python_function",
     "replace",
     "replace_new_constant",
     "resource_shape",
     "resources_touched",
     "run_independently",
-    "same_conversion",
     "searched_op",
     "seeds_counted",
     "session_config",

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx, converter
-from tensorflow.python.autograph.core import function_wrappers as _wrappers
 from tensorflow.python.autograph.impl import api as autograph_api
 
 from replicator._tf import frames, tracebacks
@@ -95,21 +94,6 @@ def _in_function() -> bool:
     if tf.executing_eagerly():
         return False
     return bool(tf.compat.v1.get_default_graph().building_function)
-
-
-def same_conversion(one: Any, two: Any) -> bool:
-    """Whether AutoGraph's function scopes of two calls of one function are equivalent.
-
-    Lambdas in converted code hold such a scope in their closures.
-    """
-    scopes = (
-        isinstance(one, _wrappers.FunctionScope),
-        isinstance(two, _wrappers.FunctionScope),
-    )
-    return all(scopes) and (one.name, one.callopts.as_tuple()) == (
-        two.name,
-        two.callopts.as_tuple(),
-    )
 
 
 def function_of(candidate: Any) -> Callable[..., Any]:

@@ -31,6 +31,7 @@ _BESIDE = os.path.dirname(os.path.dirname(os.path.abspath(tf.__file__)))
 _BESIDE_TENSORFLOW = tuple(_BESIDE + library for library in _LIBRARIES)
 GENERATED = "__autograph_generated_file"
 _ORIGINAL = "_replicator_original"  # an attribute of ops
+_COPIED = "_replicator_copied"
 _built_from: contextvars.ContextVar[tf.Operation | None] = contextvars.ContextVar(
     "replicator_built_from", default=None
 )
@@ -155,6 +156,13 @@ def copy_line(original: tf.Operation, copy: tf.Operation) -> None:
     Otherwise an imported op has the frames of the import.
     """
     setattr(copy, _ORIGINAL, getattr(original, _ORIGINAL, original))
+    setattr(copy, _COPIED, original)
+
+
+def copied_from(op: tf.Operation) -> tf.Operation:
+    """Returns the op that `copy_line` was told an op is a copy of, or the op itself."""
+    original: tf.Operation = getattr(op, _COPIED, op)
+    return original
 
 
 @contextlib.contextmanager

@@ -33,6 +33,11 @@ def seeds_counted(graph: tf.Graph) -> int:
     return _random_seed._graph_to_seed_dict.get(graph, 0)
 
 
+def count_seeds_from(graph: tf.Graph, count: int) -> None:
+    """Sets the counter from which a graph's ops without a seed take theirs."""
+    _random_seed._graph_to_seed_dict[graph] = count
+
+
 def stands_in(graph: tf.Graph) -> bool:
     """Whether the default graph is `graph`, or a function graph inside of it.
 

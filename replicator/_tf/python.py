@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import copy
+import types
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops import script_ops as _script_ops
@@ -50,48 +52,46 @@ def python_call() -> tuple[int, str] | None:
     return None
 
 
-class PythonFunction(NamedTuple):
-    """A function that a tf.py_function or a tf.numpy_function has registered.
+def copy_python_function(token: str, copies: dict[str, str]) -> str:
+    """Registers the function of a tf.py_function once more; returns its new token.
 
-    Attributes:
-        body: The user's function, under AutoGraph's wrapper.
-        facts: The other arguments that a copy of it needs, if it runs eagerly.
+    TensorFlow keeps what such a function computed under its token, until the gradient's
+    own function, a closure of the token, asks for it. As in TensorFlow, the outermost
+    graph keeps the function alive. The public API only registers one together with
+    creating an op.
+
+    Args:
+        token: Its token.
+        copies: The new tokens, by the old ones; is added to.
     """
+    if token not in copies:
+        copied = copy.copy(_script_ops._py_funcs.get(token))
+        if copied._is_grad_func:
+            copied._func = _with_tokens(copied._func, copies)
+        graph = tf.compat.v1.get_default_graph()
+        while getattr(graph, "outer_graph", None) is not None:
+            graph = graph.outer_graph
+        graph._py_funcs_used_in_graph.append(copied)
+        copies[token] = _script_ops._py_funcs.insert(copied)
+    return copies[token]
 
-    body: Any
-    facts: tuple[Any, ...]
 
+def _with_tokens(
+    function: types.FunctionType, copies: dict[str, str]
+) -> types.FunctionType:
+    """Returns a function of TensorFlow's that has new tokens in its closure."""
 
-def python_function(token: str) -> PythonFunction | None:
-    """Returns the function of a token; no public call leads from op to function."""
-    function = _script_ops._py_funcs.get(token)
-    if not isinstance(function, _script_ops.EagerFunc):
-        return None if function is None else PythonFunction(function, ())
-    return PythonFunction(
-        function._func,
-        (
-            tuple(function._out_dtypes),
-            function._is_grad_func,
-            function._support_graph_mode_gradient,
-        ),
+    def own(content: Any) -> Any:
+        if isinstance(content, types.FunctionType):
+            return _with_tokens(content, copies)
+        if isinstance(content, bytes):
+            return copy_python_function(content.decode(), copies).encode()
+        return content
+
+    return types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(types.CellType(own(c.cell_contents)) for c in function.__closure__ or ()),
     )
-
-
-def register_python_function(body: Any, like: PythonFunction) -> str:
-    """Registers a function in the way of another one; returns its token.
-
-    As in TensorFlow, the outermost graph keeps it alive. The public API only does this
-    together with creating an op.
-    """
-    if like.facts:
-        dtypes, is_gradient, differentiated = like.facts
-        body = _script_ops.EagerFunc(body, list(dtypes), is_gradient)
-        if differentiated:
-            body.set_support_graph_mode_gradient()
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None:
-        graph = graph.outer_graph
-    if not hasattr(graph, "_py_funcs_used_in_graph"):
-        graph._py_funcs_used_in_graph = []
-    graph._py_funcs_used_in_graph.append(body)
-    return _script_ops._py_funcs.insert(body)

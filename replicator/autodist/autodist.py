@@ -87,8 +87,8 @@ class AutoDist:
                     )
                 )
             strategy = None
-        # A program unaware of replicas builds the same on all: two builds are enough to
-        # clone the rest. Where each host builds its own, there is nothing to clone.
+        # A program unaware of replicas builds the same on all: one can be cloned. Where
+        # each host builds its own, there is nothing to clone.
         default = "clone" if peers.facts() is None else "trace"
         chosen = {"build": default, **options}
         self._repl = repl = Replicator(

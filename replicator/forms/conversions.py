@@ -98,9 +98,7 @@ class Conversions:
         graph.
         """
         replica = self._context
-        if replica.build.all_traced:
-            return replica.replica_id
-        return tf.raw_ops.PlaceholderWithDefault(input=base.differing(int), shape=[])
+        return replica.replica_id if replica.build.all_traced else base.hidden(int)
 
     def own_rows(self, layout: Layout) -> Number:
         """Returns the number of rows of this replica: an int or an int32 scalar."""
@@ -244,7 +242,7 @@ class Conversions:
         if want.how != "sum":
             return x
         # tf.zeros_like makes a constant, which is alive in branches that are not.
-        if not self._context.build.all_traced:  # replica 1 is copied for all others
+        if not self._context.build.all_traced:  # copies have the same graph
             is_first = base.differing(lambda r: r == 0)
             return tf.where(is_first, x, tf.raw_ops.ZerosLike(x=x))
         return x if self._context.replica_id == 0 else tf.raw_ops.ZerosLike(x=x)

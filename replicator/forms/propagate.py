@@ -27,8 +27,8 @@ from replicator.forms.rule import (
     stamped,
 )
 from replicator.forms.tables import RULES
-from replicator.graph.cloning import pythons
 from replicator.graph.ir import functional
+from replicator.graph.ir.kinds import PYTHON
 
 # These pass on numbers of rows.
 _KEEP_ROWS = set("Squeeze ExpandDims Reshape Cast Pack".split())
@@ -181,7 +181,7 @@ def is_of_program(op: tf.Operation) -> bool:
     What has an effect, Python, files, datasets and other resources.
     """
     has_resource = any(t.dtype == tf.resource for t in [*op.inputs, *op.outputs])
-    is_outside = op.type in ("ReadFile", "MatchingFiles", *pythons.OPS)
+    is_outside = op.type in ("ReadFile", "MatchingFiles", *PYTHON)
     return has_resource or is_outside or "Dataset" in op.type or has_effect(op)
 
 

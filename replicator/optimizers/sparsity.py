@@ -120,6 +120,8 @@ def agree(
     first_calls, merged_calls = build.states.of(_First), build.states.of(_Merged)
     first = first_calls.setdefault(place, passed)
     first.check_pairs_with(passed)
+    if not build.all_traced and build.world.num_local == replica.num_replicas:
+        return first.layouts  # all others are copies
     known_layouts = build.knowledge.get(place)
     # Guessing which variables replica 0 does not use would do harm in three cases:
     # optimizers raise if they get no gradients at all, slots created inside step_fn are

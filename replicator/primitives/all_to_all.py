@@ -27,7 +27,7 @@ from replicator.primitives import (
     unknown_shapes,
 )
 
-FACTS = Facts(split="split_axis")
+FACTS = Facts()
 
 
 def all_to_all(
@@ -117,9 +117,13 @@ def exchange(
             "all_to_all", options, tensors, results, of=of, group=group
         )
     index = group.index(context.require("all_to_all").replica_id)
+    known = [
+        None if context.will_be_copied() else tf.get_static_value(own_sizes)
+        for own_sizes in sizes
+    ]
     results = [
-        _uneven(value, split_axis, concat_axis, tf.get_static_value(own_sizes), index)
-        for value, own_sizes in zip(values, sizes, strict=True)
+        _uneven(value, split_axis, concat_axis, own_sizes, index)
+        for value, own_sizes in zip(values, known, strict=True)
     ]
     agreed = [_uneven(value, split_axis, concat_axis, None, index) for value in values]
     # The sizes received from each replica are results too: the gradient's splits.

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import arguments, errors
+from replicator import arguments, context, errors
 from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import Value
 from replicator.primitives import base
@@ -77,6 +77,8 @@ def slice_of(
     if axis is not None:
         where = position(what, axis, value, optional=True)
         size = None if value.shape is None else value.shape[where]
+        if size is not None and size % count and context.will_be_copied():
+            size = None  # the slices of copies have other sizes
         return resized(
             value, where, None if size is None else share(size, index, count)
         )

@@ -190,6 +190,14 @@ def differing(value_of: Callable[[int], bool | int]) -> tf.Tensor:
     return constants.constant(values, replica.replica_id)
 
 
+def hidden(value_of: Callable[[int], bool | int]) -> tf.Tensor:
+    """Returns the same as `differing`, from which nothing is computed before it runs.
+
+    Python and static shapes would depend on it, and they are the same for copies.
+    """
+    return tf.raw_ops.PlaceholderWithDefault(input=differing(value_of), shape=[])
+
+
 def communicate(
     primitive: str,
     options: dict[str, Any],

@@ -31,7 +31,7 @@ from replicator.primitives import (
     weighing,
 )
 
-FACTS = Facts(split="axis")
+FACTS = Facts()
 
 
 def reduce_scatter(

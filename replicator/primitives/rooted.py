@@ -24,7 +24,9 @@ from replicator.primitives import base, flows, unknown_shapes
 
 def is_root(root: int) -> bool:
     """Whether the replica being built is the root."""
-    return context.require("a root").replica_id == root
+    replica = context.require("a root")
+    replica.build.refuse_copies("which replica is the root")
+    return replica.replica_id == root
 
 
 def check_dense(what: str, leaves: Sequence[Any], verb: str) -> None:

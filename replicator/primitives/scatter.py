@@ -18,7 +18,7 @@ from replicator.graph.ir.placeholder import Facts, Placeholder
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import axes, base, flows, gather, groups, rooted
 
-FACTS = Facts(split="axis")
+FACTS = Facts()
 
 
 def scatter(

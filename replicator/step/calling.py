@@ -25,7 +25,7 @@ from replicator.step import (
     tracing,
 )
 from replicator.step.draft import Draft
-from replicator.variables import storage, unbuilt
+from replicator.variables import python_calls, storage, unbuilt
 
 
 def pull_inputs(draft: Draft) -> None:
@@ -77,14 +77,15 @@ def _hidden(elements: Any, further: Sequence[Any]) -> tuple[Any, list[Any]]:
 
 
 def call_step_fn(draft: Draft) -> None:
-    """Calls step_fn in replica order, once per replica or, with copies, for two."""
+    """Calls step_fn in replica order, once per replica or, with copies, once."""
     build = draft.build
+    seeds = _tf.seeds_counted(build.graph)
     large = constants.Constants(build)
     for n, replica_id in enumerate(build.traced):
         if n == 1:
             copies.bring_handles(draft.settings.factory, build)
         start = _tf.operation_count(build.graph)
-        draft.seeds.append(_tf.seeds_counted(build.graph))
+        _tf.count_seeds_from(build.graph, seeds)  # random.py separates the replicas'
         # From Python 3.12 on, contextlib.suppress would copy step_fn's ExceptionGroups.
         try:
             arguments, shard = _arguments(draft, n)
@@ -97,7 +98,7 @@ def call_step_fn(draft: Draft) -> None:
             pass
         storage.meet_needs(build)
         draft.ranges.append((start, _tf.operation_count(build.graph)))
-    scopes.return_collected(build)
+    draft.collected = scopes.return_collected(build)
 
 
 def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
@@ -117,7 +118,6 @@ def check_results(draft: Draft) -> None:
     functional.refuse_raw(draft.ops())
     objects.check(draft.build, draft.settings.peers)
     unbuilt.check(draft.build)
-    copies.check_captures(draft.build)
     checks.check_outputs(draft.returned, draft.build.world, draft.step_fn)
 
 
@@ -137,6 +137,7 @@ def divide_ops(draft: Draft) -> None:
     )
     if build.in_functions:
         numbering.close_gaps(draft.replicas, build.traced)
+    python_calls.note(draft.replicas, build.world.num_local)
 
 
 def copy_replicas(draft: Draft) -> None:
@@ -149,11 +150,12 @@ def copy_replicas(draft: Draft) -> None:
         draft.settings.factory,
         build,
         [*zip(elements, draft.further, strict=True)],
-        draft.replicas,
-        draft.returned,
-        draft.scopes,
-        draft.seeds,
+        draft.replicas[0],
+        (draft.returned[0], [item for _, item in draft.collected]),
+        draft.scopes[0],
     )
-    for ops, returned in clones:
+    for ops, (returned, items) in clones:
         draft.replicas = [*draft.replicas, ops]
         draft.returned.append(returned)
+        for (key, _), item in zip(draft.collected, items, strict=True):
+            build.graph.add_to_collection(key, item)

@@ -83,7 +83,7 @@ def check_writes(
     owners = {**factory.owners(), **build.aliases.noted()}
     initializers = factory.initializers
     outermost = Captures().outermost
-    for replica_id, ops in zip(build.traced, replicas, strict=True):
+    for replica_id, ops in zip(build.compared, replicas, strict=True):
         for op, resource in effects.find_writes(ops):
             if op in initializers or id(outermost(resource)) in owners:
                 continue
@@ -127,7 +127,7 @@ def check_components(
     owners = {**factory.owners(), **build.aliases.noted()}
     initializers = factory.initializers
     outermost = Captures().outermost
-    for replica_id, ops in zip(build.traced, replicas, strict=True):
+    for replica_id, ops in zip(build.compared, replicas, strict=True):
         for op in ops:
             if op in initializers:
                 continue
@@ -168,8 +168,8 @@ def check_kept(
     is_given = any(tensor is own for own in elements[owner])
     raise errors.ContextError(
         errors.compose(
-            f"replica {build.traced[user]} uses a tensor that belongs to replica "
-            f"{build.traced[owner]} ({tensor.name}).",
+            f"replica {build.compared[user]} uses a tensor that belongs to replica "
+            f"{build.compared[owner]} ({tensor.name}).",
             [
                 "the tensor is an input or argument of step_fn"
                 if is_given
@@ -200,7 +200,7 @@ def check_differentiated(
     replica, op, forward = found
     raise errors.ContextError(
         errors.compose(
-            f"only replica {build.traced[replica]} differentiates what was computed "
+            f"only replica {build.compared[replica]} differentiates what was computed "
             f"from a variable before the step ({forward.name}); the gradients of the "
             "others lack that part.",
             [

@@ -18,7 +18,7 @@ from replicator.inputs import checks as input_checks
 from replicator.inputs.shards import Shard
 from replicator.step import checks
 from replicator.step.draft import Draft
-from replicator.variables import drift, elsewhere, python_calls
+from replicator.variables import drift, elsewhere
 
 _SAME_WRITES = (
     "let all hosts write the same values, computed from the same constants; make "
@@ -29,23 +29,22 @@ _SAME_WRITES = (
 def check_effects(draft: Draft) -> None:
     """Checks the replicas' side effects; copies have those of their originals."""
     build, factory = draft.build, draft.settings.factory
-    traced = draft.replicas[: len(build.traced)]
+    compared = draft.replicas[: len(build.compared)]
     if draft.several:
-        draft.active = acting(traced)
+        draft.active = acting(compared)
         checks.check_components(factory, draft.active, build)
         checks.check_writes(factory, draft.active, build)
-        checks.check_circles(traced, build)
-    python_calls.note(traced)
+        checks.check_circles(compared, build)
     random.check(draft.replicas, build.world.local)
 
 
 def check_origins(draft: Draft) -> None:
     """Checks that each replica computes with what is its own or the same for all."""
     if draft.several:
-        traced = draft.replicas[: len(draft.build.traced)]
-        checks.check_kept(traced, _elements(draft), draft.build)
+        compared = draft.replicas[: len(draft.build.compared)]
+        checks.check_kept(compared, _elements(draft), draft.build)
         checks.check_differentiated(
-            draft.settings.factory, traced, draft.previous, draft.build
+            draft.settings.factory, compared, draft.previous, draft.build
         )
 
 

@@ -1,51 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 """Creates handles and copies for several replicas at once, and hides what differs.
 
-graph/cloning/proof.py proves that replicas 0 and 1 are alike; graph/cloning/clone.py
-imports copies of replica 1 into the graph.
+graph/cloning/ imports copies of the first replica into the graph.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.graph.cloning import clone, proof
+from replicator.graph.cloning import clone, facts
+from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import ordering
 from replicator.primitives import arithmetic
+from replicator.step.tracing import Placed
 from replicator.variables.creation import VariableFactory
-from replicator.variables.initial_values import Captured
 
 
 def hide_values(inputs: Sequence[Any]) -> list[Any]:
-    """Keeps static shapes from depending on inputs that are constants in the graph.
+    """Gives the first replica inputs that tell nothing of it, and are its own.
 
     TensorFlow folds constants into static shapes, tf.reshape(x, [constant]) for one,
-    and copies have those of replica 1.
+    and copies have those of the first replica. And a tensor may be its input by two
+    names, or be used besides, where another replica has two tensors.
 
     Args:
         inputs: `inputs[r]` are replica r's, nests of the same structure.
 
     Returns:
-        The same, behind an op that TensorFlow does not evaluate where they may differ.
+        The same, where they differ: behind an op that TensorFlow does not evaluate if
+        it could, and for the first replica behind an identity.
     """
     flat = [tf.nest.flatten(nest, expand_composites=True) for nest in inputs]
     columns = []
     for column in zip(*flat, strict=True):
-        tensors = [leaf for leaf in column if tf.is_symbolic_tensor(leaf)]
-        constants = [tf.get_static_value(leaf) for leaf in tensors]
-        same = all(
-            value is not None and np.array_equal(value, constants[0])
-            for value in constants
-        )
-        if not same and any(map(_is_folded, tensors)):
-            column = tuple(_hidden(leaf) for leaf in column)
+        if any(leaf is not column[0] for leaf in column) and _is_value(column[0]):
+            constants = [tf.get_static_value(leaf) for leaf in column]
+            same = all(
+                value is not None and np.array_equal(value, constants[0])
+                for value in constants
+            )
+            if not same and any(map(_is_folded, column)):
+                column = tuple(_changed(leaf, arithmetic.shield) for leaf in column)
+            else:
+                column = (_changed(column[0], tf.identity), *column[1:])
         columns.append(column)
     return [
         tf.nest.pack_sequence_as(nest, leaves, expand_composites=True)
@@ -55,6 +59,8 @@ def hide_values(inputs: Sequence[Any]) -> list[Any]:
 
 def _is_folded(tensor: tf.Tensor) -> bool:
     """Whether a tensor is computed from constants alone."""
+    if not tf.is_symbolic_tensor(tensor):
+        return True
     todo, seen = [tensor.op], {tensor.op}
     while todo:
         op = todo.pop()
@@ -65,11 +71,16 @@ def _is_folded(tensor: tf.Tensor) -> bool:
     return True
 
 
-def _hidden(leaf: Any) -> Any:
-    if not tf.is_symbolic_tensor(leaf) or leaf.dtype in (tf.resource, tf.variant):
-        return leaf
+_RESOURCES = (tf.resource, tf.variant)
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, tf.Tensor) and leaf.dtype not in _RESOURCES
+
+
+def _changed(leaf: tf.Tensor, change: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     with tf.device(leaf.device):
-        return arithmetic.shield(leaf)
+        return change(leaf)
 
 
 def bring_handles(factory: VariableFactory, build: context.Build) -> None:
@@ -97,48 +108,32 @@ def bring_handles(factory: VariableFactory, build: context.Build) -> None:
         )
 
 
-def check_captures(build: context.Build) -> None:
-    """Requests another build if creating variables made a function capture tensors.
-
-    Raises:
-        BuildAgain: There will be copies, and the functions of replica 1, which found
-            the variables created, may lack what those of replica 0 captured.
-    """
-    copied = not build.all_traced
-    captured = copied and build.states.of(Captured).any
-    if captured and Captured not in build.knowledge:
-        build.knowledge[Captured] = True
-        raise context.BuildAgain
-
-
 def make(
     factory: VariableFactory,
     build: context.Build,
     elements: Sequence[Any] | None,
-    replicas: Sequence[Sequence[tf.Operation]],
-    returned: Sequence[Any],
-    scopes: Sequence[str],
-    counted: Sequence[int],
+    ops: Sequence[tf.Operation],
+    returned: Any,
+    scope: str,
 ) -> Iterator[tuple[list[tf.Operation], Any]]:
-    """Adds copies of replica 1 for the replicas for which step_fn is not called.
+    """Adds copies of the first replica for those for which step_fn is not called.
 
     Args:
         factory: Creates the variables.
         build: The build.
         elements: Each replica's inputs: all tensors that differ between replicas.
-        replicas: The ops of replicas 0 and 1.
-        returned: What step_fn returned for them.
-        scopes: Their name scopes.
-        counted: TensorFlow's count of seeds at the start of each.
+        ops: The ops of the first replica.
+        returned: What step_fn returned for it.
+        scope: Its name scope.
 
     Yields:
         The ops of each copy, and what step_fn would have returned for it.
     """
     world = build.world
-    assert world.num_local == world.num_replicas, "the proof is of replicas 0 and 1"
-    seeds = counted[0], counted[1], _tf.seeds_counted(build.graph)
-    initializers = ordering.with_sources(factory.initializers, replicas)
-    columns = _columns(elements) if elements else []
+    first, *others = world.local
+    devices = [world.device(r) for r in world.local]
+    initializers = ordering.with_sources(factory.initializers, [ops])
+    columns = _columns(elements, world.local) if elements else []
     bring_handles(factory, build)
     used = [*build.aliases.variables().values()]
     used += [v for v in factory.owners().values() if _has_components(v)]
@@ -147,21 +142,47 @@ def make(
         place = functools.partial(variable.placement.handles_on, variable)
         handles = [place(r, build.aliases) for r in world.local]
         columns += [list(column) for column in zip(*handles, strict=True)]
-    flat = [tf.nest.flatten(leaves, expand_composites=True) for leaves in returned]
+    original = facts.Original(
+        facts.Replica(first, devices[0], scope), devices, _keeper(build, columns)
+    )
+    leaves = tf.nest.flatten(returned, expand_composites=True)
     copier = clone.Copier(
-        [[op for op in ops if op not in initializers] for ops in replicas],
-        [[leaf for leaf in leaves if leaf is not None] for leaves in flat],
+        original,
+        [op for op in ops if op not in initializers],
+        [leaf for leaf in leaves if leaf is not None],
         columns,
-        proof.Replicas(world.devices, (scopes[0], scopes[1]), seeds),
         build.ledger,
     )
-    for replica_id in world.local[len(build.traced) :]:
+    for n, replica_id in enumerate(others, 1):
         with tf.name_scope(f"replica_{replica_id}") as scope:
-            copy = copier.copy(replica_id, scope)
+            copy = copier.copy(n, facts.Replica(replica_id, devices[n], scope))
         yield (
             copy.ops,
-            tf.nest.map_structure(copy.leaf, returned[1], expand_composites=True),
+            tf.nest.map_structure(copy.leaf, returned, expand_composites=True),
         )
+
+
+def _keeper(
+    build: context.Build, columns: Sequence[Sequence[tf.Tensor]]
+) -> Callable[[tf.Operation], bool]:
+    """Returns what tells whether an op is where it is for the sake of a resource.
+
+    Of a variable that a replica owns, or of a resource that all replicas share and the
+    user has placed. Other ops on the first replica's device are there as its own.
+    """
+    own, outermost = {id(column[0]) for column in columns}, Captures().outermost
+    placed = build.states.of(Placed)
+
+    def is_kept(op: tf.Operation) -> bool:
+        if build.aliases.device_for(op) is not None:
+            return True
+        if op not in placed:
+            return False
+        resources = [t for t in (*op.inputs, *op.outputs) if t.dtype in _RESOURCES]
+        is_own = any(id(outermost(tensor)) in own for tensor in resources)
+        return bool(resources) and not is_own
+
+    return is_kept
 
 
 def _has_components(variable: Any) -> bool:
@@ -170,8 +191,10 @@ def _has_components(variable: Any) -> bool:
     return placement.owner is None or placement.has_copies
 
 
-def _columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
-    """Returns the tensors of all replicas' elements, [k][r], if their shapes agree.
+def _columns(
+    elements: Sequence[Any], replica_ids: Sequence[int]
+) -> list[list[tf.Tensor]]:
+    """Returns the tensors of the replicas' elements, [k][n], where they differ.
 
     Raises:
         CloneError: Static shapes differ, and the ops that a step builds may depend on
@@ -179,9 +202,13 @@ def _columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
     """
     flat = [tf.nest.flatten(element, expand_composites=True) for element in elements]
     tensors = zip(*flat, strict=True)
-    columns = [list(column) for column in tensors if column[0] is not None]
+    columns = [
+        list(column)
+        for column in tensors
+        if column[0] is not None and any(one is not column[0] for one in column)
+    ]
     for column in columns:
-        for r, tensor in enumerate(column):
+        for r, tensor in zip(replica_ids, column, strict=True):
             # As text: unknown shapes are never equal.
             if str(tensor.shape) != str(column[0].shape):
                 raise errors.CloneError(
@@ -189,7 +216,7 @@ def _columns(elements: Sequence[Any]) -> list[list[tf.Tensor]]:
                         'with build="clone", all replicas must be fed tensors of one '
                         "static shape.",
                         [
-                            f"replica 0: {column[0].shape}",
+                            f"replica {replica_ids[0]}: {column[0].shape}",
                             f"replica {r}: {tensor.shape}",
                         ],
                         "let input_fn return equal shapes (for a Dataset, "

@@ -112,8 +112,8 @@ class Draft:
         settled: For each variable that a strategy has yet to decide on, by its path:
             where earlier code of the user's was built to use its components.
         returned: What step_fn returned for each replica.
+        collected: What was added to collections of the graph: their names and items.
         scopes: The name scope of each replica for which step_fn was called.
-        seeds: TensorFlow's count of seeds at the start of each of these replicas.
         ranges: The range of op numbers, (begin, end), of each of these replicas.
         replicas: The ops of each replica.
         active: Those that may touch a resource or have an effect; until the step is
@@ -142,8 +142,8 @@ class Draft:
     further: Sequence[Any] = ()
     settled: Mapping[str, Settlement | None] = dataclasses.field(default_factory=dict)
     returned: list[Any] = dataclasses.field(default_factory=list)
+    collected: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
     scopes: list[str] = dataclasses.field(default_factory=list)
-    seeds: list[int] = dataclasses.field(default_factory=list)
     ranges: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     replicas: Sequence[Sequence[tf.Operation]] = ()
     active: Sequence[Sequence[tf.Operation]] = ()

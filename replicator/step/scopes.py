@@ -15,6 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import _tf, context, errors
+from replicator.primitives import base
 
 
 @contextlib.contextmanager
@@ -79,12 +80,16 @@ def own_collections(build: context.Build, scope: str) -> Iterator[None]:
     build.states.of(_Collected).extend(added)
 
 
-def return_collected(build: context.Build) -> None:
-    """Adds to the collections what `own_collections` took out of them."""
+def return_collected(build: context.Build) -> list[tuple[str, Any]]:
+    """Adds to the collections what `own_collections` took out of them.
+
+    Returns:
+        The names of the collections and the items, nests of tensors and ops.
+    """
     collected = build.states.of(_Collected)
     for key, item in collected:
         build.graph.add_to_collection(key, item)
-    collected.clear()
+    return [(key, _op_of(item) or item) for key, item in collected]
 
 
 def _take(graph: tf.Graph, scope: str) -> list[tuple[str, Any]]:
@@ -103,16 +108,21 @@ def _take(graph: tf.Graph, scope: str) -> list[tuple[str, Any]]:
 
 
 def _is_within(item: Any, scope: str) -> bool:
-    """Whether an item of a collection was computed in a name scope.
-
-    Assignments return variables that stand for them; these have the assignment's op.
-    """
+    """Whether an item of a collection was computed in a name scope."""
     if isinstance(item, tf.IndexedSlices | tf.RaggedTensor | tf.SparseTensor):
         item = item.values
-    op = item if isinstance(item, tf.Operation) else getattr(item, "op", None)
-    if not isinstance(op, tf.Operation) or op.type in _HANDLES:
-        return False
-    return op.name.startswith(scope)
+    op = item.op if isinstance(item, tf.Tensor) else _op_of(item)
+    return op is not None and op.type not in _HANDLES and op.name.startswith(scope)
+
+
+def _op_of(item: Any) -> tf.Operation | None:
+    """Returns an op, or that of an assignment, which is a variable that stands for it.
+
+    None for tensors.
+    """
+    is_tensor = isinstance(item, tf.Tensor | tf.__internal__.CompositeTensor)
+    op = None if is_tensor else getattr(item, "op", item)
+    return op if isinstance(op, tf.Operation) else None
 
 
 class _Writers(dict[Any, int]):
@@ -124,8 +134,7 @@ def summaries_once(
 ) -> contextlib.AbstractContextManager[None]:
     """Has each summary written by the first replica only that writes one of its name.
 
-    As under tf.distribute, whose replicas other than the first write none. Copies of a
-    replica write under their own names.
+    As under tf.distribute, whose replicas other than the first write none.
 
     Args:
         replica: The replica that is built in this block.
@@ -136,9 +145,9 @@ def summaries_once(
         name = tf.get_current_name_scope().removeprefix(replica.scope)
         place = name, replica.count((_Writers, name))
         _warn_of_fixed_step()
-        if not replica.build.all_traced:
-            return tf.constant(True)
         writer = writers.setdefault(place, replica.replica_id)
+        if not replica.build.all_traced:
+            return base.hidden(lambda r: r == writer)
         return tf.constant(writer == replica.replica_id)
 
     return _tf.summaries_if(is_written)

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, context, errors
-from replicator.graph.passes import owners, random
+from replicator.graph.passes import random
 from replicator.interop import distribute
 from replicator.step import constants, outputs, scopes
 
@@ -36,7 +36,7 @@ def build_replica(
     function = _tf.function_of(step_fn)
     with (
         scopes.kept_caching_device(),
-        graph.device(_placer(build.world.device(replica_id), build.aliases, large)),
+        graph.device(_placer(build, replica_id, large)),
         tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),
         _tf.tracing_apart(graph, replica_id, build.traces) as trace_anew,
@@ -114,8 +114,12 @@ def _refuse_uncallable(
     ) from error
 
 
+class Placed(set[tf.Operation]):
+    """Ops that the user's tf.device placed where the replica is anyway."""
+
+
 def _placer(
-    device: str, aliases: owners.Aliases, large: constants.Constants
+    build: context.Build, replica_id: int, large: constants.Constants
 ) -> Callable[[tf.Operation], str]:
     """Returns a device function that fills in what the user's tf.device left open.
 
@@ -124,6 +128,8 @@ def _placer(
     communicates in each build by itself. Where the step itself is a function,
     `_tf.tracing_apart` ensures that.
     """
+    device, aliases = build.world.device(replica_id), build.aliases
+    placed = build.states.of(Placed)
     default = tf.DeviceSpec.from_string(device)
     merged = {"": device}
 
@@ -136,6 +142,8 @@ def _placer(
         if user_device not in merged:
             spec = default.make_merged_spec(tf.DeviceSpec.from_string(user_device))
             merged[user_device] = spec.to_string()
+        if user_device and merged[user_device] == device:
+            placed.add(op)
         return merged[user_device]
 
     return place

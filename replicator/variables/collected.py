@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from replicator.variables.placement import Placement, Write
 
+_ALL = 2**31 - 1  # rows
 _MEAN = tf.VariableAggregation.MEAN
 
 
@@ -38,8 +39,7 @@ class Rows(Placement):
     def written(self, value: Any, write: Write) -> Any:
         """Gives all rows to the first replica; the others start with none."""
         value = write.as_tensor(value)
-        if write.replica_id:
-            return value[:0]
+        value = value[: write.own(lambda r: 0 if r else _ALL)]
         count = len(write.variable.outside)
         return value * count if self.aggregation == _MEAN else value
 
@@ -69,7 +69,8 @@ class Owed(Placement):
         """Returns the replica's own row; or the sum for the first, zeros for others."""
         value = write.as_tensor(value)
         rows = tf.shape(value)[0]
-        own_row = tf.gather(value, [tf.minimum(write.replica_id, rows - 1)])
+        replica_id = write.own(int)
+        own_row = tf.gather(value, [tf.minimum(replica_id, rows - 1)])
         total = tf.reduce_sum(value, 0, keepdims=True)
-        share_of_sum = tf.zeros_like(total) if write.replica_id else total
+        share_of_sum = tf.where(tf.equal(replica_id, 0), total, tf.zeros_like(total))
         return tf.where(tf.equal(rows, self.replicas), own_row, share_of_sum)

@@ -110,7 +110,7 @@ def check(build: context.Build, variable: Any, ops: Sequence[tf.Operation]) -> N
     aliases = build.aliases.variables()
     outermost = Captures().outermost
     for op in ops:
-        if op in paired_writes:
+        if _tf.copied_from(op) in paired_writes:
             continue
         handles = {id(outermost(tensor)) for _, tensor in resource_inputs(op)}
         if not any(key in aliases or key in source_ids for key in handles):

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from replicator import context
+from replicator import _tf, context
 from replicator.graph.equal.equality import Level, Ops
 from replicator.graph.ir.kinds import kind_of
 
@@ -76,12 +76,35 @@ def _tell(noted: dict[int, Doubt], level: Level, seen: set[Ops]) -> None:
                 for body in level.bodies(ops):
                     _tell(noted, body, seen)
                 continue
-            doubts = [noted.get(id(x)) for op in ops for x in op.inputs[1:2]]
-            found = [doubt for doubt in doubts if doubt is not None]
-            if len(found) < len(ops) or found[0].about in _told:
+            (first,) = [noted.get(id(x)) for x in ops[0].inputs[1:2]] or [None]
+            if first is None or first.about in _told:
                 continue
-            if level.difference(tuple(doubt.own for doubt in found)) is not None:
-                warn(found[0].about, found[0].warning)
+            own = [_own(noted, first, op) for op in ops]
+            found = tuple(value for value in own if value is not None)
+            if len(found) == len(ops) and level.difference(found) is not None:
+                warn(first.about, first.warning)
+
+
+def _own(noted: dict[int, Doubt], first: Doubt, op: tf.Operation) -> tf.Tensor | None:
+    """Returns a replica's own value, which a copy computes as the first replica does.
+
+    Args:
+        noted: The doubts.
+        first: That of the first replica.
+        op: The replica's write.
+    """
+    doubt = noted.get(id(op.inputs[1]))
+    if doubt is not None:
+        return doubt.own
+    stack, seen = [op.inputs[1].op], {op.inputs[1].op}
+    while stack:
+        source = stack.pop()
+        if _tf.copied_from(source) is first.own.op:
+            return source.outputs[first.own.value_index]
+        new = {tensor.op for tensor in source.inputs} - seen
+        seen |= new
+        stack += new
+    return None
 
 
 def warn(about: Any, warning: str) -> None:

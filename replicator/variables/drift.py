@@ -141,17 +141,20 @@ class _Checker:
         self, op: tf.Operation, around: effects.Claim | None
     ) -> tuple[bool, effects.Claim | None]:
         """Returns whether the replicas agreed on a write, and the claim it is under."""
-        if op.graph not in self._claims:
-            self._claims[op.graph] = self._build.ledger.claims(op.graph)
-        claims = self._claims[op.graph]
+        claims = self._claims_of(op.graph)
         if op in claims:
             claim = claims[op]
             agreed = claim is None or claim.proven
             return agreed, None if agreed else claim
         return False, around
 
+    def _claims_of(self, graph: Any) -> dict[tf.Operation, effects.Claim | None]:
+        if graph not in self._claims:
+            self._claims[graph] = self._build.ledger.claims(graph)
+        return self._claims[graph]
+
     def _is_proven(self, op: tf.Operation) -> bool:
-        claim = self._claims[op.graph].get(op)
+        claim = self._claims_of(op.graph).get(op)
         return claim is not None and claim.proven
 
     def _check_write(
@@ -249,7 +252,7 @@ class _Checker:
             errors.compose(
                 f"variable {name} has no aggregation, {dtype} has no mean, and what "
                 "each replica assigns to it depends on its own examples of the batch.",
-                errors.sites_of_ops(ops, self._build.traced),
+                errors.sites_of_ops(ops, self._build.compared),
                 "assign what is computed from all examples, e.g. "
                 'repl.all_reduce(value, "sum") or "max" in place of the value; or give '
                 "it an aggregation, tf.VariableAggregation.SUM for example. A function "
@@ -278,8 +281,8 @@ class _Checker:
         ):
             self.found.add(key)
             return
-        sites = errors.sites_of_ops(ops, self._build.traced)
-        sites += _differ_by(different, self._build.traced)
+        sites = errors.sites_of_ops(ops, self._build.compared)
+        sites += _differ_by(different, self._build.compared)
         if claim is None:
             self._refuse_op(variable, ops, sites)
         if claim.wrapped:
@@ -326,7 +329,7 @@ class _Checker:
         """Raises because one replica makes a write that another does not."""
         variable = level.resources[key]
         sites = []
-        for r, op, writes in zip(self._build.traced, ops, level.writes, strict=True):
+        for r, op, writes in zip(self._build.compared, ops, level.writes, strict=True):
             site = f"replica {r}: {len(writes.get(key, ()))} writes"
             if op is not None:
                 site += f", here {op.type} {_at(op)}"

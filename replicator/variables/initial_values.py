@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,6 @@ import tensorflow as tf
 
 from replicator import _tf, context, errors
 from replicator.graph.ir.kinds import kind_of
-
-
-@dataclasses.dataclass
-class Captured:
-    """Whether a function captured a tensor for an initial value, while replicas ran."""
-
-    any: bool = False
 
 
 def dtype_and_shape(kwargs: dict[str, Any]) -> tuple[tf.DType, tf.TensorShape]:
@@ -78,9 +70,6 @@ def lifted(initial_value: Any) -> Any:
         sources = _sources(initial_value)
         # The ops left behind draw random numbers for nobody: they are not in the step.
         _tf.abandon([op for op in sources if kind_of(op).stateful])
-        replica = context.current()
-        if replica is not None and any(op.type == "Placeholder" for op in sources):
-            replica.build.states.of(Captured).any = True
         return lifted
     except _tf.UnliftableError as error:
         raise errors.ContextError(

@@ -76,7 +76,9 @@ def doubt_share(variable: Any, written: Any, replica: context.ReplicaContext) ->
         "pass sample_weight=repl.weight, if the number is a mean over the examples; or "
         "pass one value per example.",
     )
-    doubt = doubts.Doubt(written, tf.identity(values), update.metric, warning)
+    if values.graph is not tf.compat.v1.get_default_graph():
+        values = tf.identity(values)
+    doubt = doubts.Doubt(written, values, update.metric, warning)
     doubts.note(replica, doubt)
 
 

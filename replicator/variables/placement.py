@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from replicator import _tf
 from replicator.graph.passes.owners import Aliases
-from replicator.primitives import arithmetic
+from replicator.primitives import arithmetic, base
 from replicator.variables.seeds import Seed
 from replicator.world import World
 
@@ -55,11 +55,23 @@ class Write:
         variable: The variable, or its first component.
         replica_id: The replica whose component is written.
         method: The method that writes it.
+        is_copied: Whether other replicas' writes will be copies of this one.
     """
 
     variable: Any
     replica_id: int
     method: str = "assign"
+    is_copied: bool = False
+
+    @classmethod
+    def by(cls, replica: context.ReplicaContext, variable: Any, method: str) -> Write:
+        """Returns a write by the replica that is being built."""
+        copied = not replica.build.all_traced
+        return cls(variable, replica.replica_id, method, copied)
+
+    def own(self, value_of: Callable[[int], bool | int]) -> Any:
+        """Returns what is made of the replica's id; a tensor if the write is copied."""
+        return base.hidden(value_of) if self.is_copied else value_of(self.replica_id)
 
     def as_tensor(self, value: Any) -> tf.Tensor:
         """Converts a value to a tensor of the variable's dtype."""
@@ -308,9 +320,11 @@ class Aggregated(Placement):
 
     def written(self, value: Any, write: Write) -> Any:
         """Gives the whole value to the first component where values add up."""
-        if write.replica_id and self.adds_up:
-            return tf.zeros_like(write.as_tensor(value))
-        return value
+        is_first = not self.adds_up or write.own(lambda r: r == 0)
+        if is_first is True:
+            return value
+        value = write.as_tensor(value)
+        return tf.where(is_first, value, tf.zeros_like(value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,9 +341,9 @@ class Seeded(Placement):
 
     def written(self, value: Any, write: Write) -> Any:
         """Offsets the seed of a newly assigned state for the replica."""
-        if not write.replica_id or write.method != "assign":
+        if write.method != "assign":
             return value
-        offset = self.seed.offset(write.variable, write.replica_id)
+        offset = self.seed.offset(write.variable, write.own(int))
         return write.as_tensor(value) + offset
 
     def assigned(self, value: Any, write: Write) -> Any:

@@ -16,24 +16,24 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import _tf, errors
-from replicator.graph.ir.kinds import kind_of
+from replicator.graph.ir.kinds import PYTHON, kind_of
 
-_TYPES = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 _ANY = threading.Event()  # set once a step calls Python; until then nobody need look
 
 
-def note(replicas: Sequence[Iterable[tf.Operation]]) -> None:
+def note(replicas: Sequence[Iterable[tf.Operation]], count: int) -> None:
     """Marks the Python functions that a step's ops call, also inside functions.
 
     Args:
-        replicas: `replicas[r]` are the ops of replica r.
+        replicas: `replicas[n]` are the ops of the n-th replica that is not a copy.
+        count: The number of replicas, with copies.
     """
     stack = [list(ops) for ops in replicas]
     seen: set[tf.Graph] = set()
     while stack:
         for op in stack.pop():
-            if op.type in _TYPES:
-                if _tf.mark_python_function(op, len(replicas), errors.line_of(op)):
+            if op.type in PYTHON:
+                if _tf.mark_python_function(op, count, errors.line_of(op)):
                     _ANY.set()
             elif kind_of(op).calls:
                 bodies = {body for _, body in _tf.called_graphs(op)} - seen

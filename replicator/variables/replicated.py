@@ -260,7 +260,7 @@ class ReplicatedVariable(
         with self._entered(replica, claim), self._afterwards():
             if self.placement.differs:
                 metric_state.check_write(self, value, replica, method)
-                write = Write(self, replica.replica_id, method)
+                write = Write.by(replica, self, method)
                 value = self.placement.assigned(value, write)
                 value = agreement.of_examples(self, value, replica, method)
                 metric_state.doubt_share(self, value, replica)

@@ -8,6 +8,7 @@ seed, which is offset by the replica, so that every replica draws different numb
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
@@ -34,11 +35,11 @@ class Seed:
             return None
         return _SEEDS.get(component.name.partition(":")[0].split("/")[-1])
 
-    def offset(self, like: tf.Variable, replica_id: int) -> tf.Tensor:
+    def offset(self, like: tf.Variable, replica_id: Any) -> tf.Tensor:
         """Returns what to add to the state on a replica, in the variable's shape."""
         offset = [0] * like.shape.num_elements()
-        offset[self.position] = replica_id * OFFSET
-        return tf.constant(offset, like.dtype)
+        offset[self.position] = OFFSET
+        return tf.constant(offset, like.dtype) * tf.cast(replica_id, like.dtype)
 
 
 # Keyed by the names of the states of Keras' SeedGenerator and tf.random.Generator.

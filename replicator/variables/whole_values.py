@@ -75,7 +75,7 @@ def written(variable: Any, value: Any, method: str = "assign") -> Any:
     if placement is None or not placement.grows:
         return value
     replica = context.require("a write")
-    return placement.written(value, Write(variable, replica.replica_id, method))
+    return placement.written(value, Write.by(replica, variable, method))
 
 
 class Writes:

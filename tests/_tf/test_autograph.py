@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import tensorflow as tf
 
@@ -89,27 +87,6 @@ def test_function_of_opens_a_tf_function(method):
     opened = _tf.function_of(holder.call)
     assert not isinstance(opened, tf.types.experimental.PolymorphicFunction)
     assert int(opened(1)) == 2
-
-
-def test_same_conversion_tells_calls_of_one_converted_function() -> None:
-    scopes = []
-
-    def note(function: Any) -> None:
-        (cell,) = (
-            c for c in function.__closure__ if "FunctionScope" in str(c.cell_contents)
-        )
-        scopes.append(cell.cell_contents)
-
-    def converted(x: tf.Tensor) -> tf.Tensor:
-        note(lambda: tf.sin(x))
-        return x
-
-    for _ in range(2):
-        with tf.Graph().as_default():
-            _tf.call_converted(converted, [tf.constant(1.0)])
-    one, two = scopes
-    assert one is not two and _tf.same_conversion(one, two)
-    assert not _tf.same_conversion(one, 1)
 
 
 def _fails(x):

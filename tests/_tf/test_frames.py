@@ -220,3 +220,4 @@ def test_copy_line_gives_an_op_the_frames_of_another():
     assert _tf.user_frames(again) == _tf.user_frames(copy)
     assert _tf.user_frames(copy) == _tf.user_frames(one)
     assert _tf.user_frames(copy)[-1][2] == "original"
+    assert [_tf.copied_from(op) for op in (again, copy, one)] == [copy, one, one]

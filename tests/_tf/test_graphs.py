@@ -51,3 +51,5 @@ def test_seeds_counted_are_those_without_a_seed_of_their_own() -> None:
         tf.random.normal([], seed=4)
         tf.random.uniform([])
         assert _tf.seeds_counted(graph) == 2
+        _tf.count_seeds_from(graph, 1)
+        assert tf.compat.v1.random.get_seed(None) == (3, 1)

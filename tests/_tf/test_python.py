@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,22 +60,34 @@ def test_python_that_the_runtime_calls_is_told_from_others():
     assert seen == {where: where in inside for where in (*inside, "plain", "thread")}
 
 
-def test_python_functions_are_found_and_registered_anew() -> None:
-    def times(factor: float) -> Any:
-        return lambda x: x * factor
-
+def test_copied_python_functions_keep_what_their_gradients_need_apart() -> None:
+    """TensorFlow keeps it under the token, which the gradient's function knows."""
+    v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
         x = tf.constant(2.0)
-        y = tf.py_function(times(3.0), [x], tf.float32)
-        tf.gradients(y, x)
-        z = tf.numpy_function(times(5.0), [x], tf.float32)
-        assert _tf.python_function("pyfunc_of_nobody") is None
-        for op in (y.op, z.op):
-            like = _tf.python_function(op.get_attr("token").decode())
-            assert isinstance(like, _tf.PythonFunction) and callable(like.body)
-            token = _tf.register_python_function(times(7.0), like)
-            again = _tf.python_function(token)
-            assert again is not None and again.facts == like.facts
-        assert like.facts == ()  # of the numpy_function
-    with tf.compat.v1.Session(graph=graph) as session:
-        assert session.run([y, z]) == [6.0, 10.0]
+        y = tf.py_function(lambda x: x**2, [x], tf.float32)
+        (d,) = tf.gradients(y, x)
+        gradient = d.op if d.op.type == "EagerPyFunc" else d.op.inputs[0].op
+        copies: dict[str, str] = {}
+        tokens = [
+            _tf.copy_python_function(op.get_attr("token").decode(), copies)
+            for op in (gradient, y.op)
+        ]
+        assert len({*copies, *copies.values()}) == 4
+        assert list(copies.values()) == [tokens[1], tokens[0]]
+
+        def copied(op: tf.Operation, token: str, inputs: list[tf.Tensor]) -> tf.Tensor:
+            (result,) = tf.raw_ops.EagerPyFunc(
+                input=inputs, token=token, Tout=[tf.float32]
+            )
+            return result
+
+        other = copied(y.op, tokens[1], [tf.constant(5.0)])
+        with tf.control_dependencies([other, y]):
+            ones = tf.constant(1.0)
+            slopes = [
+                copied(gradient, token, [ones])
+                for token in (tokens[0], gradient.get_attr("token"))
+            ]
+    with v1.Session(graph=graph) as session:
+        assert session.run([y, other, *slopes]) == [4.0, 25.0, 10.0, 4.0]

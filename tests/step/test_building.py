@@ -138,7 +138,9 @@ def test_two_threads_run_two_replicators_at_once():
     barrier = threading.Barrier(2)
 
     def work(index: int) -> None:
-        repl = replicator.Replicator([f"CPU:{2 * index}", f"CPU:{2 * index + 1}"])
+        repl = replicator.Replicator(
+            [f"CPU:{2 * index}", f"CPU:{2 * index + 1}"], build="trace"
+        )
         with repl.context():
             total = tf.Variable(0.0)
 
@@ -178,7 +180,7 @@ def test_a_tape_around_a_step_that_it_does_not_use(mode):
 
 @pytest.mark.parametrize("mode", helpers.MODES)
 def test_devices_of_the_user_are_kept(mode):
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     placed = []
 
     def step_fn():
@@ -235,7 +237,7 @@ def test_step_fn_may_be_a_function_of_a_class(mode):
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_garbage_is_collected_after_a_build_as_before(enabled: bool) -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     during = []
 
     def step() -> None:

@@ -259,7 +259,7 @@ def test_data_sets_and_composites_are_made_of_them() -> None:
 
 
 def test_step_fn_is_called_once_per_replica() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     calls = iter(range(10))
 
     def step_fn() -> Any:

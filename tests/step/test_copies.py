@@ -17,7 +17,7 @@ VARIABLES = pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 @pytest.mark.fast
 @VARIABLES
 def test_handles_are_there_before_the_second_replica_is_built(variables: str) -> None:
-    repl = helpers.make(3, variables=variables)
+    repl = helpers.make(3, variables=variables, build="trace")
     with repl.context():
         used = [tf.Variable([float(k), 1.0]) for k in range(4)]
     captured = []

@@ -54,7 +54,7 @@ class Model(tf.Module):
 def test_a_value_kept_from_another_replica_is_refused(
     how: str, origin: str, mode: str
 ) -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
 
     def make_step() -> Any:
         model = Model()
@@ -94,7 +94,7 @@ def test_constants_may_be_kept(mode: str) -> None:
 def test_results_may_be_kept_if_they_are_the_same_on_all_replicas(
     primitive: str,
 ) -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     alone = repl.group([0])
     kept: dict[str, tf.Tensor] = {}
 

@@ -176,7 +176,7 @@ def test_callbacks_of_a_step_are_refused_where_they_would_wait_for_it() -> None:
 
 
 def test_the_device_around_a_call_moves_nothing() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     with repl.context():
         total = tf.Variable(1.0)
     placed = []
@@ -257,7 +257,7 @@ def test_the_graph_of_a_step_dies_with_its_step_fn(mode: str, fails: bool) -> No
 
     A user's function outside of the cell keeps no trace of it.
     """
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     graphs: list[weakref.ref[Any]] = []
     with repl.context():
         weight = tf.Variable(1.0)

@@ -19,7 +19,7 @@ def _agreed(
     aggregation: A, dtype: tf.DType, updating: bool = False
 ) -> list[np.ndarray]:
     """Returns the values that three replicas assign."""
-    repl = helpers.make(3)
+    repl = helpers.make(3, build="trace")  # which each replica is, is asked inside
     with repl.context():
         variable = tf.Variable(tf.zeros([2], dtype), aggregation=aggregation)
 

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from replicator.variables.collected import Owed, Rows
+from replicator.variables.placement import Write
 
 MEAN, SUM = tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM
 ROWS = np.arange(8.0).reshape(4, 2)
@@ -18,13 +19,11 @@ ROWS = np.arange(8.0).reshape(4, 2)
 
 def _written(placement: Any, value: Any, count: int) -> list[tf.Tensor]:
     """Returns what each replica gets of what is written."""
-    variable = types.SimpleNamespace(outside=[None] * count)
+    variable = types.SimpleNamespace(outside=[None] * count, dtype=None)
     return [
         placement.written(
             value,
-            types.SimpleNamespace(
-                as_tensor=tf.convert_to_tensor, replica_id=r, variable=variable
-            ),
+            Write(variable, r),
         )
         for r in range(count)
     ]

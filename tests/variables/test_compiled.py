@@ -337,7 +337,7 @@ def test_a_function_of_steps_does_no_harm_outside(kind: str) -> None:
 
 @pytest.mark.mirrored
 def test_a_function_from_outside_is_refused_in_steps() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")  # clones pass their own
     with repl.context():
         variable = tf.Variable(VALUE, name="weights")
     double = jit(lambda: 2.0 * variable)

@@ -310,7 +310,7 @@ def test_collections_hold_the_variable_once() -> None:
 
 
 def test_get_variable_finds_what_was_made_before() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     results: list[tf.Variable] = []
 
     def step_fn() -> tf.Tensor:

@@ -18,13 +18,13 @@ Zadeck 1988, Detecting equality of variables in programs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.equal.counterparts import are_alike
 from replicator.graph.equal.outside import Arguments, Column, Inputs, Ops
 from replicator.graph.equal.value_numbering import is_pure
 from replicator.graph.ir import placeholder
@@ -330,3 +330,34 @@ def of_step(
 
 def _key(column: Column) -> tuple[int, ...]:
     return tuple(map(id, column))
+
+
+def are_alike(ops: Sequence[tf.Operation]) -> bool:
+    """Whether ops do the same, on the same type of device, with equally many inputs."""
+    first = ops[0]
+    attributes: Any = None
+    for op in ops[1:]:
+        if op is first:
+            continue
+        if op.type != first.type or len(op.inputs) != len(first.inputs):
+            return False
+        if _device_type(op.device) != _device_type(first.device):
+            return False
+        if attributes is None:
+            attributes = _attributes(first)
+        if _attributes(op) != attributes:
+            return False
+    return True
+
+
+def _attributes(op: tf.Operation) -> dict[str, Any]:
+    """Returns the attributes that determine what an op does.
+
+    Those with underscores, such as names and compiler annotations, do not.
+    """
+    return {k: v for k, v in op.node_def.attr.items() if not k.startswith("_")}
+
+
+@functools.cache
+def _device_type(device: str) -> str | None:
+    return tf.DeviceSpec.from_string(device).device_type

@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeAlias
 import tensorflow as tf
 
 from replicator import _tf
-from replicator.graph.equal.counterparts import hold_the_same
 from replicator.graph.ir.captures import Captures
 
 Column: TypeAlias = tuple[tf.Tensor, ...]  # one per replica
@@ -153,3 +152,23 @@ class Arguments(Inputs):
         """Whether a loop passes an argument on unchanged."""
         body = _tf.called_graphs(self._ops[r])[1][1]
         return body.outputs[place] is body.inputs[place]
+
+
+_SMALL = 1024  # elements; larger eager tensors are not compared
+
+
+def hold_the_same(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether small eager tensors have the same value."""
+    first = tensors[0]
+    for tensor in tensors:
+        dtype = tensor.dtype
+        numbers = dtype.is_floating or dtype.is_integer or dtype.is_complex
+        if tf.is_symbolic_tensor(tensor) or not (numbers or dtype.is_bool):
+            return False
+        if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
+            return False
+        if tensor.shape.num_elements() > _SMALL:
+            return False
+    return all(
+        tensor.numpy().tobytes() == first.numpy().tobytes() for tensor in tensors
+    )

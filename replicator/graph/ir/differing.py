@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constants of the library that differ between replicas, like a replica's position.
 
-Such a constant carries the values of all replicas in an attribute, so that with
-build="clone" it does not count as a difference of step_fn, and a copy can be given its
-own value. Constants of users carry no such attribute.
+Such a constant carries the values of all replicas in an attribute, so that a copy can
+be given its own with build="clone". Constants of users carry no such attribute.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ class Kind:
     resources: bool
 
 
+PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")  # call a Python function
 _RESOURCE = tf.resource.as_datatype_enum
 _kinds: dict[str, Kind] = {}  # by op type; op.op_def is a costly copy
 

@@ -95,7 +95,6 @@ class Facts:
             sends out the result; "direct": each tensor goes from the replica that has
             it to those that need it; "order": nothing is sent.
         same_for_all: Whether all participants receive the same, states excepted.
-        split: The option that names the axis along which operands are split, if any.
         end: For a message, "sends" or "receives".
         orders_effects: Whether effects after a call wait for those before it.
         reduces_for_all: Whether its option "op" says how each operand is reduced, and
@@ -105,7 +104,6 @@ class Facts:
 
     algorithm: str = "direct"
     same_for_all: bool = False
-    split: str | None = None
     end: str | None = None
     orders_effects: bool = False
     reduces_for_all: bool = False

@@ -19,24 +19,7 @@ from replicator import _tf, errors
 from replicator.graph.ir.kinds import kind_of
 
 OFFSET = 1_000_003  # between replicas; a prime, far from hand-picked differences
-_INSTEAD_OF_NONE = 2**31 - 1
 SEPARATED = "_replicator_seed"  # the attribute of an op whose seed was offset
-
-
-def counted(seed: int, first: int, second: int) -> int:
-    """Returns the seed of replica 0's op as TensorFlow has counted it.
-
-    A global seed of 0 with a counted seed of 0 would mean none: TensorFlow then writes
-    another number.
-
-    Args:
-        seed: The global seed.
-        first: The seed of replica 0's op.
-        second: The seed of replica 1's op.
-    """
-    if not seed and first == _INSTEAD_OF_NONE and second != first + OFFSET:
-        return 0
-    return first
 
 
 @contextlib.contextmanager

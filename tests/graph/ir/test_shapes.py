@@ -61,7 +61,6 @@ _TUPLES = {
     "axes.py",
     "fetched.py",
     "all_to_all.py",
-    "counterparts.py",
     "match.py",
     "near_misses.py",
     "part_markers.py",
