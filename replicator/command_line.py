@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import frames
 
 _TO_MODULE = "--"
 _INTERRUPTED = 130  # the exit status of a program that Ctrl-C ends
@@ -78,7 +79,9 @@ def parse_of_module(name: str, arguments: Sequence[str]) -> None:
 
 def _is_users(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
-    return bool(file and _tf.users_of([(file, 1, "")]) and not _tf.is_installed(file))
+    return bool(
+        file and frames.users_of([(file, 1, "")]) and not frames.is_installed(file)
+    )
 
 
 def check_outputs(*given: flags.FlagHolder[str | None]) -> None:

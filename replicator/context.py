@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import traces as tf_traces
 from replicator.graph.ir.placeholder import Facts, Gradient
 from replicator.graph.order.effects import Claim, Ledger
 from replicator.graph.passes.owners import Aliases
@@ -121,7 +122,7 @@ class Build:
     in_functions: bool = False
     messages: bool = False
     step_key: Any = None
-    traces: _tf.Traces = dataclasses.field(default_factory=_tf.Traces)
+    traces: tf_traces.Traces = dataclasses.field(default_factory=tf_traces.Traces)
     created: dict[str, Created] = dataclasses.field(default_factory=dict)
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
 

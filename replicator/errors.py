@@ -15,13 +15,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import autograph
+from replicator._tf import frames as tf_frames
 
 UNKNOWN = "an unknown line"  # if no line of the user's is on the stack
 _LONGEST = 300  # characters of a value in a message
 
 
-class ReplicatorError(_tf.LeftAsItIs, Exception):
+class ReplicatorError(autograph.LeftAsItIs, Exception):
     """The base class of every error that this library raises by itself."""
 
 
@@ -187,7 +188,7 @@ def one_line(error: BaseException | str, most: int = 1000) -> str:
 
 def user_line() -> str:
     """Returns the innermost line of the user's code on the stack, and its function."""
-    return innermost(_tf.user_frames())
+    return innermost(tf_frames.user_frames())
 
 
 def definition(function: Any) -> str:
@@ -216,7 +217,7 @@ def sites_of(what: str, function: Any) -> list[str]:
 
 def line_of(what: tf.Operation | BaseException) -> str:
     """Returns the user's line that created a graph op or raised, and its function."""
-    return innermost(_tf.user_frames(what))
+    return innermost(tf_frames.user_frames(what))
 
 
 def sites_of_ops(ops: Sequence[tf.Operation], replica_ids: Sequence[int]) -> list[str]:

@@ -15,7 +15,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import tensorflow as tf
 
-from replicator import _tf, arguments, context, errors
+from replicator import arguments, context, errors
+from replicator._tf import autograph
 from replicator.compressors import all_reduce as compressed
 from replicator.interop import tf_replicator
 from replicator.primitives import (
@@ -70,7 +71,7 @@ def in_own_steps(method: _Method) -> _Method:
             raise _elsewhere(self, method.__name__, replica)
         return method(self, *args, **kwargs)
 
-    return cast(_Method, _tf.not_converted(call))
+    return cast(_Method, autograph.not_converted(call))
 
 
 def _elsewhere(

@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors, values
+from replicator import context, errors, values
+from replicator._tf import autograph
 from replicator.cluster import faults
 from replicator.inputs import positions
 from replicator.report import plan as plans
@@ -29,7 +30,7 @@ class Running:
         mode = self._input_mode if input_mode is None else input_mode
         return Request(step_fn, inputs, mode, *others)
 
-    @_tf.not_converted
+    @autograph.not_converted
     def run(
         self,
         step_fn: Callable[..., Any],
@@ -103,7 +104,7 @@ class Running:
                 )
             )
 
-    @_tf.not_converted
+    @autograph.not_converted
     def build(
         self,
         step_fn: Callable[..., Any],
@@ -145,7 +146,7 @@ class Running:
             )
         )
 
-    @_tf.not_converted
+    @autograph.not_converted
     def epoch(
         self,
         step_fn: Callable[..., Any],
@@ -245,7 +246,7 @@ class Running:
         """Keeps the plan of a step that has just been built."""
         self._plan = plan
 
-    @_tf.not_converted
+    @autograph.not_converted
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
         """Restarts the inputs of all steps from their first elements.
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, arguments, errors
+from replicator import arguments, errors
+from replicator._tf import nests
 
 _BINARY = (
     "add sub mul truediv floordiv mod divmod pow matmul lshift rshift and_ or_ xor"
@@ -57,7 +58,7 @@ class PerReplica(tuple):
         return (tuple(self),)
 
     def __tf_tracing_type__(self, context: Any) -> tf.types.experimental.TraceType:
-        return _tf.KeptTuple.of(self, context)  # else functions make it a plain tuple
+        return nests.KeptTuple.of(self, context)  # else functions make it a plain tuple
 
     def __repr__(self) -> str:
         return f"PerReplica({', '.join(map(_brief, self))})"

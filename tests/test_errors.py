@@ -80,9 +80,9 @@ def test_a_message_is_a_problem_sites_and_a_fix():
 
 def test_lines_outside_of_the_working_directory_are_absolute(monkeypatch):
     frames = [("/elsewhere/train.py", 3, "main"), ("/elsewhere/model.py", 7, "call")]
-    monkeypatch.setattr(errors._tf, "user_frames", lambda op=None: frames)
+    monkeypatch.setattr(errors.tf_frames, "user_frames", lambda op=None: frames)
     assert errors.user_line() == "/elsewhere/model.py:7 in call"
-    monkeypatch.setattr(errors._tf, "user_frames", lambda op=None: [])
+    monkeypatch.setattr(errors.tf_frames, "user_frames", lambda op=None: [])
     assert errors.line_of(tf.constant(1)) == "an unknown line"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import frames as tf_frames
 from replicator.step import tracing
 from tests import helpers
 
@@ -113,7 +113,7 @@ def test_the_users_line_is_found_in_a_shortened_traceback() -> None:
     repl = helpers.make(2)
     with pytest.raises(NameError) as caught:
         repl.run(_step, tf.ones([4]), input_mode="global_batch")
-    assert [name for _, _, name in _tf.user_frames(caught.value)][-2:] == [
+    assert [name for _, _, name in tf_frames.user_frames(caught.value)][-2:] == [
         "_step",
         "_helper",
     ]

@@ -16,7 +16,7 @@ from unittest import mock
 import tensorflow as tf
 from IPython.display import SVG, display
 
-from replicator import _tf
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import has_effect
 from replicator.step import passes
@@ -87,7 +87,9 @@ def watch(build: Callable[[], Any]) -> list[After]:
 
 
 def _ops(draft: Draft) -> tuple[Op, ...]:
-    ops = [op for op in draft.build.graph.get_operations() if not _tf.is_abandoned(op)]
+    ops = [
+        op for op in draft.build.graph.get_operations() if not tf_ops.is_abandoned(op)
+    ]
     leaves = [leaf for leaf in tf.nest.flatten(draft.returned) if leaf is not None]
     stack = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
     stack += [op for op in ops if has_effect(op)]

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import autograph
 from replicator.forms.traced import Specs, filled
 from replicator.graph.ir import shapes
 
@@ -155,7 +156,7 @@ class Arguments:
         """
         indices = self._indices
         structure = tf.nest.pack_sequence_as(self._given, self._leaves)
-        return _tf.not_converted(
+        return autograph.not_converted(
             lambda *tensors: call(*filled(structure, indices, tensors))
         )
 

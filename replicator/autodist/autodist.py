@@ -12,7 +12,8 @@ from typing import Any, overload
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import variables as tf_variables
 from replicator.autodist import arguments, variables
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.resources import devices_of
@@ -145,7 +146,7 @@ class AutoDist:
         self._scope = Scope(graph)
         try:
             creator = variables.creator(self._scope.variables)
-            with _tf.last_variable_creator(creator), functional.control_flow():
+            with tf_variables.last_variable_creator(creator), functional.control_flow():
                 yield self
             self._scope.warn()
         finally:

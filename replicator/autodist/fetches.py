@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import sessions
 from replicator.autodist.steps import Element
 
 v1 = tf.compat.v1
@@ -48,7 +49,7 @@ def value(given: Any, values: Sequence[Any]) -> Any:
     if isinstance(given, tf.SparseTensor):
         return v1.SparseTensorValue(*values)
     if isinstance(given, tf.IndexedSlices):
-        return _tf.IndexedSlicesValue(*values, *[None] * (3 - len(values)))
+        return sessions.IndexedSlicesValue(*values, *[None] * (3 - len(values)))
     if isinstance(given, tf.RaggedTensor):
         result, *splits = values
         for one in reversed(splits):

@@ -18,7 +18,8 @@ from typing import Any
 
 from absl import logging
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import autograph
 from replicator.autodist.arguments import Arguments
 from replicator.forms.engine import WholeBatchFunction
 from replicator.forms.traced import ByShape, Made, Specs
@@ -94,7 +95,7 @@ class DistributedFunction:
                 )
             ) from error
 
-    @_tf.not_converted
+    @autograph.not_converted
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on all replicas, each with a part of the examples.
 
@@ -171,8 +172,8 @@ def _called(
     """Calls a user's function through AutoGraph, in a graph for one device."""
     if owner is not None:
         args = (owner(), *args)
-    return _tf.call_converted(
-        functools.partial(_tf.function_of(function), **kwargs), args
+    return autograph.call_converted(
+        functools.partial(autograph.function_of(function), **kwargs), args
     )
 
 

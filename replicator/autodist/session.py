@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import choice, graphs
 from replicator.autodist import feeds
 from replicator.autodist import fetches as nests
 from replicator.autodist.steps import Steps
@@ -252,7 +253,7 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
                 fix="pass a tf.compat.v1.ConfigProto, or None.",
             )
         )
-    process, result = _tf.session_config(), tf.compat.v1.ConfigProto()
+    process, result = graphs.session_config(), tf.compat.v1.ConfigProto()
     result.CopyFrom(process if config is None else config)
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     cpus = [spec.device_index or 0 for spec in specs if spec.device_type == "CPU"]
@@ -266,7 +267,7 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
     # Many ops never run: copies of variables' initializers, and each replica's copy of
     # writes to variables that another one owns. TensorFlow need not place them.
     result.graph_options.place_pruned_graph = True
-    return _tf.with_less_optimizing(result, cost.share_memory(devices))
+    return choice.with_less_optimizing(result, cost.share_memory(devices))
 
 
 def _chooses_gpus(config: tf.compat.v1.ConfigProto) -> bool:

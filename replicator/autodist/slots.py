@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
 from replicator.graph.ir.kinds import resource_inputs
 
 UPDATES = re.compile(r"Resource(Sparse)?Apply\w+")
@@ -72,7 +72,7 @@ def _bodies(op: tf.Operation) -> list[Any]:
     """Returns the functions that an op calls with its own inputs."""
     if not _CALLS.fullmatch(op.type):
         return []
-    return [body for _, body in _tf.called_graphs(op) if body.inputs]
+    return [body for _, body in functions.called_graphs(op) if body.inputs]
 
 
 def _read(value: tf.Tensor, variable: Any, behind: Behind) -> Iterator[Any]:

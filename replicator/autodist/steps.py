@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import copying, functions, sessions
 from replicator.autodist import program
 from replicator.autodist.variables import PlainVariable, Variables
 from replicator.cluster import faults
@@ -56,7 +56,7 @@ class Step:
         tensors = [one for one in self._fetches if isinstance(one, tf.Tensor)]
         ops = [one for one in self._fetches if isinstance(one, tf.Operation)]
         with self._lock:
-            return _tf.session_callable(
+            return sessions.session_callable(
                 self._session, tensors, ops, self._feeds, options
             )
 
@@ -173,7 +173,7 @@ class Steps:
     def close(self) -> None:
         """Closes the session; TensorFlow would wait for hosts that are lost."""
         if self._program() is not None and faults.of_hosts():
-            _tf.leave_session(self.session)
+            sessions.leave_session(self.session)
         else:
             self.session.close()
 
@@ -234,9 +234,9 @@ class Steps:
     def _resource(self, op: tf.Operation) -> tf.Operation:
         """Returns what creates the same iterator, table or queue for all replicas."""
         if op not in self._resources:
-            _tf.copy_functions(self.source, self.graph)  # that its functions call
+            functions.copy_functions(self.source, self.graph)  # that its functions call
             with tf.device(self._program() or op.device or "CPU:0"):
-                copy = _tf.add_copy(op, [], _tf.attributes_of(op), {})
+                copy = copying.add_copy(op, [], copying.attributes_of(op), {})
             self._resources[op] = copy
         return self._resources[op]
 

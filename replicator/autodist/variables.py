@@ -13,7 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import choice
+from replicator._tf import variables as tf_variables
 from replicator.autodist import program, slots
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of
@@ -28,7 +30,7 @@ _FACTS = (
 _OF_ROWS = ("ResourceSparseApply", "ResourceScatter")
 
 
-class PlainVariable(_tf.ResourceVariable):
+class PlainVariable(tf_variables.ResourceVariable):
     """A variable of the user's graph.
 
     Attributes:
@@ -197,7 +199,7 @@ def _copied(
         node.device = device
     target = tf.compat.v1.get_default_graph()
     scope = target.unique_name("initial_values") + "/"
-    _tf.import_nodes(target, definition, {}, scope)
+    choice.import_nodes(target, definition, {}, scope)
     return {
         op: target.get_tensor_by_name(scope + value.name)
         for op, value in values.items()

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import cluster
 from replicator.cluster import watch
 
 _LONG = 0.5  # seconds that an activity takes before this process looks at others
@@ -144,12 +145,12 @@ class Doing(threading.Thread):
     def _look(self, now: _Now) -> None:
         if self._said != now.place:
             if self._said is not None:
-                _tf.store_delete(_key(self._said, self._own))
+                cluster.store_delete(_key(self._said, self._own))
             self._said = now.place
-            _tf.store_put(_key(now.place, self._own), json.dumps(now))
+            cluster.store_put(_key(now.place, self._own), json.dumps(now))
         for process, name in enumerate(self._names):
             for place in _rivals(now) if process != self._own else ():
-                text = _tf.store_get(_key(place, process), _QUICK)
+                text = cluster.store_get(_key(place, process), _QUICK)
                 other = None if text is None else _Now(*json.loads(text))
                 if other is not None and _clash(now, other) and self._now is now:
                     self._give_up(now, name, other)
@@ -166,7 +167,7 @@ class Doing(threading.Thread):
         )
         with contextlib.suppress(tf.errors.OpError):
             self._wait_for_others()
-        _tf.abort_collectives("the hosts do different things")
+        cluster.abort_collectives("the hosts do different things")
 
     def _wait_for_others(self) -> None:
         """Waits until the others have found the clash, too.
@@ -174,10 +175,10 @@ class Doing(threading.Thread):
         Otherwise, those that look a moment later would report this process as lost: it
         ends with the error, and the first process takes the store with it.
         """
-        _tf.store_put(_found_key(self._own), "")
+        cluster.store_put(_found_key(self._own), "")
         deadline = time.monotonic() + _GRACE
         for process in range(len(self._names)):
-            _tf.store_get(_found_key(process), deadline - time.monotonic())
+            cluster.store_get(_found_key(process), deadline - time.monotonic())
 
 
 def _rivals(now: _Now) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ import time
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import cluster
 from replicator.cluster import faults, lookout
 from replicator.cluster.peers import Peers
 
@@ -31,7 +31,7 @@ def agree(peers: Peers, error: tf.errors.OpError) -> None:
     key = f"replicator/failed/{peers.number}/{next(peers.failures)}"
     text = _reason(error)
     with faults.named():
-        _tf.store_put(f"{key}/{peers.own}", text)
+        cluster.store_put(f"{key}/{peers.own}", text)
         if _have_all_told(peers, key):
             return
     lookout.fail(peers.own, f"a step failed there: {text}")
@@ -40,7 +40,7 @@ def agree(peers: Peers, error: tf.errors.OpError) -> None:
 def _have_all_told(peers: Peers, place: str) -> bool:
     deadline = time.monotonic() + _GRACE
     for process in peers.everyone:
-        while _tf.store_get(f"{place}/{process}", _POLL) is None:
+        while cluster.store_get(f"{place}/{process}", _POLL) is None:
             if time.monotonic() > deadline:
                 return False
     return True

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import cluster
 from replicator.cluster import health, lookout, state, waiting, watch
 
 _QUICK = 0.5  # seconds for an answer; the watch finds hosts that are silent for longer
@@ -51,7 +52,7 @@ def lost(error: BaseException) -> errors.HostLostError | None:
     watched = watch.watchers()
     if not watched:
         return None
-    if _tf.joined() is not None:
+    if cluster.joined() is not None:
         problems = _between(error, watched)
         return _named(problems, len(watched) + 1, "lost", _FIX_BETWEEN)
     problems, condition = of_hosts(), "lost"

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import cluster
 from replicator.cluster import cutting, description, state, waiting, watch
 
 _CUTS = 0.1  # seconds between two looks for connections to hosts that are lost
@@ -112,11 +113,13 @@ def leave(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> Non
                 "end its process, with SIGKILL if it is stopped; then try again.",
             )
         )
-    connection = _tf.connection()
+    connection = cluster.connection()
     job, task = connection.job_name, connection.task_index
     watchers = watch.watchers()  # unblock the next call if a host falls silent
     with _cut_off([host.address for host in hosts if host.address in problems]):
-        _tf.connect({job: {task: state.own_address(connection)}}, job, task, CHANNELS)
+        cluster.connect(
+            {job: {task: state.own_address(connection)}}, job, task, CHANNELS
+        )
     for watcher in watchers:
         watcher.end()
 

@@ -25,7 +25,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import cluster
 from replicator.cluster import cutting, description, waiting, watch
 
 # Fractions of the heartbeat: between two probes, and for the answer to one. A silent
@@ -107,7 +108,7 @@ def read(text: str) -> dict[int, str]:
 def abort(task: int, problem: str) -> None:
     """Aborts this process's collectives, since another process is gone."""
     with contextlib.suppress(tf.errors.OpError):
-        _tf.abort_collectives(told(task, problem))
+        cluster.abort_collectives(told(task, problem))
 
 
 def fail(own: int, text: str) -> None:
@@ -115,13 +116,13 @@ def fail(own: int, text: str) -> None:
     with contextlib.suppress(tf.errors.OpError):
         _note(own, text)
     with contextlib.suppress(tf.errors.OpError):
-        _tf.abort_everywhere(told(own, text))
+        cluster.abort_everywhere(told(own, text))
 
 
 def ended(task: int) -> str | None:
     """Returns how the program of a process ended; None if it left no note."""
     try:
-        text = _tf.store_get(_key(task), _QUICK)
+        text = cluster.store_get(_key(task), _QUICK)
     except tf.errors.OpError:
         return None  # the store is gone, too
     return None if text is None else str(json.loads(text))
@@ -132,7 +133,7 @@ def _key(task: int) -> str:
 
 
 def _note(own: int, text: str) -> None:
-    _tf.store_put(_key(own), json.dumps(text))
+    cluster.store_put(_key(own), json.dumps(text))
 
 
 def _leave(own: int, heartbeat: float) -> None:

@@ -25,7 +25,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import cluster
 from replicator.cluster import clashes, differences, faults, waiting
 
 _POLL = 0.25  # seconds between checks that the other processes are alive
@@ -55,13 +56,13 @@ class Facts:
 
 def facts() -> Facts | None:
     """Returns this process's place among the joined ones; None if it is alone."""
-    joined = _tf.joined()
+    joined = cluster.joined()
     return None if joined is None else Facts(*joined)
 
 
 def tell_devices(own: int, names: Sequence[str]) -> None:
     """Publishes this process's devices to the others; call it after joining."""
-    _tf.store_put(f"replicator/devices/{own}", json.dumps(list(names)))
+    cluster.store_put(f"replicator/devices/{own}", json.dumps(list(names)))
 
 
 def devices(known: Facts, seconds: float) -> list[str]:
@@ -79,7 +80,7 @@ def devices(known: Facts, seconds: float) -> list[str]:
     for process in known.everyone:
         text = None
         while text is None and time.monotonic() < deadline:
-            text = _tf.store_get(f"replicator/devices/{process}", _POLL)
+            text = cluster.store_get(f"replicator/devices/{process}", _POLL)
             if text is None:
                 faults.check()
         if text is None:
@@ -273,9 +274,11 @@ class Peers:
         text = base64.b64encode(data).decode()
         parts = [text[k : k + _LARGEST] for k in range(0, len(text), _LARGEST)]
         for k, part in enumerate(parts[1:], 1):
-            _tf.store_put(f"replicator/{place}/{self.own}/{k}", part)
+            cluster.store_put(f"replicator/{place}/{self.own}/{k}", part)
         # The first part is written last: once it is there, so are all others.
-        _tf.store_put(f"replicator/{place}/{self.own}/0", f"{len(parts)} {parts[0]}")
+        cluster.store_put(
+            f"replicator/{place}/{self.own}/0", f"{len(parts)} {parts[0]}"
+        )
 
     def _hear(self, place: int, process: int, entry: dict[str, Any]) -> dict[str, Any]:
         key = f"replicator/{place}/{process}"
@@ -288,7 +291,7 @@ class Peers:
     def _wait(self, key: str, process: int, entry: dict[str, Any]) -> str:
         start = last_warning = time.monotonic()
         patience = waiting.patience()
-        while (value := _tf.store_get(key, _POLL)) is None:
+        while (value := cluster.store_get(key, _POLL)) is None:
             self.doing.check()
             faults.check()
             now = time.monotonic()

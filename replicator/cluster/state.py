@@ -7,7 +7,8 @@ import os
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import cluster
 
 # The jobs of connections that `connect` makes: the program, one of the programs in
 # asynchronous mode, and the hosts' servers.
@@ -23,7 +24,7 @@ ORDERING = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 def own_task() -> tf.DeviceSpec:
     """Returns the job, replica and task of this process without starting TensorFlow."""
     local = tf.DeviceSpec(job="localhost", replica=0, task=0)
-    if not _tf.has_started() and _tf.connection() is None:
+    if not cluster.has_started() and cluster.connection() is None:
         return local
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -35,7 +36,7 @@ def own_task() -> tf.DeviceSpec:
 
 def connected_hosts() -> tuple[str, ...]:
     """Returns the addresses of the hosts to which `connect` connected this process."""
-    connection = _tf.connection()
+    connection = cluster.connection()
     if connection is None or connection.job_name not in (CLIENT, TRAINER):
         return ()
     spec = tf.train.ClusterSpec(connection.cluster)
@@ -44,7 +45,7 @@ def connected_hosts() -> tuple[str, ...]:
 
 def trainer() -> int | None:
     """Returns this program's number in asynchronous mode; None in the other modes."""
-    connection = _tf.connection()
+    connection = cluster.connection()
     return (
         connection.task_index
         if connection is not None and connection.job_name == TRAINER
@@ -56,7 +57,7 @@ def own_address(connection: tf.train.ServerDef) -> str:
     """Returns the address at which this process listens.
 
     Args:
-        connection: As `_tf.connection` returns it.
+        connection: As `_tf.cluster.connection` returns it.
     """
     spec = tf.train.ClusterSpec(connection.cluster)
     return str(spec.task_address(connection.job_name, connection.task_index))

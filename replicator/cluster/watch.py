@@ -21,7 +21,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from replicator import _tf
+from replicator._tf import cluster
 from replicator.cluster import addresses, cutting, description, lifeline, waiting
 
 # Fractions of the heartbeat: between two probes, and for the answer to one. Together
@@ -89,7 +89,7 @@ class Watcher(threading.Thread):
     Args:
         host: The host.
         task: Its number in the connection.
-        token: The connection, as `_tf.connection` returns it.
+        token: The connection, as `_tf.cluster.connection` returns it.
         heartbeat: How many seconds the host may be silent.
         beside: The helper process for when no thread can run, or None.
 
@@ -165,7 +165,7 @@ def _free_others() -> None:
     Nothing else ends them: the other side of such a transfer is no connection of this
     process. In between-graph mode every process has a watch of its own.
     """
-    if _tf.connection() is not None:
+    if cluster.connection() is not None:
         for watcher in watchers():
             if watcher.problem is None:
                 cutting.cut(watcher.host.address, probes=False)
@@ -173,7 +173,7 @@ def _free_others() -> None:
 
 def current() -> Any:
     """Returns the current connection, or the server by which this process joined."""
-    return _tf.connection() or _tf.joined_server()
+    return cluster.connection() or cluster.joined_server()
 
 
 def begin(hosts: Sequence[description.Host], token: Any, heartbeat: float) -> None:
@@ -181,7 +181,7 @@ def begin(hosts: Sequence[description.Host], token: Any, heartbeat: float) -> No
 
     Args:
         hosts: The hosts of the connection, in task order.
-        token: The connection, as `_tf.connection` returns it.
+        token: The connection, as `_tf.cluster.connection` returns it.
         heartbeat: How many seconds a host may be silent.
     """
     helper = Lifeline(hosts, heartbeat)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import autograph
 from replicator.forms import homes, local, told
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, Scope
@@ -162,10 +162,10 @@ def replayed(
 
     if elements:
         returned = repl.run(
-            _tf.not_converted(step), lambda ctx: elements[ctx.replica_id]
+            autograph.not_converted(step), lambda ctx: elements[ctx.replica_id]
         )
     else:
-        returned = repl.run(_tf.not_converted(lambda: step((), ())))
+        returned = repl.run(autograph.not_converted(lambda: step((), ())))
     *results, done = returned
     return [_joined(x, form) for x, form in zip(results, forms, strict=True)], done
 

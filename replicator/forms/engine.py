@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, devices, errors
+from replicator import devices, errors
+from replicator._tf import autograph, choice, functions, tapes
 from replicator.costs import cost
 from replicator.forms import homes, told
 from replicator.forms.assembly import Pattern, divided, pattern, plan_of, replayed
@@ -73,12 +74,12 @@ class WholeBatchFunction:
         self._built: dict[Pattern, Callable[[], Any]] = {}
         self._functions: dict[Pattern, Any] = {}
 
-        @_tf.not_converted
+        @autograph.not_converted
         def flat(*tensors: tf.Tensor) -> Any:
             packed = tf.nest.pack_sequence_as(
                 list(specs), list(tensors), expand_composites=True
             )
-            return _tf.call_converted(function, packed)
+            return autograph.call_converted(function, packed)
 
         self._traced = Traced(flat, repl, self._signature, made or Made(), self)
         self._captured = self._traced.captured
@@ -114,7 +115,7 @@ class WholeBatchFunction:
                 lambda: self.function(self.split)(*tensors),
                 lambda: self.function((None,) * len(tensors))(*tensors),
             )
-        if tf.executing_eagerly() and not _tf.may_record():
+        if tf.executing_eagerly() and not tapes.may_record():
             return self.run(which, tensors)
         return self.function(which)(*tensors)
 
@@ -158,7 +159,7 @@ class WholeBatchFunction:
                 def add(*tensors: tf.Tensor) -> Any:
                     return self.add(which, tensors)
 
-                traced = tf.function(_tf.not_converted(add), autograph=False)
+                traced = tf.function(autograph.not_converted(add), autograph=False)
                 function = traced.get_concrete_function(*self._signature)
                 self._functions[which] = function
             return self._functions[which]
@@ -174,15 +175,15 @@ class WholeBatchFunction:
     def _build(self, which: Pattern) -> Callable[[], Any]:
         def build() -> Any:
             tensors = [
-                _tf.capture_at_call(functools.partial(self._argument, k), spec)
+                functions.capture_at_call(functools.partial(self._argument, k), spec)
                 for k, spec in enumerate(self._signature)
             ]
             return self.add(which, tensors)
 
         settings = self._repl._settings
         with settings.factory.traced_by(self):
-            traced = _tf.trace(build, ordering.order_as_created, alone=False)
-        run = _tf.prepare_call(traced, cost.share_memory(self._repl.devices))
+            traced = choice.trace(build, ordering.order_as_created, alone=False)
+        run = choice.prepare_call(traced, cost.share_memory(self._repl.devices))
         if settings.peers is not None:
             text = f"runs the function called at {errors.user_line()}"
             run = settings.peers.doing.noted(run, traced, text)
@@ -192,7 +193,7 @@ class WholeBatchFunction:
 
         def call() -> Any:
             try:
-                return _tf.pack_results(traced, run())
+                return choice.pack_results(traced, run())
             except tf.errors.OpError as error:
                 told.note_lines(error, traced.graph)
                 raise

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import copying
 from replicator.forms import updates
 from replicator.forms.forms import REPLICATED, Partial
 from replicator.forms.propagate import GraphPlan
@@ -135,5 +135,5 @@ class Sums:
     def attributes(self, op: tf.Operation) -> Any:
         """Returns the attributes of an op, which are read once for all replicas."""
         if op not in self._attributes:
-            self._attributes[op] = _tf.attributes_of(op)
+            self._attributes[op] = copying.attributes_of(op)
         return self._attributes[op]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import copying
 from replicator.forms import evaluation, sizes, twins
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
 from replicator.forms.rule import (
@@ -128,7 +128,7 @@ class Scope:
         """Returns the plan of a function that an op calls.
 
         Args:
-            function: Its graph, and what it returns (_tf.function_graph).
+            function: Its graph, and what it returns (_tf.copying.function_graph).
             facts: What is known of its inputs.
         """
         graph, outputs = function
@@ -172,7 +172,7 @@ class Scope:
 def has_effect(op: tf.Operation) -> bool:
     """Whether an op must run even if nothing uses its outputs."""
     is_random = op.type.startswith("Random")
-    return _tf.has_state(op) and op.type not in _ONLY_READ and not is_random
+    return copying.has_state(op) and op.type not in _ONLY_READ and not is_random
 
 
 def is_of_program(op: tf.Operation) -> bool:
@@ -230,11 +230,11 @@ def decide(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     numbers = evaluation.evaluate(op, facts)
     if numbers is not None:
         return _of_numbers(op, numbers)
-    is_call = op.type not in RULES and _tf.is_function(op)
+    is_call = op.type not in RULES and copying.is_function(op)
     rule = RULES.get("PartitionedCall" if is_call else op.type)
     plan = rule(op, facts, scope) if rule else None
     if plan is None:
-        plan = replicated(op, build=_once if _tf.has_state(op) else None)
+        plan = replicated(op, build=_once if copying.has_state(op) else None)
     kept = _kept_rows(op, facts, plan) if op.type in _KEEP_ROWS else None
     if kept is not None:
         return dataclasses.replace(plan, makes=[kept], build_local=stamped)

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import copying, frames
 from replicator.forms import homes, propagate, sizes, updates
 from replicator.forms.conversions import Conversions, in_graph
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
@@ -116,7 +116,7 @@ class Replica(Conversions):
             by_form.setdefault(key, []).append(value)
         for values in by_form.values():
             form, first = values[0].sent_as, awaited[values[0]]
-            with _tf.on_behalf_of(first.op):
+            with frames.on_behalf_of(first.op):
                 own = [value.sent() for value in values]
                 if form == Partial():
                     tensors = [awaited[value] for value in values]
@@ -132,7 +132,7 @@ class Replica(Conversions):
     def _build(self, op: tf.Operation) -> None:
         plan, inputs = self._plan.plans[op], [self.value(t) for t in op.inputs]
         self._done[op] = []
-        with _tf.on_behalf_of(op):
+        with frames.on_behalf_of(op):
             if plan.build_local is not None:
                 made: Sequence[Any] = self._in_two_versions(op, plan, inputs)
             else:
@@ -164,7 +164,7 @@ class Replica(Conversions):
 
         def whole(k: int) -> Any:
             if not results:
-                with _tf.on_behalf_of(op):
+                with frames.on_behalf_of(op):
                     more = [local] if plan.build else []
                     results.extend(self._made(op, plan, inputs, *more))
             made = results[k]  # sizes are made one by one
@@ -205,7 +205,7 @@ class Replica(Conversions):
     ) -> tf.Operation:
         """Adds an op that takes none of the library's variables, and returns it."""
         attributes = self._sums.attributes(op)
-        new = _tf.add_copy(op, inputs, attributes, changes, self._controls(op))
+        new = copying.add_copy(op, inputs, attributes, changes, self._controls(op))
         self._done.setdefault(op, []).append(new)
         return new
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import frames
 from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
 
 
@@ -143,7 +144,7 @@ def is_partial(fact: Fact, how: str | None = None) -> bool:
 
 def refused(op: tf.Operation, problem: str, fix: str) -> errors.UnsupportedError:
     """Returns the error of an op that replicas cannot have, with the user's line."""
-    line = f"at {errors.innermost(_tf.user_frames(op))}"
+    line = f"at {errors.innermost(frames.user_frames(op))}"
     return errors.UnsupportedError(errors.compose(problem, [line], fix))
 
 

@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import autograph, frames, variables
 from replicator.variables import single_device
 
 T = TypeVar("T")
@@ -38,11 +39,11 @@ class Made:
         Args:
             factory: Creates them, a variables.creation.VariableFactory.
         """
-        depth = _tf.stack_depth()
+        depth = frames.stack_depth()
         counts: collections.Counter[Any] = collections.Counter()
 
         def creator(next_creator: Any, **kwargs: Any) -> Any:
-            place = _tf.stack_since(depth)
+            place = frames.stack_since(depth)
             counts[place] += 1
             key = place, counts[place]
             if key not in self._variables:
@@ -50,8 +51,8 @@ class Made:
             return self._variables[key]
 
         with tf.init_scope():  # where layers and optimizers create theirs
-            outside = _tf.last_variable_creator(creator)
-        with outside, _tf.last_variable_creator(creator):
+            outside = variables.last_variable_creator(creator)
+        with outside, variables.last_variable_creator(creator):
             yield
 
 
@@ -153,11 +154,11 @@ class Traced:
 
             def body(*tensors: tf.Tensor) -> Any:
                 with view.tracing(), made.keeping(factory):
-                    returned = _tf.call_converted(function, tensors)
+                    returned = autograph.call_converted(function, tensors)
                     return tf.nest.map_structure(_read, returned)
 
             with factory.traced_by(user):
-                whole = tf.function(_tf.not_converted(body))
+                whole = tf.function(autograph.not_converted(body))
                 return whole.get_concrete_function(*specs), view
 
         before = list(factory.owners().values())

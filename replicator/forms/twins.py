@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import copying
 from replicator.forms.rule import UNUSED, OpPlan
 from replicator.forms.sizes import Summed
 
@@ -47,7 +47,7 @@ class Twins:
         return tensor.ref() if twin is None else twin.outputs[tensor.value_index].ref()
 
     def _key(self, op: tf.Operation) -> Any:
-        if not op.outputs or op.control_inputs or _tf.has_state(op):
+        if not op.outputs or op.control_inputs or copying.has_state(op):
             return None
         if op.type in _APART:
             return None
@@ -56,7 +56,7 @@ class Twins:
         if any(t.dtype in (tf.resource, tf.variant) for t in op.outputs):
             return None
         inputs = tuple(self.first(t) for t in op.inputs)
-        return op.type, inputs, _tf.attributes_text(op)
+        return op.type, inputs, copying.attributes_text(op)
 
 
 def can_stand_for(plan: OpPlan) -> bool:

@@ -16,7 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, arguments, devices, errors
+from replicator import arguments, devices, errors
+from replicator._tf import cluster
 from replicator.cluster import closing, description, faults, lookout, peers
 from replicator.hosts.cluster import Cluster
 from replicator.options import Options
@@ -76,7 +77,7 @@ def join(
                 fix="number the hosts from 0.",
             )
         )
-    if _tf.has_started() or _tf.joined() is not None:
+    if cluster.has_started() or cluster.joined() is not None:
         raise errors.ClusterError(
             errors.compose(
                 "TensorFlow was in use before replicator.connect.",
@@ -88,7 +89,7 @@ def join(
     addresses = [host.address for host in described.hosts]
     try:
         with _own_sigterm(), closing.own_server(addresses[task], described.sources):
-            _tf.join(addresses, task, silence, limit)
+            cluster.join(addresses, task, silence, limit)
     except (tf.errors.OpError, RuntimeError) as error:
         raise errors.ClusterError(
             errors.compose(

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import cluster
 from replicator.cluster import description, faults, health, state
 from replicator.hosts import checkpoints, sessions
 
@@ -91,7 +92,7 @@ class Cluster:
             >>> cluster.connected
             True
         """
-        return _tf.connection() is self._token
+        return cluster.connection() is self._token
 
     def host_of(self, device: str) -> str:
         """Returns the host that a device is on, as the user named it.

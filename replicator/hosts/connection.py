@@ -14,7 +14,8 @@ from typing import Any, Literal, overload
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, context, devices, errors, options
+from replicator import context, devices, errors, options
+from replicator._tf import autograph, cluster
 from replicator.cluster import (
     addresses,
     closing,
@@ -58,7 +59,7 @@ def connect(
 ) -> Cluster | None: ...
 
 
-@_tf.not_converted
+@autograph.not_converted
 def connect(
     hosts: Any = None,
     *,
@@ -129,7 +130,7 @@ def connect(
     if described.programs:
         devices.split_cpu(described.programs[described.task or 0].cpus or 1)
     _wait(described, limit, silence)
-    if _tf.has_started() and _tf.connection() is None:
+    if cluster.has_started() and cluster.connection() is None:
         logging.warning(
             "TensorFlow was in use before replicator.connect: variables and "
             "tf.functions created before it can no longer be used. Connect first."
@@ -187,7 +188,7 @@ def _check_client(client: Any) -> None:
 
 def _refuse_connected(silence: float) -> None:
     """Refuses to connect twice; closes an old connection that has lost hosts."""
-    token = _tf.connection()
+    token = cluster.connection()
     if token is None:
         return
     if token.job_name not in (CLIENT, TRAINER):
@@ -251,10 +252,10 @@ def _connected(described: description.Description, client: str | None) -> Any:
         try:
             jobs = {job: {task: local}, WORKER: servers}
             with closing.own_server(local, described.sources):
-                return _tf.connect(jobs, job, task, health.CHANNELS)
+                return cluster.connect(jobs, job, task, health.CHANNELS)
         except (tf.errors.OpError, RuntimeError) as error:
             port_taken = "Could not start gRPC server" in str(error)
-            if port_taken and attempt + 1 < _ATTEMPTS and _tf.connection() is None:
+            if port_taken and attempt + 1 < _ATTEMPTS and cluster.connection() is None:
                 continue
             problem = (
                 f"port {addresses.split(local)[1]} of this host is taken."
@@ -291,7 +292,7 @@ def _own_address(client: str | None, described: description.Description) -> str:
                 "this one.",
             )
         ) from error
-    old_connection = _tf.connection()
+    old_connection = cluster.connection()
     if old_connection is not None:
         port = addresses.split(state.own_address(old_connection))[1]
     return addresses.join(host, port or addresses.free_port())

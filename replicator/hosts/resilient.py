@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from absl import logging
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import cluster as tf_cluster
 from replicator.cluster import faults, sources
 from replicator.hosts import connection
 from replicator.hosts.cluster import Cluster
@@ -88,7 +89,7 @@ def resilient(
             host_error = faults.lost(error)
             if host_error is None:
                 raise
-            if restarts >= max_restarts or _tf.joined() is not None:
+            if restarts >= max_restarts or tf_cluster.joined() is not None:
                 raise host_error from error
             _let_go(error)
         restarts += 1

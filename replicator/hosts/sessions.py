@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import cluster
 from replicator.cluster import faults, state
 from replicator.cluster.state import MASTER, WORKER
 from replicator.inputs import places
@@ -18,7 +19,7 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
     """Returns the arguments of a session whose master is this process.
 
     Args:
-        connection: As `_tf.connection` returns it.
+        connection: As `_tf.cluster.connection` returns it.
         config: A ConfigProto with further settings for the session, or None.
 
     Raises:
@@ -61,4 +62,4 @@ def arguments_for(devices: Sequence[str], config: Any) -> dict[str, Any]:
     if places.of_program(devices) is None:
         return {"config": config}
     faults.require_all()
-    return arguments(_tf.connection(), config)
+    return arguments(cluster.connection(), config)

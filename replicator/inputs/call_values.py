@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import functions
 from replicator.inputs import checks
 from replicator.primitives import base
 from replicator.values import PerReplica
@@ -79,7 +80,7 @@ class CallValues:
             current: Holds a call's leaves while the function runs.
         """
         return [
-            _tf.capture_at_call(
+            functions.capture_at_call(
                 lambda k=k: current[k],  # type: ignore[misc]
                 tf.type_spec_from_value(leaf),
             )

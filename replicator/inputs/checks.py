@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors, values
+from replicator import errors, values
+from replicator._tf import frames
 from replicator.primitives import base
 
 DATASETS = (tf.data.Dataset, tf.compat.v1.data.Dataset)
@@ -79,7 +80,7 @@ def called(
     try:
         return function(*arguments)
     except TypeError as error:
-        if _tf.passed_user_code(error):
+        if frames.passed_user_code(error):
             raise
         raise errors.InputError(
             errors.compose(

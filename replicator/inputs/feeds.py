@@ -14,7 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import graphs
+from replicator._tf import traces as tf_traces
 from replicator.cluster.peers import Peers
 from replicator.graph.passes import random
 from replicator.inputs import (
@@ -322,11 +324,11 @@ def _called(function: Callable[[], Any], replica_id: int) -> Any:
         ReplicatorError: All replicas would draw the same ones.
     """
     graph: Any = tf.compat.v1.get_default_graph()
-    start, traces = _tf.operation_count(graph), _tf.Traces()
+    start, traces = graphs.operation_count(graph), tf_traces.Traces()
     try:
         with (
             random.separate_seeds(graph, replica_id),
-            _tf.tracing_apart(graph, replica_id, traces),
+            tf_traces.tracing_apart(graph, replica_id, traces),
         ):
             element = checks.called(function, (), "the function")
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import cluster
 from replicator.cluster import state
 
 _ALONE = ("localhost", 0)  # the task of an unconnected process
@@ -69,7 +69,7 @@ def of_program(devices: Sequence[str]) -> str | None:
 
     In a tf.Graph: for sessions of which the program is the master.
     """
-    if _tf.joined() is not None or all(map(is_here, devices)):
+    if cluster.joined() is not None or all(map(is_here, devices)):
         return None
     job, task = _own_task()
     with tf.init_scope():
@@ -89,7 +89,7 @@ def _task(device: str) -> tuple[str, int]:
 
 
 def _own_task() -> tuple[str, int]:
-    token, joined = _tf.connection(), _tf.joined()
+    token, joined = cluster.connection(), cluster.joined()
     if joined is not None:
         return state.WORKER, joined[0]
     return _ALONE if token is None else (token.job_name, token.task_index)

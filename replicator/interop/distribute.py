@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import callers, distribute
 from replicator.primitives import all_gather, all_reduce, base, weighing
 from replicator.variables import compiled, seen_as_one
 
@@ -32,7 +33,7 @@ _do_not_convert = tf.autograph.experimental.do_not_convert
 def answering(replica: context.ReplicaContext) -> contextlib.AbstractContextManager:
     """Makes tf.distribute treat code in this block as run by `replica`."""
     replica_context = ReplicaContext(replica)
-    return _tf.distribution_mode(
+    return distribute.distribution_mode(
         replica=replica_context, strategy=replica_context.answer
     )
 
@@ -81,7 +82,7 @@ class StepStrategy(tf.distribute.Strategy):
     """
 
     def __init__(self, num_replicas: int) -> None:
-        super().__init__(_tf.default_strategy().extended)
+        super().__init__(distribute.default_strategy().extended)
         self._num_replicas = num_replicas
 
     @property
@@ -90,7 +91,7 @@ class StepStrategy(tf.distribute.Strategy):
         return self._num_replicas
 
 
-class ReplicaContext(_tf.WatchedContext):
+class ReplicaContext(distribute.WatchedContext):
     """The result of `tf.distribute.get_replica_context()` during a step.
 
     Args:
@@ -99,18 +100,18 @@ class ReplicaContext(_tf.WatchedContext):
 
     def __init__(self, replica: context.ReplicaContext) -> None:
         self._own_strategy = StepStrategy(replica.num_replicas)
-        super().__init__(_tf.default_strategy(), replica.replica_id)
+        super().__init__(distribute.default_strategy(), replica.replica_id)
         self._num_replicas = replica.num_replicas
         self._own_id = replica.replica_id
 
     def answer(self) -> Any:
         """Returns the result of `tf.distribute.get_strategy()` for whoever asks."""
-        module = _tf.asker("get_strategy").module
+        module = callers.asker("get_strategy").module
         if not module.startswith(_LIBRARIES):
             return self._own_strategy
         if module == _KERAS_LOOPS:
             _refuse_keras_loop(self._own_id)
-        return _tf.default_strategy()
+        return distribute.default_strategy()
 
     def before_copy(self) -> None:
         """Raises ContextError: a strategy's variable has copies for its own replicas.
@@ -161,7 +162,7 @@ class ReplicaContext(_tf.WatchedContext):
             given, including those that are already combined.
         """
         op = _name_of(reduce_op, "all_reduce")
-        module = _tf.asker("all_reduce").module
+        module = callers.asker("all_reduce").module
         if module.startswith(("keras.", "tf_keras.")) and "optimizer" in module:
             return value
         return all_reduce.all_reduce(value, op)
@@ -200,7 +201,7 @@ class ReplicaContext(_tf.WatchedContext):
         """
         merged = context.require("merge_call").reading_merged()
         strategy = MergedStrategy(self)
-        with _tf.distribution_mode(cross_replica=strategy), merged:
+        with distribute.distribution_mode(cross_replica=strategy), merged:
             return merge_fn(strategy, *args, **(kwargs or {}))
 
 
@@ -359,7 +360,7 @@ class _MergedExtended(_Facade):
         """Calls a function in each replica, in the context around the merge_call."""
         replica_context = self._replica_context
         replica = context.require("call_for_each_replica")
-        mode = _tf.distribution_mode(
+        mode = distribute.distribution_mode(
             replica=replica_context, strategy=replica_context.answer
         )
         with mode, replica.reading_merged(False):

@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, arguments, context, errors
+from replicator import arguments, context, errors
+from replicator._tf import autograph
 from replicator.interop import mapped
 from replicator.primitives import (
     all_gather,
@@ -148,7 +149,7 @@ def map_reduce(
     index, count = _place("map_reduce", members)
     is_idle = index >= len(values)
     entries = values[:1] if is_idle else values[index::count]
-    results = [_tf.call_converted(fn, [entry]) for entry in entries]
+    results = [autograph.call_converted(fn, [entry]) for entry in entries]
     flat = [_dense("map_reduce", result) for result in results]
     for leaf in flat[0]:
         reductions.check("map_reduce", leaf, op)
@@ -306,7 +307,7 @@ class _Work:
 
 def _own_work(fn: Function, entry: Any) -> _Work:
     """Computes a result on this replica."""
-    structure = _tf.call_converted(fn, [entry])
+    structure = autograph.call_converted(fn, [entry])
     return _Work(
         structure,
         [

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import autograph
 from replicator.cluster import faults
 from replicator.forms.engine import WholeBatchFunction
 from replicator.graph.ir import shapes
@@ -182,7 +182,7 @@ def _traced(trace: WholeBatchFunction, step: Any, structure: Any, iterator: Any)
             )
         return batch, fits
 
-    @_tf.not_converted
+    @autograph.not_converted
     def several(iterator: Any, count: tf.Tensor) -> Any:
         def turn(number: Any, batch: Any, fits: Any, kept: Any) -> Any:
             logs = step(*tf.nest.flatten(batch.get_value()))

@@ -16,7 +16,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, errors, options
+from replicator import errors, options
+from replicator._tf import autograph
 from replicator.cluster.peers import Peers
 from replicator.keras import alone, executions, files, functions, state
 from replicator.primitives import base
@@ -95,7 +96,7 @@ def _refuse_own_functions(model: Any) -> None:
 def _is_made_by_fit(function: Any) -> bool:
     """Whether Keras or keras_model made a function, with no user's code around it."""
     while function is not None:
-        function = _tf.function_of(function)
+        function = autograph.function_of(function)
         # Not its __module__, which functools.wraps copies.
         home = getattr(function, "__globals__", {}).get("__name__")
         home = home or type(function).__module__

@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import distribute
 from replicator.compressors.base import Compressor
 from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY
@@ -172,7 +173,7 @@ class Combiner:
             combined: The combined gradients.
         """
         # Keras would sum the gradients over tf.distribute's replicas once more.
-        combined_already = _tf.distribution_mode(_tf.CombinedContext())
+        combined_already = distribute.distribution_mode(distribute.CombinedContext())
         with replica.equal_updates(self.name), combined_already:
             result = apply(division.spread(used, combined))
         copy_writes = copies.refresh(division.replicated(), replica)

@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import autograph, graphs
 from replicator.optimizers import checks, overrides, parts, sparsity
 from replicator.optimizers.wrapped import WeighedLosses, Wrapped
 from replicator.variables import unbuilt
@@ -31,7 +32,7 @@ class KerasAdapter(Wrapped):
             inner, "optimizers"
         )  # which may be unknown until it is built
 
-    @_tf.not_converted
+    @autograph.not_converted
     def build(self, variables: Any) -> Any:
         """Creates slots that have a component per replica, like their variables.
 
@@ -42,7 +43,7 @@ class KerasAdapter(Wrapped):
         with self._replicator_creating():
             return super().build(variables)
 
-    @_tf.not_converted
+    @autograph.not_converted
     def apply(
         self,
         grads: Sequence[Any],
@@ -87,7 +88,7 @@ class KerasAdapter(Wrapped):
 
         return self._replicator_update(grads, variables, weight, update)
 
-    @_tf.not_converted
+    @autograph.not_converted
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
         """Combines the replicas' gradients and applies them; see `apply`.
 
@@ -160,7 +161,7 @@ class KerasAdapter(Wrapped):
         indices = "_trainable_variables_indices"
         return parts.expand_keyed(self, state, division, indices)
 
-    @_tf.not_converted
+    @autograph.not_converted
     def scale_loss(self, loss: Any) -> Any:
         """Scales a loss; even in the first step, the scale is read from its variable.
 
@@ -215,7 +216,7 @@ def _build(optimizer: Any, variables: Sequence[Any]) -> None:
 
     shared_in_graph = context.current() is None and not tf.executing_eagerly()
     graph = tf.compat.v1.get_default_graph()
-    start = _tf.operation_count(graph) if shared_in_graph else 0
+    start = graphs.operation_count(graph) if shared_in_graph else 0
     try:
         with keras.name_scope(optimizer.name):
             optimizer.build(variables)

@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context
+from replicator import context
+from replicator._tf import autograph
 from replicator.optimizers import checks, overrides, parts, sparsity
 from replicator.optimizers.wrapped import LaterSlots
 
@@ -29,7 +30,7 @@ LEGACY_KERAS = {
 class LegacyKerasAdapter(LaterSlots):
     """Adapts legacy Keras optimizers, including LossScaleOptimizer."""
 
-    @_tf.not_converted
+    @autograph.not_converted
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **options: Any) -> Any:
         """Combines the replicas' gradients and applies them.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from replicator import _tf
+from replicator._tf import autograph
 from replicator.optimizers import checks, overrides, parts
 from replicator.optimizers.wrapped import Wrapped
 
@@ -14,7 +14,7 @@ from replicator.optimizers.wrapped import Wrapped
 class SonnetAdapter(Wrapped):
     """Adapts Sonnet 2 optimizers: any tf.Module with apply(updates, parameters)."""
 
-    @_tf.not_converted
+    @autograph.not_converted
     def apply(
         self,
         updates: Sequence[Any],

@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import autograph
 from replicator.optimizers import checks, parts
 from replicator.optimizers.wrapped import LaterSlots
 from replicator.primitives import base
@@ -18,7 +19,7 @@ from replicator.variables.replicated import plain
 class V1Adapter(LaterSlots):
     """Adapts optimizers of tf.compat.v1.train."""
 
-    @_tf.not_converted
+    @autograph.not_converted
     def apply_gradients(
         self,
         grads_and_vars: Any,

@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import state as tf_state
 from replicator.optimizers import alone, checks, gradients, parts
 from replicator.primitives import all_reduce, by_hand, weighing
 from replicator.variables import single_device
@@ -59,7 +60,7 @@ class Wrapped:
             combiner = gradients.Combiner(*self._replicator_options)
             self._replicator_combiners[self] = combiner
             if combiner.accumulation_steps > 1:
-                _tf.track(self, "replicator_sums", combiner.sums)
+                tf_state.track(self, "replicator_sums", combiner.sums)
         return self._replicator_combiners[self]
 
     def _combined(
@@ -171,7 +172,7 @@ class Wrapped:
         if not compression.is_tracked and compression.is_asked_for(variables):
             compression.is_tracked = True
             with tf.init_scope(), context.building(None):
-                _tf.track(self, "replicator_compression", compression.memory)
+                tf_state.track(self, "replicator_compression", compression.memory)
 
     def _replicator_scale(self) -> tf.Tensor | None:
         """Returns the loss scale that gradients are multiplied by, or None."""

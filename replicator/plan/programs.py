@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, command_line, errors
+from replicator import command_line, errors
+from replicator._tf import frames as tf_frames
 from replicator.command_line import BadInput
 from replicator.replicator import Replicator
 from replicator.step.steps import Step
@@ -142,8 +143,10 @@ def _line(error: Exception) -> str:
     frames_in_text = [
         (file, int(line), name) for file, line, name in _FRAME.findall(traceback)
     ]
-    frames = _tf.users_of(frames_in_text) or _tf.user_frames(error)
-    return errors.innermost([f for f in frames if not _tf.is_installed(f[0])] or frames)
+    frames = tf_frames.users_of(frames_in_text) or tf_frames.user_frames(error)
+    return errors.innermost(
+        [f for f in frames if not tf_frames.is_installed(f[0])] or frames
+    )
 
 
 def _said(error: Exception) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import callers, functions, tapes
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.matching import control_flow
@@ -107,7 +107,7 @@ def is_upstream(tensor: tf.Tensor) -> bool:
     Other tensors in a gradient function are values of the forward pass, or computed
     from them once more (tf.recompute_grad). False where no pass is running.
     """
-    upstream = _tf.given_to_pass()
+    upstream = callers.given_to_pass()
     if upstream is None:
         return False
     given = {id(x) for x in upstream if x is not None}
@@ -119,9 +119,9 @@ def is_upstream(tensor: tf.Tensor) -> bool:
         op, graph = tensor.op, tensor.graph
         if op.type == "Placeholder" and graph.building_function:
             sources = [outer for outer, inner in graph.captures if inner is tensor]
-        elif not _tf.is_part_of_pass(op) or op.type in _SHAPES:
+        elif not tapes.is_part_of_pass(op) or op.type in _SHAPES:
             continue
-        elif _tf.begins_pass(op):
+        elif tapes.begins_pass(op):
             return True
         else:
             sources = list(op.inputs)
@@ -196,7 +196,7 @@ class _Walk:
             self._seen[id(tensor), doubtful] = tensor
             op = tensor.op
             own = self._passes.of(op)
-            if own is not None and _tf.begins_pass(op):
+            if own is not None and tapes.begins_pass(op):
                 begun.add(own)
                 continue
             call = placeholder.read(op)
@@ -231,7 +231,7 @@ class _Walk:
         """Returns what a tensor is inside of the functions that its op calls."""
         op = tensor.op
         results: list[Any] = []
-        for _, body in _tf.called_graphs(op) if kind_of(op).calls else ():
+        for _, body in functions.called_graphs(op) if kind_of(op).calls else ():
             self._caller[body] = op
             if len(body.outputs) == len(op.outputs):
                 results.append(body.outputs[tensor.value_index])
@@ -316,7 +316,7 @@ class _Walk:
         if own in begun:
             if op.type not in _PRODUCTS:
                 return False
-            if not self._depends(others, lambda x: _tf.begins_pass(x.op), own):
+            if not self._depends(others, lambda x: tapes.begins_pass(x.op), own):
                 return False
         return not self._depends(others, lambda x: x is end)
 
@@ -391,9 +391,9 @@ class _Passes:
         Passes that are given gradients to begin from are not told from the one before.
         """
         if op not in self._is_part:
-            self._is_part[op] = _tf.is_part_of_pass(op)
+            self._is_part[op] = tapes.is_part_of_pass(op)
         if not self._is_part[op]:
             return None
         if op.graph not in self._begun:
-            self._begun[op.graph] = _tf.passes_begun(op.graph)
-        return op.graph, bisect.bisect(self._begun[op.graph], _tf.number_of(op))
+            self._begun[op.graph] = tapes.passes_begun(op.graph)
+        return op.graph, bisect.bisect(self._begun[op.graph], tapes.number_of(op))

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice, tapes
 
 
 def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -22,7 +22,7 @@ def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
     """
     if len(column) == 1:
         return tf.identity(column[0])
-    nodes, dtype = _tf.Nodes(), column[0].dtype
+    nodes, dtype = choice.Nodes(), column[0].dtype
 
     def shielded(x: tf.Tensor | int, shape: tf.TensorShape) -> int:
         return nodes.add("PlaceholderWithDefault", [x], dtype=dtype, shape=shape)
@@ -36,7 +36,7 @@ def add_in_order(column: Sequence[tf.Tensor]) -> tf.Tensor:
     ops = nodes.finish("add_in_order")
     result = ops[total].outputs[0]
     inputs = [ops[operand].inputs[0] for operand in operands]
-    _tf.record_gradient("AddInOrder", [result], inputs, lambda d: [d] * len(inputs))
+    tapes.record_gradient("AddInOrder", [result], inputs, lambda d: [d] * len(inputs))
     return result
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, arguments, context, errors
+from replicator import arguments, context, errors
+from replicator._tf import choice, tapes
 from replicator.graph.ir import differing as constants
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.placeholder import Call, OperandPolicy, Value
-from replicator.graph.ir.shapes import Shape
 from replicator.graph.matching import control_flow
 from replicator.primitives import flows, weighing
 
@@ -268,7 +268,7 @@ def communicate(
         agreed=values if agreed is None else tuple(agreed),
         line=line,
         receipt=receipt,
-        watched=facts.end == "receives" and _tf.is_watched(operands),
+        watched=facts.end == "receives" and tapes.is_watched(operands),
         facts=facts,
         policies=tuple(policies or ()),
         states=states,
@@ -278,7 +278,7 @@ def communicate(
     )
     op_results = [*results, Value("float32", ())] if receipt else results
     operands = _captured(operands)
-    with _tf.stop_recording():
+    with tapes.stop_recording():
         op = placeholder.put(call, operands, op_results)
     if differentiable:
         _record(replica.build, placeholder.Placeholder(op, call))
@@ -294,7 +294,7 @@ def _record(build: context.Build, placed: placeholder.Placeholder) -> None:
     """Tells tapes the gradient of a call."""
     primitive, op = placed.call.primitive, placed.op
     gradient = build.gradients[primitive]
-    _tf.record_gradient(
+    tapes.record_gradient(
         primitive,
         op.outputs,
         op.inputs,
@@ -312,9 +312,9 @@ def _captured(operands: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
 
 def _identities(op: tf.Operation) -> list[tf.Tensor]:
     """Returns an identity of each output of an op, on the op's device."""
-    if len(op.outputs) < _MANY or _tf.place_of_reads() is None:
+    if len(op.outputs) < _MANY or choice.place_of_reads() is None:
         return [tf.identity(output) for output in op.outputs]
-    nodes = _tf.Nodes()
+    nodes = choice.Nodes()
     for output in op.outputs:
         nodes.add("Identity", [output], op.device, T=output.dtype)
     return [identity.outputs[0] for identity in nodes.finish("identities")]
@@ -376,20 +376,12 @@ def differentiate(
 
 
 def _in_dtype_of(result: tf.Tensor, upstream: Any) -> tf.Tensor:
-    """Returns a result's gradient in its dtype: custom gradients may pass on another.
-
-    Otherwise replicas would reduce and add up what is not of one dtype.
-    """
+    """Returns a result's gradient in its dtype; custom gradients may pass on another."""
     upstream = tf.convert_to_tensor(upstream)
     inexact = result.dtype.is_floating and upstream.dtype.is_floating
     if inexact or result.dtype.is_complex and upstream.dtype.is_complex:
         return tf.cast(upstream, result.dtype)
     return upstream
-
-
-def without(shape: Sequence[int | None], axis: int) -> Shape:
-    """Returns a static shape with the size along `axis` unknown."""
-    return tuple(None if k == axis else size for k, size in enumerate(shape))
 
 
 def all_reduce_options(
@@ -399,9 +391,8 @@ def all_reduce_options(
 
     Args:
         op: The reduction.
-        algorithm: As for `all_reduce`.
-        of: Inside a gradient: the call being differentiated. If it is an all_reduce,
-            its algorithm is used.
+        algorithm: As for `all_reduce`; in the gradient of one, its own is used.
+        of: Inside a gradient: the call being differentiated.
     """
     if of is not None and of.primitive == "all_reduce":
         algorithm = of.options.get("algorithm")

@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import callers
 from replicator.costs import hosts
 from replicator.primitives import applied, base, reductions, unknown_shapes, weighing
 
@@ -50,7 +51,7 @@ def of_mean(
     own = replica.states.of(weighing.Weighing)
     if not own.taken or replica.mode.writing is not None:
         return list(leaves), False
-    if _tf.given_to_pass() is not None:
+    if callers.given_to_pass() is not None:
         return list(leaves), False
     count = tf.get_static_value(replica.shard.count)
     found = applied.contained(leaves, own.combined, count)

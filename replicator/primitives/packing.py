@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice
 from replicator.graph.ir import shapes
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives.levels import Received
@@ -30,7 +30,7 @@ def pack(matched: Matched, buckets: Sequence[Bucket]) -> list[Sequence[tf.Tensor
     Returns:
         `packs[b][n]` is the n-th participant's tensor for `buckets[b]`.
     """
-    nodes = _tf.Nodes()
+    nodes = choice.Nodes()
     numbers: dict[tuple[int, int], int] = {}  # of nodes, by (bucket, participant)
     for n, (device, operands) in enumerate(
         zip(matched.devices, matched.operands, strict=True)
@@ -70,7 +70,7 @@ def unpack(
     Returns:
         `pieces[b][n][part]` is a list of tensors, one for each of `buckets[b]`.
     """
-    nodes = _tf.Nodes()
+    nodes = choice.Nodes()
     axes = {device: _constant(nodes, 0, device) for device in matched.devices}
     numbers: dict[tuple[int, str], int] = {}  # of nodes, by (part's id, device)
     for bucket, received in zip(buckets, reduced, strict=True):
@@ -134,7 +134,7 @@ def _as_rows(tensor: tf.Tensor) -> tf.Tensor:
     return tensor if tensor.shape.rank else tf.reshape(tensor, [1])
 
 
-def _constant(nodes: _tf.Nodes, value: int | list[int], device: str) -> int:
+def _constant(nodes: choice.Nodes, value: int | list[int], device: str) -> int:
     """Adds an int32 constant to the nodes; returns its number."""
     proto = tf.make_tensor_proto(value, tf.int32)
     return nodes.add("Const", (), device, dtype=tf.int32, value=proto)

@@ -23,7 +23,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import callers, tapes
 from replicator.costs import hosts
 from replicator.graph.ir import placeholder
 from replicator.primitives import applied, unknown_shapes
@@ -113,7 +114,7 @@ def taken(
     gradients = take(upstream)
     last = replica.counted(counter)
     calls = tuple(f"{key}/{k}" for k in range(first, last))
-    recorded = _tf.is_recorded([*placed.op.inputs, *placed.op.outputs])
+    recorded = tapes.is_recorded([*placed.op.inputs, *placed.op.outputs])
     replica.states.of(Weighing).taken.append(Taken(key, number, calls, recorded))
     if not weighed:
         return list(gradients)
@@ -146,16 +147,16 @@ def in_own_gradient(
     if (
         replica.examples is None
         or replica.mode.writing is not None  # all replicas must receive the same
-        or _tf.given_to_pass() is None
+        or callers.given_to_pass() is None
     ):
         return list(operands), weights
     # Under a tape, a forward pass is being repeated.
-    unclear = primitive in _ONE_SIDED and not _tf.may_record()
+    unclear = primitive in _ONE_SIDED and not tapes.may_record()
     upstream = [applied.is_upstream(x) for x in operands]
     if not (unclear or any(upstream)):
         return list(operands), weights
     what = f"{primitive} at {errors.user_line()}" if unclear else ""
-    recorded = _tf.is_recorded(operands)
+    recorded = tapes.is_recorded(operands)
     replica.states.of(Weighing).taken.append(Taken(key, _OWN, (key,), recorded, what))
     if not unclear and (key, _OWN) in replica.build.knowledge.get(_WEIGHED, ()):
         weight = _relative_weight(replica)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import profiles
 from replicator.graph.passes import once as once_for_all
 from replicator.report.rows import Row
 
@@ -74,12 +74,12 @@ def trace(
         finally:
             tf.profiler.experimental.stop()
         files = pathlib.Path(folder).rglob("*.xplane.pb")
-        events = [e for file in files for e in _tf.read_profile(file.read_bytes())]
+        events = [e for file in files for e in profiles.read_profile(file.read_bytes())]
     return ops_of(events, rows, once)
 
 
 def ops_of(
-    events: Iterable[_tf.Traced], rows: Sequence[Row], once: Collection[str] = ()
+    events: Iterable[profiles.Traced], rows: Sequence[Row], once: Collection[str] = ()
 ) -> list[Ran]:
     """Returns the ops among traced events, ordered by start.
 
@@ -92,7 +92,7 @@ def ops_of(
         once: The names of ops that one replica runs for all.
     """
     numbers = {row.scope: number for number, row in enumerate(rows)}
-    threads: dict[tuple[str, int], list[_tf.Traced]] = {}
+    threads: dict[tuple[str, int], list[profiles.Traced]] = {}
     for event in events:
         if _OP.fullmatch(event.name):
             threads.setdefault((event.plane, event.thread), []).append(event)
@@ -106,7 +106,7 @@ def ops_of(
     return sorted(ops, key=lambda ran: ran.start)
 
 
-def _own(line: list[_tf.Traced]) -> list[tuple[_tf.Traced, float]]:
+def _own(line: list[profiles.Traced]) -> list[tuple[profiles.Traced, float]]:
     """Returns each event of a thread with its duration without nested events."""
     line.sort(key=lambda event: (event.start, -event.seconds))
     own_seconds = [event.seconds for event in line]
@@ -122,12 +122,12 @@ def _own(line: list[_tf.Traced]) -> list[tuple[_tf.Traced, float]]:
     ]
 
 
-def _end(event: _tf.Traced) -> float:
+def _end(event: profiles.Traced) -> float:
     return event.start + event.seconds
 
 
 def _ran(
-    event: _tf.Traced, own: float, numbers: dict[str, int], once: Collection[str]
+    event: profiles.Traced, own: float, numbers: dict[str, int], once: Collection[str]
 ) -> Ran:
     named = _OP.fullmatch(event.name)
     assert named, "only ops are asked for"

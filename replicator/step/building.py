@@ -13,7 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context
+from replicator import context
+from replicator._tf import effects, graphs, variables
+from replicator._tf import ops as tf_ops
 from replicator.cluster import peers
 from replicator.graph.ir import functional
 from replicator.graph.passes import owners
@@ -44,7 +46,7 @@ def build_step(
         args: Returns the further arguments of step_fn, a tuple for each replica.
         own: The tensors in these arguments that belong to one replica only.
     """
-    _tf.order_captured_twice()
+    effects.order_captured_twice()
     with (
         functional.control_flow(),
         peers.telling(settings.peers),
@@ -71,7 +73,7 @@ def _build_until_known(
     noted: dict[int, Any] = {}
     while True:
         knowledge_before = dict(knowledge)
-        start = _tf.operation_count(graph)
+        start = graphs.operation_count(graph)
         build = context.Build(
             settings.world,
             settings.options,
@@ -85,7 +87,7 @@ def _build_until_known(
             created=created,
         )
         try:
-            with _creating_variables(settings.factory), _tf.ordered_branches(graph):
+            with _creating_variables(settings.factory), effects.ordered_branches(graph):
                 return passes.run(draft(build))
         except context.BuildAgain:
             _abandon(graph, start)
@@ -120,9 +122,9 @@ def _abandon(graph: tf.Graph, start: int) -> None:
     """Keeps a failed build from affecting what is built into the graph later."""
     if graph.building_function:
         ops = graph.get_operations()[start:]
-        _tf.abandon([op for op in ops if _tf.is_stateful(op)])
+        tf_ops.abandon([op for op in ops if effects.is_stateful(op)])
         # A function in which nothing must run would run every op with an effect.
-        _tf.run_independently(graph, tf.no_op())
+        effects.run_independently(graph, tf.no_op())
 
 
 @contextlib.contextmanager
@@ -131,8 +133,8 @@ def _creating_variables(factory: VariableFactory) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # In the init scope, Keras creates variables while a function is traced.
         with tf.init_scope():
-            stack.enter_context(_tf.last_variable_creator(factory.creator))
-        stack.enter_context(_tf.last_variable_creator(factory.creator))
+            stack.enter_context(variables.last_variable_creator(factory.creator))
+        stack.enter_context(variables.last_variable_creator(factory.creator))
         yield
 
 

@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from replicator import _tf
+from replicator._tf import autograph
 
 _Kept = TypeVar("_Kept")
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
@@ -153,7 +153,7 @@ def line_of(function: Any) -> str:
 def _code_of(function: Any) -> types.CodeType | None:
     """Returns the code that the user wrote for a function, if there is any."""
     for _ in range(_WRAPPERS):
-        function = _tf.function_of(inspect.unwrap(function))
+        function = autograph.function_of(inspect.unwrap(function))
         if isinstance(function, functools.partial):
             function = function.func
         elif isinstance(function, types.MethodType):

@@ -9,7 +9,9 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import graphs
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir import functional, shapes
 from replicator.graph.matching import numbering
 from replicator.graph.passes import identities, ties
@@ -31,7 +33,7 @@ from replicator.variables import python_calls, storage, unbuilt
 def pull_inputs(draft: Draft) -> None:
     """Pulls each replica's inputs, before anything else is built."""
     ops = draft.build.graph.get_operations()
-    draft.previous = [op for op in ops if not _tf.is_abandoned(op)]
+    draft.previous = [op for op in ops if not tf_ops.is_abandoned(op)]
     with tf.name_scope(feeds.SCOPE):
         draft.elements = None if draft.feed is None else draft.feed.pull()
         if draft.feed is not None and draft.feed.divides:
@@ -79,13 +81,13 @@ def _hidden(elements: Any, further: Sequence[Any]) -> tuple[Any, list[Any]]:
 def call_step_fn(draft: Draft) -> None:
     """Calls step_fn in replica order, once per replica or, with copies, once."""
     build = draft.build
-    seeds = _tf.seeds_counted(build.graph)
+    seeds = graphs.seeds_counted(build.graph)
     large = constants.Constants(build)
     for n, replica_id in enumerate(build.traced):
         if n == 1:
             copies.bring_handles(draft.settings.factory, build)
-        start = _tf.operation_count(build.graph)
-        _tf.count_seeds_from(build.graph, seeds)  # random.py separates the replicas'
+        start = graphs.operation_count(build.graph)
+        graphs.count_seeds_from(build.graph, seeds)  # random.py separates the replicas'
         # From Python 3.12 on, contextlib.suppress would copy step_fn's ExceptionGroups.
         try:
             arguments, shard = _arguments(draft, n)
@@ -97,7 +99,7 @@ def call_step_fn(draft: Draft) -> None:
         except context.Waiting:
             pass
         storage.meet_needs(build)
-        draft.ranges.append((start, _tf.operation_count(build.graph)))
+        draft.ranges.append((start, graphs.operation_count(build.graph)))
     draft.collected = scopes.return_collected(build)
 
 

@@ -7,7 +7,7 @@ import collections
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops as tf_ops
 from replicator.graph.equal import value_numbering
 from replicator.graph.ir.kinds import acting
 from replicator.graph.lowering import rewrite
@@ -54,7 +54,7 @@ def answer_messages(draft: Draft) -> None:
     ops = build.graph.get_operations()
     draft.own = len(ops)
     first = draft.ranges[0][0]
-    draft.earlier = [op for op in ops[:first] if not _tf.is_abandoned(op)]
+    draft.earlier = [op for op in ops[:first] if not tf_ops.is_abandoned(op)]
     if build.messages:
         draft.replicas = unanswered.answer(
             draft.replicas, draft.returned, build.world.local

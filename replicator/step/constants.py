@@ -17,7 +17,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, context
+from replicator import context
+from replicator._tf import choice, control_flow, graphs
 from replicator.costs import cost
 
 LARGE = 128 * 1024  # bytes; TensorFlow does not fold constants above 100 KiB
@@ -42,10 +43,13 @@ class Constants:
         """Moves a newly created op outside all functions if it is a large constant."""
         if self._movable and op.type == "Const" and _is_large(op.outputs[0]):
             graph = self._build.graph
-            if _tf.is_loop_gradient(op.graph):
+            if control_flow.is_loop_gradient(op.graph):
                 return  # TensorFlow has to know all captures of these
-            if _tf.stands_in(graph) and _tf.compiled_function(op.graph, graph) is None:
-                _tf.replace_new_constant(op, self._captured)
+            if (
+                graphs.stands_in(graph)
+                and control_flow.compiled_function(op.graph, graph) is None
+            ):
+                choice.replace_new_constant(op, self._captured)
 
     def _captured(self, value: np.ndarray) -> tf.Tensor:
         """Captures the shared tensor of a value in the default graph."""

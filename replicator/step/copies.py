@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import choice
 from replicator.graph.cloning import clone, facts
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import kind_of
@@ -97,7 +98,7 @@ def bring_handles(factory: VariableFactory, build: context.Build) -> None:
             (owners.get(id(outside)), bool(inside.device))
             for outside, inside in build.graph.captures
         ]
-        _tf.capture_all(
+        choice.capture_all(
             build.graph,
             [
                 (component.handle, component.handle.device if is_placed else "")

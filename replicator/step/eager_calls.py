@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors, values
+from replicator import errors, values
+from replicator._tf import choice
 from replicator.inputs import feeds
 
 _OF_INPUTS = re.compile(
@@ -93,7 +94,7 @@ def packed(run: Callable[[], Any], function: Any, types: Any) -> Callable[[], An
         flat = run()  # like outputs.seal: no gradient passes
         if plain:
             return pack([values.PerReplica(flat[i::count]) for i in range(count)])
-        rows = _tf.pack_results(function, flat)
+        rows = choice.pack_results(function, flat)
         return pack([values.PerReplica(column) for column in zip(*rows, strict=True)])
 
     return call

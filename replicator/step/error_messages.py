@@ -14,7 +14,8 @@ import re
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import frames as tf_frames
 
 _ASSERTED = re.compile(r"assertion failed: \[(.*)\]")
 _NUMBERS = re.compile(r"-?\d*( -?\d+)*")
@@ -69,7 +70,7 @@ def _told(message: str) -> str | None:
         name = node[1]
         if replica is not None:
             name = f"replica {replica[1]}: {name[replica.end() :]}"
-        users = _tf.users_of(frames)
+        users = tf_frames.users_of(frames)
         sites.append(f"{name} at {errors.innermost(users)}" if users else name)
     reason = _END.sub("", _NODES.sub("", message[end:])).strip()
     if not sites or not reason:

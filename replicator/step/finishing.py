@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import has_effect
 from replicator.graph.matching import leftover
 from replicator.graph.order import in_turn, ordering, phases
@@ -28,7 +29,7 @@ def order_effects(draft: Draft) -> None:
     ready = feed.ready(draft.elements) if feed is not None and fed else []
     replicas, initializers = draft.active, draft.initializers
     merged = {op for ops in replicas for op in ops}.intersection(lowered)
-    added = [op for op in lowered if op not in merged and not _tf.is_abandoned(op)]
+    added = [op for op in lowered if op not in merged and not tf_ops.is_abandoned(op)]
     groups = [*replicas, added]
     acts = [
         [op for op in ops if has_effect(op) and op not in initializers]
@@ -52,7 +53,7 @@ def order_effects(draft: Draft) -> None:
         )
         in_turn.take(replicas, initializers, before)
         must_run = [op for ops in acts for op in ops]
-        end = None if _tf.is_step(graph) else ordering.marker("written")
+        end = None if choice.is_step(graph) else ordering.marker("written")
         separate([*must_run, *results], before, earlier=draft.previous, end=end)
         return
     must_run = ordering.order_in_session(replicas, added, initializers)
@@ -71,7 +72,7 @@ def _wait(
                 # One op per replica, so that few edges go between devices.
                 gate = tf.no_op("inputs_are_there")
             for op in ops:
-                _tf.add_control_inputs(op, [gate])
+                tf_ops.add_control_inputs(op, [gate])
 
 
 def seal_results(draft: Draft) -> None:

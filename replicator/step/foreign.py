@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import tapes
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 
@@ -92,7 +92,7 @@ def differentiated(
     outside: list[dict[tf.Operation, tf.Operation]] = [{} for _ in replicas]
     for r, ops in enumerate(replicas):
         for op in ops:
-            forward = _tf.differentiated_by(op)
+            forward = tapes.differentiated_by(op)
             if forward is not None and forward in earlier:
                 outside[r].setdefault(forward, op)
     for r, found in enumerate(outside):

@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import choice, tapes
 from replicator.graph.order import ordering
 from replicator.step import outputs
 
@@ -49,8 +50,8 @@ def repeat(
         ]
         return rows, tf.constant(True)
 
-    step = _tf.trace(one_step, ordering.order_as_created)
-    with _tf.stop_recording():  # like `outputs.seal`: no gradient passes
+    step = choice.trace(one_step, ordering.order_as_created)
+    with tapes.stop_recording():  # like `outputs.seal`: no gradient passes
         specs, _ = step.structured_outputs
         arrays = [
             [_array(spec, count, device) for spec in row if spec is not None]

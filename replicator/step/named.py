@@ -29,7 +29,9 @@ import weakref
 from collections.abc import Hashable, Iterable, Set
 from typing import Any, NamedTuple
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import autograph, frames
+from replicator._tf import variables as tf_variables
 from replicator.step import cache
 
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
@@ -66,7 +68,7 @@ class Names:
         # Emptied when an object goes: its weak reference then equals a name's None.
         self._alive = alive = [True]
         self._dies = lambda _: alive.clear()
-        self._kept: dict[str, Any] = {"alive": alive, "state": _tf.layer_state}
+        self._kept: dict[str, Any] = {"alive": alive, "state": tf_variables.layer_state}
         self._sources: list[tuple[str, str, str]] = []  # name, value now and before
         owners: dict[int, tuple[str, str]] = {}
         checks = ["alive"]
@@ -185,7 +187,7 @@ class _Search:
         """Searches a value that code reads under a name."""
         if len(self._found) >= _MOST:
             return
-        value = _tf.function_of(value)
+        value = autograph.function_of(value)
         if isinstance(value, functools.partial):
             self._value(name, value.func, reads)
             self._each(name, [*value.args, *value.keywords.values()], reads)
@@ -216,7 +218,7 @@ class _Search:
     def _function(self, function: Any, own: Any, name: str) -> None:
         """Searches the code of a function or method, if it is the user's."""
         code = getattr(function, "__code__", None)
-        if code is None or not _tf.is_users(code.co_filename):
+        if code is None or not frames.is_users(code.co_filename):
             return
         if not self._is_new(id(function), id(own)):
             return
@@ -242,7 +244,7 @@ class _Search:
     def _object(self, name: str, value: Any, reads: _Reads) -> None:
         """Searches the attributes of an object that code reads."""
         if isinstance(value, types.ModuleType):
-            if not _tf.is_users(getattr(value, "__file__", None) or ""):
+            if not frames.is_users(getattr(value, "__file__", None) or ""):
                 return
         elif not self._is_new(id(value), reads):
             return
@@ -270,10 +272,10 @@ class _Search:
         for read in _COMPILED & vars(layer).keys():
             self._attribute(name, layer, read)
         with contextlib.suppress(*_GONE):  # a layer of an unknown kind
-            state = _tf.layer_state(layer)
+            state = tf_variables.layer_state(layer)
             if len(state) > 1 or not is_part:
                 self._note(layer, name, layer, "", state)
-        for part in _tf.layers_in(layer):
+        for part in tf_variables.layers_in(layer):
             text = f"{name}.{part.name}"
             self._layer(text, part, is_part=True)
             self._object(text, part, _NOTHING)

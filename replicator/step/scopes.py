@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import distribute
 from replicator.primitives import base
 
 
@@ -150,7 +151,7 @@ def summaries_once(
             return base.hidden(lambda r: r == writer)
         return tf.constant(writer == replica.replica_id)
 
-    return _tf.summaries_if(is_written)
+    return distribute.summaries_if(is_written)
 
 
 def _warn_of_fixed_step() -> None:

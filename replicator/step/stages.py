@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import has_effect
 from replicator.inputs import checks
 from replicator.stages.writing import Build, Stages
@@ -39,7 +40,7 @@ def copied(graphs: Build, draft: Draft) -> None:
 
 def done(graphs: Build, draft: Draft) -> None:
     """Records the finished step: those of its ops that will run."""
-    ops = [op for op in draft.ops() if not _tf.is_abandoned(op)]
+    ops = [op for op in draft.ops() if not tf_ops.is_abandoned(op)]
     leaves = [leaf for leaf in draft.leaves() if leaf is not None]
     stack = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
     stack += [op for op in ops if has_effect(op) and op not in draft.initializers]

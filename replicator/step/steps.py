@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, context, devices, errors, values
+from replicator import context, devices, errors, values
+from replicator._tf import autograph, choice
 from replicator.cluster import peers
 from replicator.costs import cost, rehearsal
 from replicator.graph.order import ordering
@@ -84,7 +85,7 @@ class Step:
         self._state = state
         self._count = settings.world.num_local
 
-    @_tf.not_converted
+    @autograph.not_converted
     def __call__(self, *args: Any) -> Any:
         """Runs or builds one step.
 
@@ -125,7 +126,7 @@ class Step:
             stages.ran(self._settings.stages, self._request.step_fn)
             return run(call_args.leaves)
 
-    @_tf.not_converted
+    @autograph.not_converted
     def initialize(self, session: tf.compat.v1.Session | None = None) -> None:
         """Restarts the inputs from their first element.
 
@@ -223,12 +224,12 @@ class Step:
             ]
 
         with eager_calls.holding(current, call_args.leaves):
-            function = _tf.trace(traced, ordering.order_as_created)
+            function = choice.trace(traced, ordering.order_as_created)
             writes = self._state.writes
             on_cpus = cost.share_memory(self._settings.world.devices)
             owners = self._settings.factory.owners()
             variables = repair.mirrored(function.captured_inputs, owners)
-            run = _tf.prepare_call(function, on_cpus)
+            run = choice.prepare_call(function, on_cpus)
             if self._settings.peers is not None:
                 text = f"runs {errors.definition(self._request.step_fn)}"
                 run = self._settings.peers.doing.noted(run, function, text)

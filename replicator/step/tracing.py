@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import autograph, frames, traces
 from replicator.graph.passes import random
 from replicator.interop import distribute
 from replicator.step import constants, outputs, scopes
@@ -33,13 +34,13 @@ def build_replica(
         shard: The replica's part of a global batch, an `inputs.shards.Shard`.
     """
     graph = build.graph
-    function = _tf.function_of(step_fn)
+    function = autograph.function_of(step_fn)
     with (
         scopes.kept_caching_device(),
         graph.device(_placer(build, replica_id, large)),
         tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),
-        _tf.tracing_apart(graph, replica_id, build.traces) as trace_anew,
+        traces.tracing_apart(graph, replica_id, build.traces) as trace_anew,
         scopes.shared_variables(build, replica_id),
         scopes.own_collections(build, scope),
     ):
@@ -47,7 +48,7 @@ def build_replica(
             build,
             replica_id,
             scope=scope,
-            depth=_tf.stack_depth(),
+            depth=frames.stack_depth(),
             trace_anew=trace_anew,
             shard=shard,
         )
@@ -58,7 +59,7 @@ def build_replica(
         ):
             try:
                 if graph.building_function:
-                    returned = _tf.call_converted(function, arguments)
+                    returned = autograph.call_converted(function, arguments)
                 else:
                     returned = function(*arguments)
             except Exception as error:
@@ -102,7 +103,7 @@ def _refuse_uncallable(
     """
     library = type(step_fn).__module__.partition(".")[0] in _LIBRARIES
     library &= not isinstance(step_fn, tf.types.experimental.PolymorphicFunction)
-    if _tf.passed_user_code(error) and not library:
+    if frames.passed_user_code(error) and not library:
         return
     raise errors.ArgumentError(
         errors.compose(
@@ -126,7 +127,7 @@ def _placer(
     A function rather than a string: in a tf.Graph, a tf.function called inside the step
     is traced anew for each device function, so it gets each replica's own variables and
     communicates in each build by itself. Where the step itself is a function,
-    `_tf.tracing_apart` ensures that.
+    `_tf.traces.tracing_apart` ensures that.
     """
     device, aliases = build.world.device(replica_id), build.aliases
     placed = build.states.of(Placed)

@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, arguments, context, errors
+from replicator import arguments, context, errors
+from replicator._tf import callers, frames
 from replicator.graph.order import effects
 from replicator.primitives import all_gather, all_reduce, broadcast, reductions
 from replicator.variables import doubts
@@ -110,7 +111,7 @@ def _doubt_mean(
         own: The replica's own value.
         replica: The replica being built.
     """
-    if _tf.written_by_library():
+    if frames.written_by_library():
         return
     warning = errors.compose(
         f"variable {variable.name} has no aggregation, and the replicas assign "
@@ -139,7 +140,7 @@ def _doubt_count(
         value: The replica's own value.
         replica: The replica being built.
     """
-    if replica.shard is None or _tf.written_by_library():
+    if replica.shard is None or frames.written_by_library():
         return
     rows = tf.get_static_value(replica.shard.count)
     if rows is None or rows < 2 or tf.get_static_value(value) != rows:
@@ -161,7 +162,7 @@ def _refuse_row_states(variable: Any) -> None:
 
     The rows of different replicas are those of different examples: a mean is wrong.
     """
-    layer = _tf.stateful_layer(variable)
+    layer = callers.stateful_layer(variable)
     if layer is None:
         return
     raise errors.UnsupportedError(
@@ -205,7 +206,7 @@ def of_examples(
 
 def _given() -> list[Any] | None:
     """Returns the arguments of the running update of a Keras metric, if any."""
-    update = _tf.metric_call("update_state")
+    update = callers.metric_call("update_state")
     return None if update is None else list(update.given.values())
 
 
@@ -257,7 +258,7 @@ def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | Non
     """
     if variable.placement.differs or replica.num_replicas == 1 or replica.mode.updating:
         return None
-    optimizer = _tf.applying_optimizer()
+    optimizer = callers.applying_optimizer()
     if optimizer is None:
         return None
     return effects.Claim(type(optimizer).__name__, wrapped=False)

@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import control_flow, functions, state
 from replicator.graph.order import effects
 from replicator.variables import storage
 
@@ -29,7 +30,7 @@ def function_around() -> Any | None:
     if replica is None or replica.num_replicas == 1 or tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
-    return _tf.compiled_function(graph, replica.build.graph)
+    return control_flow.compiled_function(graph, replica.build.graph)
 
 
 def handle_by_call(function: Any, variable: Any, key: str) -> tf.Tensor:
@@ -53,7 +54,7 @@ def handle_by_call(function: Any, variable: Any, key: str) -> tf.Tensor:
         return variable.handle
 
     like = variable.components[0].handle
-    inside = _tf.capture_by_call(function, key, like, own_handle)
+    inside = functions.capture_by_call(function, key, like, own_handle)
     return inside
 
 
@@ -84,9 +85,9 @@ def outside_handle(variable: Any) -> tf.Tensor | None:
         UnsupportedError: Another replica's device has the only component, and code that
             was built before relies on that.
     """
-    if tf.executing_eagerly() or _tf.in_save_context():
+    if tf.executing_eagerly() or state.in_save_context():
         return None
-    if _tf.compiled_function(tf.compat.v1.get_default_graph(), None) is None:
+    if control_flow.compiled_function(tf.compat.v1.get_default_graph(), None) is None:
         return None
     world = variable.world
     if variable.placement.device(world) != world.devices[0]:
@@ -106,7 +107,7 @@ def check_write(variable: Any) -> None:
     num_devices = len(variable.outside)
     if tf.executing_eagerly() or num_devices == 1:
         return
-    if _tf.compiled_function(tf.compat.v1.get_default_graph(), None) is None:
+    if control_flow.compiled_function(tf.compat.v1.get_default_graph(), None) is None:
         return
     raise errors.UnsupportedError(
         errors.compose(

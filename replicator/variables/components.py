@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import ops, variables
 from replicator.cluster.peers import Peers
 from replicator.variables import elsewhere
 from replicator.variables.placement import Owned, Placement, Seeded, Write
@@ -58,7 +59,7 @@ class Components:
         names = ("initial_value", "name", "dtype", "shape", "validate_shape")
         facts = {k: kwargs[k] for k in names if k in kwargs}
         with tf.device(placement.device(self._world)):
-            first = _tf.ResourceVariable(trainable=False, collections=[], **facts)
+            first = variables.ResourceVariable(trainable=False, collections=[], **facts)
         if self._peers is not None:
             elsewhere.adopt(self._peers, first)
         if self._store is not None and self._store.takes(placement, first):
@@ -141,7 +142,7 @@ class Components:
         if new_components and not eager:  # other code may already hold the initializer
             variable.storage.late = True
             initializers = [component.initializer for component in new_components]
-            _tf.add_control_inputs(variable.initializer, initializers)
+            ops.add_control_inputs(variable.initializer, initializers)
         return components, first
 
 
@@ -165,7 +166,7 @@ def _component(
     name = first.name.partition(":")[0].split("/")[-1]
     own.update(name=f"{name}/{suffix}", dtype=first.dtype)
     with tf.device(device):
-        return _tf.ResourceVariable(
+        return variables.ResourceVariable(
             lambda: tf.identity(initial_value()),
             trainable=False,
             collections=[],

@@ -16,7 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context
+from replicator import context
+from replicator._tf import frames, tapes
+from replicator._tf import variables as tf_variables
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import resource_inputs
 from replicator.graph.passes.reads import Recent
@@ -47,7 +49,7 @@ def refresh(variables: Iterable[Any], replica: context.ReplicaContext) -> list[A
             by_owner.setdefault(variable.owner, []).append(variable)
     writes = []
     for owner, owned in by_owner.items():
-        with _tf.stop_recording():
+        with tapes.stop_recording():
             with replica.equal_updates():
                 values = [variable.read_value() for variable in owned]
             values = broadcast.broadcast(values, root=owner)
@@ -59,7 +61,7 @@ def refresh(variables: Iterable[Any], replica: context.ReplicaContext) -> list[A
     return writes
 
 
-class CopyWriter(_tf.HandleVariable):
+class CopyWriter(tf_variables.HandleVariable):
     """Makes ReplicatedVariable's writes keep copies and their source equal."""
 
     def refresh_copy(self, value: tf.Tensor, replica: context.ReplicaContext) -> Any:
@@ -110,7 +112,7 @@ def check(build: context.Build, variable: Any, ops: Sequence[tf.Operation]) -> N
     aliases = build.aliases.variables()
     outermost = Captures().outermost
     for op in ops:
-        if _tf.copied_from(op) in paired_writes:
+        if frames.copied_from(op) in paired_writes:
             continue
         handles = {id(outermost(tensor)) for _, tensor in resource_inputs(op)}
         if not any(key in aliases or key in source_ids for key in handles):

@@ -18,7 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import callers, frames, graphs
 from replicator.cluster.peers import Peers
 from replicator.variables import division, in_graphs, initial_values, locks
 from replicator.variables.chooser import Chooser, Chosen, Part
@@ -114,7 +115,7 @@ class VariableFactory:
         if replica is None:
             return self._create(kwargs, scope=None)
         variables = self._kept().made.setdefault(replica.build.step_key, {})
-        place = _tf.stack_since(replica.depth)
+        place = frames.stack_since(replica.depth)
         key = (place, replica.count(place))
         if key in variables:
             variable = self._again(variables[key], kwargs)
@@ -197,7 +198,7 @@ class VariableFactory:
         collections = kwargs.pop("collections", None)
         primary, decision = kwargs.pop("slot_of", None), kwargs.pop("chosen", None)
         if primary is None:
-            primary = plain(_tf.variable_of_slot())
+            primary = plain(callers.variable_of_slot())
         name_scope = contextlib.nullcontext()
         if scope is not None:
             name_scope = tf.name_scope(scope if scope != "/" else "")
@@ -305,7 +306,7 @@ class VariableFactory:
             tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True),
         ):
             graph = tf.compat.v1.get_default_graph()
-            start = _tf.operation_count(graph)
+            start = graphs.operation_count(graph)
             yield
             if not tf.executing_eagerly():
                 self._kept().initializers.update(graph.get_operations()[start:])

@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import ops, variables
 from replicator.variables import drawing, in_graphs, locks
 from replicator.variables.chooser import Chosen, Part
 from replicator.variables.partitioned import PartitionedVariable
@@ -71,7 +72,7 @@ def create(
         lock: The lock that is held while the variable is written.
     """
     axis, sizes = check(chosen, shape, str(kwargs.get("name")))
-    like = _tf.unfilled(kwargs.get("name"), shape, dtype)
+    like = variables.unfilled(kwargs.get("name"), shape, dtype)
     draw = drawing.pieces(kwargs["initial_value"], dtype, axis, sizes)
     part_kwargs = {k: v for k, v in kwargs.items() if k != "shape"}
     parts = _made(make_part, part_kwargs, chosen.parts, draw, like._handle_name, dtype)
@@ -149,7 +150,7 @@ def divide_again(
         initializers = [part.initializer for part in parts]
         for part in parts:
             part.storage.late = True
-        _tf.add_control_inputs(variable.initializer, initializers)
+        ops.add_control_inputs(variable.initializer, initializers)
     variable.stand_for(parts, axis)
 
 

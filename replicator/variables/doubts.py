@@ -15,7 +15,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from replicator import _tf, context
+from replicator import context
+from replicator._tf import frames
 from replicator.graph.equal.equality import Level, Ops
 from replicator.graph.ir.kinds import kind_of
 
@@ -99,7 +100,7 @@ def _own(noted: dict[int, Doubt], first: Doubt, op: tf.Operation) -> tf.Tensor |
     stack, seen = [op.inputs[1].op], {op.inputs[1].op}
     while stack:
         source = stack.pop()
-        if _tf.copied_from(source) is first.own.op:
+        if frames.copied_from(source) is first.own.op:
             return source.outputs[first.own.value_index]
         new = {tensor.op for tensor in source.inputs} - seen
         seen |= new

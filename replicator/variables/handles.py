@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import callers
 from replicator.variables import python_calls
 
 _LIBRARIES = re.compile(r"(tensorflow|tf_keras|keras|sonnet|replicator)\.")
@@ -34,7 +35,7 @@ def may_write(variable: Any, why: str) -> bool:
     Raises:
         ContextError: It may, and cannot; or a function that a step calls may.
     """
-    asker = _tf.asker("handle")
+    asker = callers.asker("handle")
     if _LIBRARIES.match(asker.module) and not _WRITERS.match(asker.module):
         return False
     python_calls.refuse_write(variable)
@@ -72,7 +73,7 @@ def check_freezing(variable: Any, why: str) -> None:
         variable: A PartitionedVariable, whose handle has no value.
         why: Why it has none.
     """
-    if _tf.asker("handle").module == _FREEZERS:
+    if callers.asker("handle").module == _FREEZERS:
         raise errors.UnsupportedError(
             errors.compose(
                 f"a function is frozen or converted that reads variable "

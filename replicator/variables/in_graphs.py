@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import ops as tf_ops
 
 
 def collect(variable: Any, collections: Sequence[str] | None) -> None:
@@ -91,4 +92,4 @@ def assert_initialized(
             check = tf.constant(True)
         check = graph.capture(check).op
     for op in users:
-        _tf.add_control_inputs(op, [check])
+        tf_ops.add_control_inputs(op, [check])

@@ -8,7 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import ops as tf_ops
+from replicator._tf import variables
 from replicator.graph.ir.kinds import kind_of
 
 
@@ -66,12 +68,12 @@ def lifted(initial_value: Any) -> Any:
         if not tf.executing_eagerly() and initial_value.graph is outside:
             return initial_value
     try:
-        lifted = _tf.lift_initial_value(initial_value)
+        lifted = variables.lift_initial_value(initial_value)
         sources = _sources(initial_value)
         # The ops left behind draw random numbers for nobody: they are not in the step.
-        _tf.abandon([op for op in sources if kind_of(op).stateful])
+        tf_ops.abandon([op for op in sources if kind_of(op).stateful])
         return lifted
-    except _tf.UnliftableError as error:
+    except variables.UnliftableError as error:
         raise errors.ContextError(
             errors.compose(
                 "the initial value of a variable created in a step depends on the "

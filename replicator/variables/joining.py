@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import control_flow, ops, tapes, variables
 from replicator.graph.passes.rows import gathered, vector
 from replicator.graph.passes.ties import GRADIENT_TYPE, STAND_IN
 
@@ -25,8 +26,8 @@ def joined(variable: Any) -> tf.Tensor:
         variable: The variable, of any shape.
     """
     _refuse_compiled(variable)
-    _tf.note_access(variable)
-    with _tf.stop_recording():
+    variables.note_access(variable)
+    with tapes.stop_recording():
         part_values = [part.read_value() for part in variable.parts]
         with _here():
             value = tf.concat(part_values, variable.axis)
@@ -46,12 +47,12 @@ def rows(variable: Any, indices: Any) -> tf.Tensor:
     """
     _refuse_compiled(variable)
     indices = tf.convert_to_tensor(indices)
-    if not tf.executing_eagerly() and _tf.in_vectorized_body():
+    if not tf.executing_eagerly() and control_flow.in_vectorized_body():
         # tf.vectorized_map cannot stack rows of which each turn asks a part for others.
         # In a step, the gather is turned into gathers of rows again.
         return tf.gather(joined(variable), indices)
-    _tf.note_access(variable)
-    with _tf.stop_recording():
+    variables.note_access(variable)
+    with tapes.stop_recording():
         part_reads = [part.sparse_read for part in variable.parts]
         value = gathered(part_reads, indices, variable.axis, variable.sizes)
         value.set_shape(indices.shape.concatenate(variable.shape[1:]))
@@ -63,7 +64,7 @@ def _refuse_compiled(variable: Any) -> None:
     if tf.executing_eagerly():
         return
     graph = tf.compat.v1.get_default_graph()
-    if _tf.compiled_function(graph, None) is not None:
+    if control_flow.compiled_function(graph, None) is not None:
         raise errors.UnsupportedError(
             errors.compose(
                 f"a function with jit_compile=True uses variable {variable.name}, but "
@@ -96,12 +97,12 @@ def _tied(
         return value  # read by an optimizer; nobody differentiates its updates
     shape = variable.shape
     if tf.executing_eagerly():
-        with _tf.stop_recording():
+        with tapes.stop_recording():
             result = tf.identity(value)
         return _recorded(variable.handle, result, indices, shape)
     graph: Any = tf.compat.v1.get_default_graph()
     source = variable.handle
-    around = _tf.around_loops(graph)
+    around = control_flow.around_loops(graph)
     if around is not None:
         source = _stand_in(variable, around)
     with _here():
@@ -123,7 +124,7 @@ def _stand_in(variable: Any, around: tf.Graph) -> tf.Tensor:
     with around.as_default(), tf.control_dependencies(None), tf.name_scope("parts"):
         zeros = tf.zeros(variable.shape, variable.dtype)
         result = _tie(around, variable.handle, zeros, None, variable.shape)
-    _tf.set_text_attr(result.op, STAND_IN, STAND_IN)
+    ops.set_text_attr(result.op, STAND_IN, STAND_IN)
     return result
 
 
@@ -147,12 +148,12 @@ def _tie(
         source = graph.capture(source)
     inputs = [value, source] if indices is None else [value, source, indices]
     with (
-        _tf.stop_recording(),
+        tapes.stop_recording(),
         graph.gradient_override_map({"IdentityN": GRADIENT_TYPE}),
     ):
         result = tf.raw_ops.IdentityN(input=inputs)[0]
     if source.dtype == tf.resource:
-        _tf.set_read_only_inputs(result.op, [1])  # else functions count it as a write
+        ops.set_read_only_inputs(result.op, [1])  # else functions count it as a write
     result.set_shape(value.shape)
     return _recorded(source, result, indices, shape)
 
@@ -164,7 +165,7 @@ def _recorded(
     shape: tf.TensorShape,
 ) -> tf.Tensor:
     """Makes tapes send the gradient of a read value to `source`."""
-    _tf.record_gradient(
+    tapes.record_gradient(
         "parts", [result], [source], lambda d: [_gradient(d, indices, shape)]
     )
     return result
@@ -193,6 +194,6 @@ def _gradient_of_tie(op: tf.Operation, *upstream: Any) -> list[Any]:
     indices = op.inputs[2] if len(op.inputs) > 2 else None
     source = op.inputs[1]
     resource = source.dtype == tf.resource
-    shape = _tf.resource_shape(source) if resource else source.shape
+    shape = ops.resource_shape(source) if resource else source.shape
     gradient = _gradient(upstream[0], indices, shape)
     return [None, gradient, *([] if indices is None else [None])]

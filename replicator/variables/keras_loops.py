@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import logging
 
-from replicator import _tf
+from replicator._tf import callers
 
 _told: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers of which it was said
 
@@ -22,8 +22,8 @@ def warn_of_one_device(variable: Any) -> None:
     count = variable.world.num_replicas
     if count == 1 or not variable.trainable:
         return
-    loop = _tf.keras_loop()
-    optimizer = None if loop is None else _tf.applying_optimizer()
+    loop = callers.keras_loop()
+    optimizer = None if loop is None else callers.applying_optimizer()
     if optimizer is None or optimizer in _told:
         return
     _told.add(optimizer)

@@ -12,7 +12,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import python
 
 _PATIENCE = 60.0  # seconds
 
@@ -29,7 +30,7 @@ class StepLock:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            if _tf.python_call() is not None:
+            if python.python_call() is not None:
                 raise errors.ContextError(
                     errors.compose(
                         "a py_function or a generator that TensorFlow runs would have "

@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import callers
 from replicator.variables import additions, agreement, doubts
 
 
@@ -30,7 +31,7 @@ def check_write(
     """
     if method != "assign" or not _adds_up(variable, replica):
         return
-    update = _tf.metric_call("update_state")
+    update = callers.metric_call("update_state")
     if update is None or additions.keeps_sums(variable, value):
         return
     kind = type(update.metric).__name__
@@ -59,8 +60,12 @@ def doubt_share(variable: Any, written: Any, replica: context.ReplicaContext) ->
     """
     if replica.examples is None or not _adds_up(variable, replica):
         return
-    update = _tf.metric_call("update_state")
-    if update is None or not _tf.is_mean(update.metric) or not tf.is_tensor(written):
+    update = callers.metric_call("update_state")
+    if (
+        update is None
+        or not callers.is_mean(update.metric)
+        or not tf.is_tensor(written)
+    ):
         return
     values = update.given.get("values")
     if values is None or update.given.get("sample_weight") is not None:
@@ -96,7 +101,7 @@ def is_for_result(variable: Any, replica: context.ReplicaContext | None) -> bool
         return False
     if variable.placement.grows or replica.num_replicas == 1:
         return False
-    return replica.mode.merging or _tf.metric_call("result") is not None
+    return replica.mode.merging or callers.metric_call("result") is not None
 
 
 def aggregate(variable: Any, value: tf.Tensor) -> tf.Tensor:

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context
+from replicator import context
+from replicator._tf import autograph, variables
 from replicator.variables import (
     agreement,
     in_graphs,
@@ -20,14 +21,14 @@ from replicator.variables import (
 _SUM = tf.VariableAggregation.SUM
 
 
-class PartWriter(_tf.HandleVariable):
+class PartWriter(variables.HandleVariable):
     """Gives ReplicatedVariable the methods that write a part of the value."""
 
-    @_tf.not_converted
+    @autograph.not_converted
     def count_up_to(self, limit: int) -> tf.Tensor:
         """Adds 1 and returns the value before, up to `limit`; see tf.Variable's."""
         if context.current() is not None or single_device.view() is not None:
-            return _tf.HandleVariable.count_up_to(self, limit)
+            return variables.HandleVariable.count_up_to(self, limit)
         before = tf.identity(self.read_value())
         eager = tf.executing_eagerly()
         with tf.control_dependencies(None if eager else [before]):
@@ -75,7 +76,7 @@ class PartWriter(_tf.HandleVariable):
         replica = context.require(method)
         unbuilt.is_done(self, replica)
         claim = agreement.claim(self, replica)
-        write = getattr(_tf.HandleVariable, method)
+        write = getattr(variables.HandleVariable, method)
         if claim is not None or agreement.is_equal(self, replica):
             with self._entered(replica, claim):
                 return write(self, *args, **kwargs)

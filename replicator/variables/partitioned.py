@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, arguments, context
+from replicator import arguments, context
+from replicator._tf import autograph, callers, state, variables
 from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.passes.rows import offsets_of
@@ -122,7 +123,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
 
         tf.custom_gradient gets the op that it looks for, if it is one of a part.
         """
-        name = _tf.searched_op()
+        name = callers.searched_op()
         components = [c for part in self.parts for c in part.components if name]
         ops = (component.op for component in components)
         return next((op for op in ops if op.name == name), self._handle.op)
@@ -153,7 +154,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
     # --- Reading ----------------------------------------------------------------------
 
     def _is_plain(self) -> bool:
-        return _tf.in_save_context() or super()._is_plain()
+        return state.in_save_context() or super()._is_plain()
 
     def _read(self, no_copy: bool) -> tf.Tensor:
         with self._afterwards():
@@ -169,7 +170,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
     def numpy(self) -> Any:
         """Returns the whole value, joined on the host."""
         if not tf.executing_eagerly():
-            return _tf.HandleVariable.numpy(self)
+            return variables.HandleVariable.numpy(self)
         return np.concatenate([part.numpy() for part in self.parts], self.axis)
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
@@ -248,7 +249,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         with tf.device(None), tf.device(drawing.HOST):
             return self.read_value()
 
-    @_tf.not_converted
+    @autograph.not_converted
     def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
         """Sets the value in a session, like tf.compat.v1.Variable.load."""
         bounds = offsets_of(self.sizes)[1:]

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import graphs
 from replicator.graph.passes.owners import Aliases
 from replicator.primitives import arithmetic, base
 from replicator.variables.seeds import Seed
@@ -266,7 +266,7 @@ class Owned(Placement):
         if self.proxies and not replica.mode.updating:
             aliases = replica.build.aliases
             return super().handle_on(variable, replica.replica_id, aliases)
-        if not _tf.stands_in(replica.build.graph):
+        if not graphs.stands_in(replica.build.graph):
             handle = variable.storage.first.handle
             replica.build.aliases.note(handle, variable)
             return handle

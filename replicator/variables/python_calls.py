@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import functions, python
 from replicator.graph.ir.kinds import PYTHON, kind_of
 
 _ANY = threading.Event()  # set once a step calls Python; until then nobody need look
@@ -33,10 +34,10 @@ def note(replicas: Sequence[Iterable[tf.Operation]], count: int) -> None:
     while stack:
         for op in stack.pop():
             if op.type in PYTHON:
-                if _tf.mark_python_function(op, count, errors.line_of(op)):
+                if python.mark_python_function(op, count, errors.line_of(op)):
                     _ANY.set()
             elif kind_of(op).calls:
-                bodies = {body for _, body in _tf.called_graphs(op)} - seen
+                bodies = {body for _, body in functions.called_graphs(op)} - seen
                 seen |= bodies
                 stack += [body.get_operations() for body in bodies]
 
@@ -47,7 +48,7 @@ def refuse_write(variable: Any) -> None:
     Args:
         variable: The ReplicatedVariable that is about to be written outside a step.
     """
-    replicas, line = _tf.python_call() or (0, "")
+    replicas, line = python.python_call() or (0, "")
     if replicas < 2:
         return
     raise errors.ContextError(
@@ -65,7 +66,7 @@ def refuse_step() -> None:
     """Raises ContextError if a Python function that a step calls runs a step."""
     if not _ANY.is_set():
         return
-    replicas, line = _tf.python_call() or (0, "")
+    replicas, line = python.python_call() or (0, "")
     if replicas:
         raise errors.ContextError(
             errors.compose(

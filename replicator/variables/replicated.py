@@ -27,7 +27,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, arguments, context, errors
+from replicator import arguments, context, errors
+from replicator._tf import callers, choice, state, variables
 from replicator.cluster.peers import Peers
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.graph.order import effects
@@ -180,7 +181,7 @@ class ReplicatedVariable(
 
         tf.custom_gradient gets the op that it looks for, if it is another component's.
         """
-        name = _tf.searched_op()
+        name = callers.searched_op()
         ops = (component.op for component in self.components if name is not None)
         return next((op for op in ops if op.name == name), self._handle.op)
 
@@ -196,7 +197,7 @@ class ReplicatedVariable(
         A SavedModel has one plain variable instead of the components; TensorFlow
         retraces all tf.functions for it.
         """
-        if _tf.in_save_context():
+        if state.in_save_context():
             return (self.storage.first,)
         return self.placement.outside(self.components)
 
@@ -216,13 +217,13 @@ class ReplicatedVariable(
         """Reads the variable, reusing the replica's earlier read if it still holds."""
         replica = context.current()
         if replica is None or no_copy or tf.executing_eagerly():
-            return _tf.HandleVariable._read_variable_op(self, no_copy)
+            return variables.HandleVariable._read_variable_op(self, no_copy)
         handle = self.handle
         value = replica.states.of(Recent).value(handle)
         if value is None:
-            value = _tf.read_quickly(self)
+            value = choice.read_quickly(self)
             if value is None:
-                value = _tf.HandleVariable._read_variable_op(self, no_copy)
+                value = variables.HandleVariable._read_variable_op(self, no_copy)
             replica.states.of(Recent).enter(handle, value.op, self.shape)
         return value
 
@@ -230,13 +231,13 @@ class ReplicatedVariable(
         with self._afterwards():
             if context.current() is None and self.placement.differs:
                 return tf.gather(self._aggregated(), indices, name=name)
-            return _tf.HandleVariable.sparse_read(self, indices, name)
+            return variables.HandleVariable.sparse_read(self, indices, name)
 
     def _read_slices(self, indices: Any, name: str | None) -> tf.Tensor:
         with self._afterwards():
             if context.current() is None and self.placement.differs:
                 return tf.gather_nd(self._aggregated(), indices, name=name)
-            return _tf.HandleVariable.gather_nd(self, indices, name)
+            return variables.HandleVariable.gather_nd(self, indices, name)
 
     def _aggregated(self) -> tf.Tensor:
         """Returns the components' aggregated value, for reads outside a step."""
@@ -285,10 +286,10 @@ class ReplicatedVariable(
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
         """Writes the component of the replica being built."""
-        op = _tf.write_quickly(self, method, value, name)
+        op = choice.write_quickly(self, method, value, name)
         if op is not None:
             return self._lazy_read(op) if read_value else op
-        write = getattr(_tf.HandleVariable, method)
+        write = getattr(variables.HandleVariable, method)
         return write(self, value, name=name, read_value=read_value)
 
     def _assign_all(

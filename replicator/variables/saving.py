@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import autograph, callers, state, variables
 from replicator.variables import duplicates
 
 VALUE_KEY = "VARIABLE_VALUE"  # tf.train.Checkpoint's name for a variable's value
@@ -44,7 +45,7 @@ class ThisVariable(tf.types.experimental.TraceType):
         return hash(self._key)
 
 
-class Saveable(_tf.SaveableObject):
+class Saveable(state.SaveableObject):
     """Saves and restores a ReplicatedVariable for the v1 Saver, as a plain variable."""
 
     def __init__(self, variable: Any, name: str) -> None:
@@ -55,7 +56,7 @@ class Saveable(_tf.SaveableObject):
             grows = variable.placement.grows
             value = variable.read_value() if grows else variable._graph_element
         info = variable.slice_info if name == variable._shared_name else None
-        spec = _tf.SaveSpec(
+        spec = state.SaveSpec(
             value,
             "" if info is None else info.spec,
             name if info is None else info.full_name,
@@ -115,7 +116,7 @@ def _within(info: Any, axis: int, sizes: Sequence[int]) -> list[str]:
     return specs
 
 
-class InSlices(_tf.SaveableObject):
+class InSlices(state.SaveableObject):
     """Saves and restores a PartitionedVariable, its parts as slices of one tensor."""
 
     def __init__(self, variable: Any, name: str) -> None:
@@ -129,7 +130,7 @@ class InSlices(_tf.SaveableObject):
         # A sharded v1 Saver, like that of monitored sessions, takes only one device.
         first = variable.parts[0]._handle.device
         specs = [
-            _tf.SaveSpec(
+            state.SaveSpec(
                 part.read_value if eager else part._graph_element,
                 slices[k],
                 name_in_file,
@@ -156,7 +157,7 @@ class InSlices(_tf.SaveableObject):
         return None if tf.executing_eagerly() else tf.group(*writes)
 
 
-class SavedAsOne(_tf.HandleVariable):
+class SavedAsOne(variables.HandleVariable):
     """Lets ReplicatedVariable and PartitionedVariable be saved as one value."""
 
     unbuilt: Any
@@ -174,7 +175,7 @@ class SavedAsOne(_tf.HandleVariable):
         """
         if self.slice_info is None:
             return None
-        module, function = _tf.asker("_save_slice_info")
+        module, function = callers.asker("_save_slice_info")
         if module != "tensorflow.python.training.saving.saveable_object_util":
             return self.slice_info
         if function == "saveable_objects_for_op":
@@ -237,7 +238,7 @@ class SavedAsOne(_tf.HandleVariable):
         """Gives the v1 Saver a Saveable; it would restore only component 0 itself."""
         return {VALUE_KEY: lambda name=self._shared_name: Saveable(self, name)}
 
-    @_tf.not_converted
+    @autograph.not_converted
     def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
         """Sets the value in a session, like tf.compat.v1.Variable.load."""
         if self.placement.differs:

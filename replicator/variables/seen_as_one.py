@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import autograph, variables
 from replicator.variables import locks, saving, single_device
 
 
@@ -37,21 +38,21 @@ class SeenAsOne(saving.SavedAsOne):
     def _plainly(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Calls the method of a plain variable, for a program for one device."""
         with self._afterwards():
-            return getattr(_tf.HandleVariable, method)(self, *args, **kwargs)
+            return getattr(variables.HandleVariable, method)(self, *args, **kwargs)
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         if self._is_plain():
             return self._plainly("_read_variable_op", no_copy)
         return self._read(no_copy)
 
-    @_tf.not_converted
+    @autograph.not_converted
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers the rows `indices` of the value."""
         if self._is_plain():
             return self._plainly("sparse_read", indices, name)
         return self._read_rows(indices, name)
 
-    @_tf.not_converted
+    @autograph.not_converted
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Gathers the slices `indices` of the value."""
         if self._is_plain():
@@ -62,7 +63,7 @@ class SeenAsOne(saving.SavedAsOne):
         """Returns a block that keeps other threads from writing it, when eager."""
         return self._lock if tf.executing_eagerly() else contextlib.nullcontext()
 
-    @_tf.not_converted
+    @autograph.not_converted
     def assign(
         self,
         value: Any,
@@ -73,7 +74,7 @@ class SeenAsOne(saving.SavedAsOne):
         """Sets the value; see the class's module for what happens inside a step."""
         return self._write("assign", value, name, read_value)
 
-    @_tf.not_converted
+    @autograph.not_converted
     def assign_add(
         self,
         delta: Any,
@@ -84,7 +85,7 @@ class SeenAsOne(saving.SavedAsOne):
         """Adds `delta`."""
         return self._write("assign_add", delta, name, read_value)
 
-    @_tf.not_converted
+    @autograph.not_converted
     def assign_sub(
         self,
         delta: Any,
@@ -155,7 +156,7 @@ def _piece_writer(method: str) -> Callable[..., Any]:
 
     write_piece.__name__ = method
     write_piece.__doc__ = f"As tf.Variable.{method}; see the class's module."
-    return _tf.not_converted(write_piece)
+    return autograph.not_converted(write_piece)
 
 
 for _method in (

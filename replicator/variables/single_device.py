@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import traces as tf_traces
 
 _current: contextvars.ContextVar[View | None] = contextvars.ContextVar(
     "replicator_single_device", default=None
@@ -48,10 +48,10 @@ class View:
         would reach one component only.
         """
         self._graph = tf.compat.v1.get_default_graph()
-        traces = _tf.Traces()
+        traces = tf_traces.Traces()
         token = _current.set(self)
         try:
-            with _tf.tracing_apart(self._graph, "one device", traces):
+            with tf_traces.tracing_apart(self._graph, "one device", traces):
                 yield
         finally:
             _current.reset(token)

@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import autograph, variables
 from replicator.graph.passes import rows
 from replicator.primitives import base
 from replicator.variables import part_values
@@ -23,7 +24,7 @@ _BY_ROWS = frozenset(
 )
 
 
-class SplitWriter(_tf.HandleVariable):
+class SplitWriter(variables.HandleVariable):
     """Gives PartitionedVariable the methods that write a piece."""
 
     parts: tuple[Any, ...]
@@ -55,7 +56,7 @@ class SplitWriter(_tf.HandleVariable):
             lambda part, k: _done(getattr(part, method)(part_slices[k])), True, method
         )
 
-    @_tf.not_converted
+    @autograph.not_converted
     def batch_scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> Any:

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import variables as tf_variables
 from replicator.variables import locks
 from replicator.variables.placement import Mirrored, Placement
 from replicator.variables.synchronizer import AllReduce, Synchronizer
@@ -149,7 +150,7 @@ class Storage:
             self.components, self.placement = tuple(components), placement
             if first is not self.first:
                 self.first = first
-                _tf.stand_for(variable, first)
+                tf_variables.stand_for(variable, first)
 
     @contextlib.contextmanager
     def moving(self, lock: locks.StepLock) -> Iterator[None]:

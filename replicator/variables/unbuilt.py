@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, context, errors
+from replicator import context, errors
+from replicator._tf import callers
 from replicator.graph.order.effects import find_writes
 
 
@@ -38,7 +39,7 @@ def is_done(variable: Any, replica: context.ReplicaContext) -> bool | None:
     created = replica.build.created.get(variable.key)
     if created is None:
         return None
-    builder = _tf.builder()
+    builder = callers.builder()
     if builder is None:
         created.line = created.line or errors.user_line()
         created.writes[replica.build.number, replica.replica_id] += 1

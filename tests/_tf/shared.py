@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice
 from replicator.graph.order import ordering
 
 
@@ -18,4 +18,4 @@ def evaluate(tensor: tf.Tensor, graph: tf.Graph) -> float:
 
 def traced(build: Callable[[], Any]) -> Any:
     """Returns a function traced like a step."""
-    return _tf.trace(build, ordering.order_as_created)
+    return choice.trace(build, ordering.order_as_created)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import autograph
 from tests._tf import shared
 
 
@@ -22,7 +22,7 @@ def test_call_converted_converts():
         return -x
 
     with tf.Graph().as_default() as graph:
-        result = _tf.call_converted(function, [tf.constant(-2.0)])
+        result = autograph.call_converted(function, [tf.constant(-2.0)])
         assert shared.evaluate(result, graph) == 2.0
 
 
@@ -33,13 +33,13 @@ def test_call_converted_passes_exceptions_unchanged():
         raise error
 
     with tf.Graph().as_default(), pytest.raises(_OddError) as caught:
-        _tf.call_converted(function, [])
+        autograph.call_converted(function, [])
     assert caught.value is error
     assert vars(error).keys() <= {"__notes__"}  # the user's lines
 
 
 def test_exceptions_left_as_they_are_pass_a_tf_function() -> None:
-    class Known(_tf.LeftAsItIs, _OddError):
+    class Known(autograph.LeftAsItIs, _OddError):
         pass
 
     error = Known(1, where="here")
@@ -56,7 +56,7 @@ def test_exceptions_left_as_they_are_pass_a_tf_function() -> None:
 def test_what_is_not_converted_lets_others_exceptions_pass() -> None:
     error = _OddError(1, where="here")
 
-    @_tf.not_converted
+    @autograph.not_converted
     def ours() -> None:
         """Stands for a function of ours."""
         raise error
@@ -73,9 +73,9 @@ def test_function_of_opens_a_tf_function(method):
     def plain(x):
         return x
 
-    assert _tf.function_of(plain) is plain
+    assert autograph.function_of(plain) is plain
     if not method:
-        assert _tf.function_of(tf.function(plain)) is plain
+        assert autograph.function_of(tf.function(plain)) is plain
         return
 
     class Holder:
@@ -84,7 +84,7 @@ def test_function_of_opens_a_tf_function(method):
             return x + 1
 
     holder = Holder()
-    opened = _tf.function_of(holder.call)
+    opened = autograph.function_of(holder.call)
     assert not isinstance(opened, tf.types.experimental.PolymorphicFunction)
     assert int(opened(1)) == 2
 
@@ -100,8 +100,8 @@ def _calls_what_fails(x):
 def test_an_error_of_converted_code_notes_the_users_lines_once():
     @tf.function(autograph=False)
     def function(x):
-        return _tf.call_converted(
-            lambda x: _tf.call_converted(_calls_what_fails, [x]), [x]
+        return autograph.call_converted(
+            lambda x: autograph.call_converted(_calls_what_fails, [x]), [x]
         )
 
     with pytest.raises(ValueError, match="must be equal") as caught:

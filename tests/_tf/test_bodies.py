@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import bodies, effects
 from tests import helpers
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -20,11 +20,11 @@ def test_loops_and_cases_are_of_tensorflow_2_whatever_is_the_default():
     with helpers.v1_control_flow(), tf.Graph().as_default() as graph:
         start = tf.compat.v1.placeholder_with_default(1, [])
         shape = tf.TensorShape([])
-        (end,) = _tf.while_loop(
+        (end,) = bodies.while_loop(
             lambda x: x < 100, lambda x: [x * 3], [start], [shape], 10
         )
         branches = [lambda: [end + 1], lambda: [end + 2], lambda: [end + 3]]
-        chosen = _tf.branch(start, branches)
+        chosen = bodies.branch(start, branches)
         with tf.compat.v1.Session() as session:
             assert session.run([end, *chosen]) == [243, 245]
     types = {op.type for op in graph.get_operations()}
@@ -59,7 +59,7 @@ def _tf_loop(condition: Any, body: Any, first: Any) -> Any:
 
 
 def _loop(condition: Any, body: Any, first: Any) -> Any:
-    return _tf.while_loop(condition, body, first, [tf.TensorShape([]), ANY], 10)
+    return bodies.while_loop(condition, body, first, [tf.TensorShape([]), ANY], 10)
 
 
 def _tf_case(which: tf.Tensor, *branches: Any) -> Any:
@@ -69,7 +69,7 @@ def _tf_case(which: tf.Tensor, *branches: Any) -> Any:
 
 
 def _case(which: tf.Tensor, *branches: Any) -> Any:
-    return _tf.branch(which, branches)
+    return bodies.branch(which, branches)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -90,12 +90,12 @@ def test_what_is_only_read_is_marked() -> None:
     def step(x: tf.Tensor) -> tf.Tensor:
         read = lambda: [v * w]  # noqa: E731
         write = lambda: [w.assign_add(v).read_value()]  # noqa: E731
-        (result,) = _tf.branch(x > 0, [read, write])
+        (result,) = bodies.branch(x > 0, [read, write])
         return result
 
     graph = step.get_concrete_function(tf.constant(1.0)).graph
     (op,) = [op for op in graph.get_operations() if op.type == "If"]
-    reads, writes = _tf.resources_touched(op)
+    reads, writes = effects.resources_touched(op)
     handle = {id(outside): id(inside) for outside, inside in graph.captures}
     assert (reads, writes) == ({handle[id(v.handle)]}, {handle[id(w.handle)]})
 
@@ -104,7 +104,7 @@ def test_in_a_session_only_the_branch_that_is_taken_runs() -> None:
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [])
         fail = lambda: [tf.debugging.check_numerics(x / 0.0, "taken")]  # noqa: E731
-        (result,) = _tf.branch(x > 0, [fail, lambda: [x - 1.0]])
+        (result,) = bodies.branch(x > 0, [fail, lambda: [x - 1.0]])
         with tf.compat.v1.Session() as session:
             assert session.run(result, {x: -1.0}) == -2.0
             with pytest.raises(tf.errors.InvalidArgumentError, match="taken"):

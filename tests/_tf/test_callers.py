@@ -12,7 +12,7 @@ import sonnet as snt
 import tensorflow as tf
 import tf_keras
 
-from replicator import _tf
+from replicator._tf import callers, distribute
 
 _TRAINING = "tensorflow.python.training."
 _V1, _OLDER = tf.compat.v1, tf_keras.optimizers.legacy
@@ -44,7 +44,7 @@ def test_asker_is_what_takes_a_handle(how: str) -> None:
     class Variable(type(tf.Variable(1.0))):
         @property
         def handle(self) -> Any:
-            seen.append(_tf.asker("handle"))
+            seen.append(callers.asker("handle"))
             return super().handle
 
     use, module = ASKERS[how]
@@ -54,7 +54,7 @@ def test_asker_is_what_takes_a_handle(how: str) -> None:
     assert any(asker.module.startswith(module) for asker in seen)
     if how == "scatter_add":
         assert "scatter_add" in [asker.function for asker in seen]
-    assert _tf.asker("what nobody calls") == ("", "")
+    assert callers.asker("what nobody calls") == ("", "")
 
 
 def test_asker_is_the_function_of_a_saver() -> None:
@@ -63,7 +63,7 @@ def test_asker_is_the_function_of_a_saver() -> None:
     class Variable(type(tf.Variable(1.0))):
         @property
         def _save_slice_info(self) -> Any:
-            seen.add(_tf.asker("_save_slice_info"))
+            seen.add(callers.asker("_save_slice_info"))
 
         @_save_slice_info.setter
         def _save_slice_info(self, info: Any) -> None:
@@ -84,13 +84,13 @@ def test_asker_is_who_asks_for_a_strategy() -> None:
     seen: list[str] = []
 
     def strategy() -> Any:
-        seen.append(_tf.asker("get_strategy").module)
-        return _tf.default_strategy()
+        seen.append(callers.asker("get_strategy").module)
+        return distribute.default_strategy()
 
     def user() -> Any:
         return tf.distribute.get_strategy()
 
-    with _tf.distribution_mode(replica="ours", strategy=strategy):
+    with distribute.distribution_mode(replica="ours", strategy=strategy):
         user()
         tf.autograph.to_graph(user)()
         assert seen == [__name__] * 2
@@ -109,15 +109,15 @@ def test_asker_is_the_optimizer_that_sums_its_gradients(keras: str) -> None:
 
     class Context(tf.distribute.ReplicaContext):
         def __init__(self) -> None:
-            super().__init__(_tf.default_strategy(), 0)
+            super().__init__(distribute.default_strategy(), 0)
 
         @tf.autograph.experimental.do_not_convert
         def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-            seen.append(_tf.asker("all_reduce").module)
+            seen.append(callers.asker("all_reduce").module)
             return value
 
     optimizer = importlib.import_module(keras).optimizers.SGD(1.0)
-    with _tf.distribution_mode(Context()):
+    with distribute.distribution_mode(Context()):
         tf.distribute.get_replica_context().all_reduce("SUM", 1.0)
         optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
     assert seen[0] == __name__
@@ -130,7 +130,7 @@ def test_applying_optimizer_names_the_optimizer_at_work():
 
     class Watching(tf.keras.optimizers.SGD):
         def update_step(self, *args):
-            seen.append(_tf.applying_optimizer())
+            seen.append(callers.applying_optimizer())
             return super().update_step(*args)
 
     Watching(0.1).apply([tf.constant(1.0)], [variable])
@@ -138,7 +138,7 @@ def test_applying_optimizer_names_the_optimizer_at_work():
 
     class Legacy(tf_keras.optimizers.SGD):
         def update_step(self, *args):
-            seen.append(_tf.applying_optimizer())
+            seen.append(callers.applying_optimizer())
             return super().update_step(*args)
 
     plain = tf.Variable(1.0)
@@ -146,7 +146,7 @@ def test_applying_optimizer_names_the_optimizer_at_work():
     scaled = tf_keras.mixed_precision.LossScaleOptimizer(Legacy(0.1))
     scaled.apply_gradients([(tf.constant(1.0), plain)])
     assert [type(optimizer) for optimizer in seen] == [Legacy, Legacy]
-    assert _tf.applying_optimizer() is None
+    assert callers.applying_optimizer() is None
 
 
 def test_builder_names_what_builds_itself():
@@ -154,21 +154,21 @@ def test_builder_names_what_builds_itself():
 
     class Watching(tf.keras.layers.Layer):
         def build(self, shape):
-            seen.append(_tf.builder())
+            seen.append(callers.builder())
 
         def call(self, x):
-            seen.append(_tf.builder())
+            seen.append(callers.builder())
             return x
 
     class Legacy(tf_keras.layers.Layer):
         def set_weights(self, weights):
-            seen.append(_tf.builder())
+            seen.append(callers.builder())
 
     Watching()(tf.constant([1.0]))
     Legacy(weights=[])(tf.constant([1.0]))
     Legacy(weights=[1.0])(tf.constant([1.0]))
     assert seen == ["Watching", None, "Legacy", "Legacy"]
-    assert _tf.builder() is None
+    assert callers.builder() is None
 
 
 @pytest.mark.parametrize("family", ["keras", "legacy", "older", "v1", "sonnet"])
@@ -176,11 +176,11 @@ def test_variable_of_slot_knows_what_each_family_makes_slots_for(family: str) ->
     seen = []
 
     def creator(next_creator: Any, **kwargs: Any) -> Any:
-        seen.append(_tf.variable_of_slot())
+        seen.append(callers.variable_of_slot())
         return next_creator(**kwargs)
 
     weights = tf.Variable([1.0, 2.0])
-    assert _tf.variable_of_slot() is None
+    assert callers.variable_of_slot() is None
     with tf.variable_creator_scope(creator):
         if family == "keras":
             weights = tf.keras.Variable([1.0, 2.0])
@@ -209,7 +209,7 @@ def test_searched_op_is_what_custom_gradient_looks_for() -> None:
 
         @property
         def op(self) -> Any:
-            names.append(_tf.searched_op())
+            names.append(callers.searched_op())
             return tf.no_op()
 
     with tf.Graph().as_default() as graph:
@@ -231,7 +231,7 @@ def test_stateful_layer() -> None:
             self.states = [tf.Variable(1.0)]
 
         def call(self, written: Any) -> None:
-            found.append(_tf.stateful_layer(written))
+            found.append(callers.stateful_layer(written))
 
     layer = Layer()
     layer.call(layer.states[0])
@@ -246,7 +246,7 @@ def test_metric_call_is_the_innermost_update(keras: Any) -> None:
     seen = []
 
     def note() -> None:
-        call = _tf.metric_call("update_state")
+        call = callers.metric_call("update_state")
         seen.append(call and (type(call.metric).__name__, call.given))
 
     class Inner(keras.metrics.Mean):
@@ -277,8 +277,10 @@ def test_metric_call_is_the_innermost_update(keras: Any) -> None:
 @pytest.mark.parametrize("keras", [tf.keras, tf_keras])
 def test_is_mean_knows_what_takes_the_means_of_values(keras: Any) -> None:
     metrics = keras.metrics
-    assert _tf.is_mean(metrics.Mean()) and _tf.is_mean(metrics.MeanSquaredError())
-    assert not _tf.is_mean(metrics.Sum()) and not _tf.is_mean(5)
+    assert callers.is_mean(metrics.Mean()) and callers.is_mean(
+        metrics.MeanSquaredError()
+    )
+    assert not callers.is_mean(metrics.Sum()) and not callers.is_mean(5)
 
 
 @pytest.mark.parametrize("keras", [tf.keras, tf_keras])
@@ -289,7 +291,7 @@ def test_keras_loop_is_the_one_that_trains(keras: Any) -> None:
         """Asks while it updates variables."""
 
         def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-            seen.append(_tf.keras_loop())
+            seen.append(callers.keras_loop())
             return super().apply_gradients(*args, **kwargs)
 
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
@@ -297,7 +299,7 @@ def test_keras_loop_is_the_one_that_trains(keras: Any) -> None:
     x, y = np.ones([2, 2], "f"), np.ones([2, 1], "f")
     model.fit(x, y, epochs=1, verbose=0)
     model.train_on_batch(x, y)
-    assert seen == ["fit", "train_on_batch"] and _tf.keras_loop() is None
+    assert seen == ["fit", "train_on_batch"] and callers.keras_loop() is None
 
 
 def test_given_to_pass_is_what_a_pass_begins_from() -> None:
@@ -306,7 +308,7 @@ def test_given_to_pass_is_what_a_pass_begins_from() -> None:
     @tf.custom_gradient
     def watched(x: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            seen.append(_tf.given_to_pass())
+            seen.append(callers.given_to_pass())
             return upstream
 
         return tf.identity(x), gradient
@@ -324,4 +326,4 @@ def test_given_to_pass_is_what_a_pass_begins_from() -> None:
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [])
         tf.gradients(tf.identity(watched(x), "loss"), x)
-        assert seen[0] is not None and _tf.given_to_pass() is None
+        assert seen[0] is not None and callers.given_to_pass() is None

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
 from replicator._tf import choice
 from tests._tf import training
 
-_ROOM = pathlib.Path(_tf.__file__).parent
+_ROOM = pathlib.Path(choice.__file__).parent
 # A name of TensorFlow that each file of fast/ needs, and its owner.
 _LACKING = {
     "calls": ("tensorflow.python.eager.execute", "execute_with_cancellation"),
@@ -43,7 +42,10 @@ def _offered(module) -> dict[str, inspect.Signature]:
     """Returns the signatures of a file's public names in the package, methods too."""
     signatures = {}
     for name, value in vars(module).items():
-        if name in _tf.__all__ and value.__module__ == module.__name__:
+        if (
+            hasattr(choice, name)
+            and getattr(value, "__module__", None) == module.__name__
+        ):
             signatures[name] = inspect.signature(value)
             for method, function in inspect.getmembers(value, inspect.isfunction):
                 if not method.startswith("_"):

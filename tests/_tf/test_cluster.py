@@ -9,32 +9,32 @@ import sys
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import cluster
 from replicator.cluster import addresses
 from tests.cluster import servers
 
 _PROGRAM = """
 import tensorflow as tf
-from replicator import _tf
+from replicator._tf import cluster
 from replicator.cluster import addresses
-assert not _tf.has_started()
-assert _tf.connection() is None
+assert not cluster.has_started()
+assert cluster.connection() is None
 port = addresses.free_port()
 busy = tf.distribute.Server({"worker": ["127.0.0.1:0"]}, "worker", 0)
 at = busy.target.removeprefix("grpc://")
 try:
-    _tf.connect({"client": {0: at}}, "client", 0, 2)
+    cluster.connect({"client": {0: at}}, "client", 0, 2)
 except tf.errors.OpError as error:
     assert "Could not start gRPC server" in str(error), error
-assert _tf.connection() is None, "as before"
+assert cluster.connection() is None, "as before"
 jobs = {"client": {0: f"127.0.0.1:{port}"}, "worker": {0: at}}
-made = _tf.connect(jobs, "client", 0, 2)
-assert _tf.connection() is made and _tf.has_started()
+made = cluster.connect(jobs, "client", 0, 2)
+assert cluster.connection() is made and cluster.has_started()
 assert made.default_session_config.rpc_options.num_channels_per_target == 2
 names = [d.name for d in tf.config.list_logical_devices("CPU")]
 assert names == [f"/job:{job}/replica:0/task:0/device:CPU:0" for job in jobs], names
-alone = _tf.connect({"client": jobs["client"]}, "client", 0, 2)
-assert _tf.connection() is alone is not made
+alone = cluster.connect({"client": jobs["client"]}, "client", 0, 2)
+assert cluster.connection() is alone is not made
 assert len(tf.config.list_logical_devices("CPU")) == 1
 print("done", flush=True)
 import os
@@ -44,12 +44,12 @@ os._exit(0)
 
 def test_this_process_has_started_and_is_not_connected():
     tf.constant(0)
-    assert _tf.has_started()
-    assert _tf.connection() is None
+    assert cluster.has_started()
+    assert cluster.connection() is None
 
 
 def test_connecting_again_and_to_nobody():
-    """In a process of its own: `_tf.connect` cannot be undone."""
+    """In a process of its own: `cluster.connect` cannot be undone."""
     result = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         env=servers.environment(),
@@ -63,30 +63,31 @@ def test_connecting_again_and_to_nobody():
 _JOINED = """
 import sys
 import tensorflow as tf
-from replicator import _tf
+from replicator._tf import cluster
 task, addresses = int(sys.argv[1]), sys.argv[2:]
-assert _tf.joined() is None and _tf.joined_server() is None
-_tf.join(addresses, task, 10.0, 60.0)
-assert _tf.joined() == (task, tuple(addresses))
+assert cluster.joined() is None and cluster.joined_server() is None
+cluster.join(addresses, task, 10.0, 60.0)
+assert cluster.joined() == (task, tuple(addresses))
 assert tf.constant(1).device == f"/job:worker/replica:0/task:{task}/device:CPU:0"
-assert _tf.store_get("nobody tells", 0.1) is None
-_tf.store_put(f"told by {task}", f"value {task}")
-assert [_tf.store_get(f"told by {k}", 60.0) for k in (0, 1)] == ["value 0", "value 1"]
+assert cluster.store_get("nobody tells", 0.1) is None
+cluster.store_put(f"told by {task}", f"value {task}")
+values = [cluster.store_get(f"told by {k}", 60.0) for k in (0, 1)]
+assert values == ["value 0", "value 1"]
 keys = {"group_size": 2, "group_key": 1, "ordering_token": []}
 x = tf.raw_ops.CollectiveGatherV2(input=[task], instance_key=1, **keys)
 assert sorted(x.numpy()) == [0, 1], x
-assert _tf.joined_server().task_index == task
-_tf.store_delete(f"told by {task}")
-assert _tf.store_get(f"told by {task}", 0.1) is None
-_tf.store_put(f"waits {task}", "")
-_tf.store_get(f"waits {1 - task}", 60.0)
+assert cluster.joined_server().task_index == task
+cluster.store_delete(f"told by {task}")
+assert cluster.store_get(f"told by {task}", 0.1) is None
+cluster.store_put(f"waits {task}", "")
+cluster.store_get(f"waits {1 - task}", 60.0)
 if task:
-    _tf.abort_everywhere("this host failed")
+    cluster.abort_everywhere("this host failed")
 try:
     tf.raw_ops.CollectiveGatherV2(input=[task], instance_key=2, **keys)
 except tf.errors.AbortedError as error:
     assert "this host failed" in str(error)
-_tf.abort_collectives("again")
+cluster.abort_collectives("again")
 try:
     tf.raw_ops.CollectiveGatherV2(input=[task], instance_key=3, **keys)
 except tf.errors.OpError as error:

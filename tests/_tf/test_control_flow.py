@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import control_flow
 from tests import helpers
 
 
@@ -14,7 +14,7 @@ def test_is_compiled_tells_functions_of_xla_from_all_else():
     seen = []
 
     def note(*_):
-        seen.append(_tf.is_compiled(tf.compat.v1.get_default_graph()))
+        seen.append(control_flow.is_compiled(tf.compat.v1.get_default_graph()))
         return tf.constant(1)
 
     tf.function(note)()
@@ -29,10 +29,10 @@ def test_a_loop_gradient_is_the_body_of_a_loop():
     @tf.custom_gradient
     def noted(x):
         def gradient(upstream):
-            seen.append(_tf.is_loop_gradient(tf.compat.v1.get_default_graph()))
+            seen.append(control_flow.is_loop_gradient(tf.compat.v1.get_default_graph()))
             return upstream
 
-        seen.append(_tf.is_loop_gradient(tf.compat.v1.get_default_graph()))
+        seen.append(control_flow.is_loop_gradient(tf.compat.v1.get_default_graph()))
         return tf.identity(x), gradient
 
     @tf.function
@@ -57,7 +57,7 @@ def test_lower_in_place_lets_the_runtime_take_it_apart():
             then_branch=branch,
             else_branch=branch,
         )
-        _tf.lower_in_place(taken[0].op)
+        control_flow.lower_in_place(taken[0].op)
         assert taken[0].op.get_attr("_lower_using_switch_merge")
         return taken
 
@@ -69,7 +69,7 @@ def test_compiled_function_finds_what_xla_compiles():
 
     def look(name):
         graph = tf.compat.v1.get_default_graph()
-        seen[name] = graph, _tf.compiled_function(graph, outer.graph)
+        seen[name] = graph, control_flow.compiled_function(graph, outer.graph)
 
     @tf.function(jit_compile=True, autograph=False)
     def compiled(x):
@@ -101,7 +101,7 @@ def test_in_vectorized_body_is_true_in_a_body_and_functions_that_it_calls() -> N
     seen = []
 
     def note(x: tf.Tensor) -> tf.Tensor:
-        seen.append(_tf.in_vectorized_body())
+        seen.append(control_flow.in_vectorized_body())
         return x + 1
 
     @tf.function(autograph=False)
@@ -121,21 +121,21 @@ def test_around_loops_is_what_the_outermost_loop_is_in() -> None:
 
     def body(k: tf.Tensor) -> tf.Tensor:
         graph = tf.compat.v1.get_default_graph()
-        seen.append(_tf.around_loops(graph))
+        seen.append(control_flow.around_loops(graph))
         return tf.cond(k > 0, lambda: inner(k), lambda: k + 1)
 
     def inner(k: tf.Tensor) -> tf.Tensor:
-        seen.append(_tf.around_loops(tf.compat.v1.get_default_graph()))
+        seen.append(control_flow.around_loops(tf.compat.v1.get_default_graph()))
         return k + tf.while_loop(lambda n: n < 1, note, [tf.constant(0)])[0]
 
     def note(n: tf.Tensor) -> tf.Tensor:
-        seen.append(_tf.around_loops(tf.compat.v1.get_default_graph()))
+        seen.append(control_flow.around_loops(tf.compat.v1.get_default_graph()))
         return n + 1
 
     @tf.function(autograph=False)
     def function() -> tf.Tensor:
         outer = tf.compat.v1.get_default_graph()
-        assert _tf.around_loops(outer) is None
+        assert control_flow.around_loops(outer) is None
         result = tf.while_loop(lambda k: k < 3, body, [tf.constant(0)])[0]
         assert [graph is outer for graph in seen] == [True] * 3
         return result

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import copying, frames
 
 
 def _graph_of(function, *specs):
@@ -16,16 +16,16 @@ def _graph_of(function, *specs):
 def test_a_copy_has_other_inputs_and_attributes_and_the_line_of_the_original():
     with tf.Graph().as_default():
         original = tf.cast(tf.constant([1.5]), tf.int32).op  # the original
-        line = _tf.user_frames(original)
-        before = _tf.attributes_of(original)
+        line = frames.user_frames(original)
+        before = copying.attributes_of(original)
     with tf.Graph().as_default() as graph:
         first = tf.constant([2.5, 3.5])
         other = tf.constant(1).op
-        new = _tf.add_copy(original, [first], before, {"Truncate": True}, [other])
+        new = copying.add_copy(original, [first], before, {"Truncate": True}, [other])
         assert new.graph is graph
         assert list(new.control_inputs) == [other]
         assert new.get_attr("Truncate")
-        assert _tf.user_frames(new) == line
+        assert frames.user_frames(new) == line
         with tf.compat.v1.Session() as session:
             np.testing.assert_array_equal(session.run(new.outputs[0]), [2, 3])
 
@@ -36,14 +36,14 @@ def test_attributes_are_changed_to_python_values_of_all_kinds():
         op = tf.raw_ops.EmptyTensorList(
             element_shape=-1, max_num_elements=2, element_dtype=tf.float32
         ).op
-        attributes = _tf.attributes_of(op)
+        attributes = copying.attributes_of(op)
         shape, count = tf.constant(-1, tf.int64), tf.constant(2)
-        new = _tf.add_copy(op, [shape, count], attributes, changes)
+        new = copying.add_copy(op, [shape, count], attributes, changes)
         assert new.get_attr("element_dtype") == tf.float64
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[2]).op
-        attributes = _tf.attributes_of(handle)
+        attributes = copying.attributes_of(handle)
         named = {"shared_name": "other", "shape": [3]}
-        new = _tf.add_copy(handle, [], attributes, named)
+        new = copying.add_copy(handle, [], attributes, named)
         assert new.get_attr("shared_name") == b"other"
         assert new.get_attr("shape").dim[0].size == 3
 
@@ -56,11 +56,11 @@ def test_a_copy_brings_the_functions_that_it_calls():
     spec = tf.TensorSpec([])
     graph = _graph_of(lambda x: called(x), spec)
     op = next(op for op in graph.get_operations() if "Call" in op.type)
-    body, outputs = _tf.function_graph(op, "f")
+    body, outputs = copying.function_graph(op, "f")
     assert len(outputs) == len(op.outputs)
     assert all(out.graph is body for out in outputs)
     with tf.Graph().as_default():
-        new = _tf.add_copy(op, [tf.constant(3.0)], _tf.attributes_of(op), {})
+        new = copying.add_copy(op, [tf.constant(3.0)], copying.attributes_of(op), {})
         with tf.compat.v1.Session() as session:
             assert session.run(new.outputs[0]) == 6
 
@@ -76,11 +76,11 @@ def test_a_function_that_is_known_to_the_runtime_only_is_imported():
 
     graph = _graph_of(loss, tf.TensorSpec([None, 3]))
     op = next(op for op in graph.get_operations() if op.type.endswith("While"))
-    body, outputs = _tf.function_graph(op, "body")
+    body, outputs = copying.function_graph(op, "body")
     assert [t.dtype for t in body.inputs] == [t.dtype for t in op.inputs]
     assert [t.dtype for t in outputs] == [t.dtype for t in op.outputs]
-    (call,) = (inner for inner in body.get_operations() if _tf.is_function(inner))
-    inner, results = _tf.function_graph(call, "f")
+    (call,) = (inner for inner in body.get_operations() if copying.is_function(inner))
+    inner, results = copying.function_graph(call, "f")
     assert inner is not body
     assert [t.dtype for t in results] == [t.dtype for t in call.outputs]
 
@@ -88,9 +88,9 @@ def test_a_function_that_is_known_to_the_runtime_only_is_imported():
 def test_ops_have_state_if_they_are_registered_so():
     with tf.Graph().as_default():
         drawn = tf.raw_ops.RandomStandardNormal(shape=[2], dtype=tf.float32)
-        assert _tf.has_state(drawn.op)
-        assert not _tf.has_state(tf.constant(2).op)
-        assert not _tf.is_function(tf.constant(2).op)
+        assert copying.has_state(drawn.op)
+        assert not copying.has_state(tf.constant(2).op)
+        assert not copying.is_function(tf.constant(2).op)
 
 
 def test_attributes_as_text_are_equal_for_equal_attributes():
@@ -100,7 +100,7 @@ def test_attributes_as_text_are_equal_for_equal_attributes():
         kept = tf.reduce_sum(x, 0, keepdims=True).op
         with tf.device("CPU:0"):
             constants = [tf.constant(2).op, tf.constant(2).op, tf.constant(3).op]
-    texts = [_tf.attributes_text(op) for op in (*twins, kept)]
+    texts = [copying.attributes_text(op) for op in (*twins, kept)]
     assert texts[0] == texts[1] != texts[2]
-    texts = [_tf.attributes_text(op) for op in constants]
+    texts = [copying.attributes_text(op) for op in constants]
     assert texts[0] == texts[1] != texts[2]

@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import distribute
 
 
 def test_combined_context_sums_over_one_replica_without_an_op():
     with tf.Graph().as_default() as graph:
         x = tf.constant(1.0)
-        with _tf.distribution_mode(_tf.CombinedContext()):
+        with distribute.distribution_mode(distribute.CombinedContext()):
             context = tf.distribute.get_replica_context()
             assert context.all_reduce("SUM", [x])[0] is x
             assert not tf.distribute.has_strategy()
@@ -22,14 +22,14 @@ def test_combined_context_sums_over_one_replica_without_an_op():
 
 def test_distribution_mode_answers_for_tf_distribute():
     before = tf.distribute.get_replica_context()
-    ours = tf.distribute.ReplicaContext(_tf.default_strategy(), 1)
+    ours = tf.distribute.ReplicaContext(distribute.default_strategy(), 1)
     with tf.Graph().as_default():
-        with _tf.distribution_mode(replica=ours):
+        with distribute.distribution_mode(replica=ours):
             assert tf.distribute.get_replica_context() is ours
             assert not tf.distribute.has_strategy()
-            with _tf.distribution_mode():
+            with distribute.distribution_mode():
                 assert tf.distribute.get_replica_context() is before
-            with _tf.distribution_mode(cross_replica="a strategy"):
+            with distribute.distribution_mode(cross_replica="a strategy"):
                 assert tf.distribute.in_cross_replica_context()
                 assert not tf.distribute.has_strategy()
         assert tf.distribute.get_replica_context() is before
@@ -37,7 +37,10 @@ def test_distribution_mode_answers_for_tf_distribute():
 
 def test_distribution_mode_is_left_by_an_error():
     with tf.Graph().as_default():
-        with pytest.raises(ZeroDivisionError), _tf.distribution_mode(replica="ours"):
+        with (
+            pytest.raises(ZeroDivisionError),
+            distribute.distribution_mode(replica="ours"),
+        ):
             raise ZeroDivisionError
         assert tf.distribute.get_replica_context() != "ours"
 
@@ -45,21 +48,23 @@ def test_distribution_mode_is_left_by_an_error():
 def test_default_strategy_is_found_in_the_scope_of_another():
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         assert tf.distribute.has_strategy()
-        with _tf.distribution_mode(replica="ours"):
-            assert tf.distribute.get_strategy() is _tf.default_strategy()
+        with distribute.distribution_mode(replica="ours"):
+            assert tf.distribute.get_strategy() is distribute.default_strategy()
 
 
 def test_who_takes_the_copy_of_a_replica_is_noticed_before():
     noticed = []
 
-    class Context(_tf.WatchedContext):
+    class Context(distribute.WatchedContext):
         def before_copy(self):
             noticed.append("asked")
 
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         variable = tf.Variable(1.0)
     copies = variable.values
-    with _tf.distribution_mode(replica=Context(_tf.default_strategy(), 1)):
+    with distribute.distribution_mode(
+        replica=Context(distribute.default_strategy(), 1)
+    ):
         assert not noticed
         assert variable.handle is copies[1].handle
     assert noticed
@@ -68,7 +73,7 @@ def test_who_takes_the_copy_of_a_replica_is_noticed_before():
 def test_summaries_ask_for_the_condition_beside_the_users(tmp_path):
     with tf.summary.create_file_writer(str(tmp_path)).as_default():
         for wanted in (True, False):
-            with _tf.summaries_if(lambda wanted=wanted: tf.constant(wanted)):
+            with distribute.summaries_if(lambda wanted=wanted: tf.constant(wanted)):
                 with tf.summary.record_if(True):
                     assert bool(tf.summary.should_record_summaries()) == wanted
                 with tf.summary.record_if(False):

@@ -10,7 +10,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import effects
 from tests import helpers
 
 
@@ -27,8 +27,8 @@ def test_which_ops_have_an_effect():
         while ops["write"].type == "Identity":
             ops["write"] = ops["write"].inputs[0].op
         ops["write"] = variable.assign_add(1.0, read_value=False)
-    stateful = {name for name, op in ops.items() if _tf.is_stateful(op)}
-    assert [name for name, op in ops.items() if _tf.only_reads(op)] == ["read"]
+    stateful = {name for name, op in ops.items() if effects.is_stateful(op)}
+    assert [name for name, op in ops.items() if effects.only_reads(op)] == ["read"]
     assert "add" not in stateful
     assert {"write", "print"} <= stateful
 
@@ -39,8 +39,8 @@ def test_resources_touched_tells_reads_from_writes():
         handle = id(variable.handle)
         read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32).op
         write = variable.assign_add(1.0, read_value=False)
-        assert _tf.resources_touched(read) == ({handle}, set())
-        assert _tf.resources_touched(write) == (set(), {handle})
+        assert effects.resources_touched(read) == ({handle}, set())
+        assert effects.resources_touched(write) == (set(), {handle})
 
 
 def test_importing_the_library_changes_nothing_in_tensorflow():
@@ -64,7 +64,7 @@ def test_importing_the_library_changes_nothing_in_tensorflow():
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_function_orders_all_uses_of_what_it_captured_twice(depth):
     """Once as a handle, and once as an identity of it that was made outside."""
-    _tf.order_captured_twice()
+    effects.order_captured_twice()
     variable, bodies = tf.Variable(1.0), []
 
     def use(handle, other):
@@ -93,7 +93,7 @@ def test_run_independently_takes_an_op_out_of_the_order():
         one = tf.print("", end="", output_stream="file:///dev/null")
         two = tf.print("", end="", output_stream="file:///dev/null")
         three = tf.print("", end="", output_stream="file:///dev/null")
-        _tf.run_independently(two.graph, two)
+        effects.run_independently(two.graph, two)
         return one.name, two.name, three.name
 
     graph = function.get_concrete_function().graph
@@ -102,15 +102,15 @@ def test_run_independently_takes_an_op_out_of_the_order():
     assert one in three.control_inputs
     assert two in graph.control_outputs  # it runs all the same
     with tf.Graph().as_default() as plain:  # nothing is ordered there
-        _tf.run_independently(plain, tf.no_op())
+        effects.run_independently(plain, tf.no_op())
 
 
 def test_only_reads_tells_reads_from_writes():
     with tf.Graph().as_default():
         variable = tf.Variable(1.0)
         read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
-        assert _tf.only_reads(read.op)
-        assert not _tf.only_reads(variable.assign(2.0, read_value=False))
+        assert effects.only_reads(read.op)
+        assert not effects.only_reads(variable.assign(2.0, read_value=False))
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -122,7 +122,7 @@ def test_ordered_branches_keeps_what_nothing_fetches(ordered):
             variable.assign_add(1.0)
             return tf.constant(0.0)
 
-        block = _tf.ordered_branches(graph) if ordered else contextlib.nullcontext()
+        block = effects.ordered_branches(graph) if ordered else contextlib.nullcontext()
         with block:
             taken = tf.cond(helpers.opaque(True), branch, lambda: tf.constant(1.0))
         with tf.compat.v1.Session() as session:

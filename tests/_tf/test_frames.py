@@ -17,13 +17,15 @@ import pytest
 import sonnet as snt
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import autograph
+from replicator._tf import frames as tf_frames
 
 
 def test_written_by_library_is_true_of_what_layers_of_libraries_assign():
     seen = []
     # Like a method of a variable, it has no line of the user's.
-    names = {"told": _tf.written_by_library, "seen": seen}
+    names = {"told": tf_frames.written_by_library, "seen": seen}
     note = eval("lambda *args: seen.append(told()) or args[0]", names)
     average = mock.MagicMock()
     average._counter.assign_add = note
@@ -36,7 +38,7 @@ def test_written_by_library_is_true_of_what_layers_of_libraries_assign():
 
 def test_user_frames_are_of_the_user():
     def inner():
-        return _tf.user_frames()  # the innermost line
+        return tf_frames.user_frames()  # the innermost line
 
     frames = inner()
     assert frames == [f for f in frames if "site-packages/tensorflow" not in f[0]]
@@ -51,7 +53,7 @@ def test_user_frames_of_an_op_are_those_that_made_it():
         return tf.reduce_mean([1.0, 2.0])  # the op is made here
 
     with tf.Graph().as_default():
-        frames = _tf.user_frames(make().op)
+        frames = tf_frames.user_frames(make().op)
     filename, line, name = frames[-1]
     assert (filename, name) == (__file__, "make")
     assert linecache.getline(filename, line).strip().endswith("# the op is made here")
@@ -65,17 +67,19 @@ def test_user_frames_on_behalf_of_an_op_are_those_that_made_it():
         op = make().op
         other = tf.constant(1.0).op
     elsewhere: list[Any] = []
-    with _tf.on_behalf_of(op):
-        assert _tf.user_frames() == _tf.user_frames(op)
+    with tf_frames.on_behalf_of(op):
+        assert tf_frames.user_frames() == tf_frames.user_frames(op)
         assert errors.user_line().endswith("in make")
-        assert _tf.user_frames(other)[-1][2] != "make"
-        thread = threading.Thread(target=lambda: elsewhere.extend(_tf.user_frames()))
+        assert tf_frames.user_frames(other)[-1][2] != "make"
+        thread = threading.Thread(
+            target=lambda: elsewhere.extend(tf_frames.user_frames())
+        )
         thread.start()
         thread.join(30)
-        with pytest.raises(KeyError), _tf.on_behalf_of(other):
+        with pytest.raises(KeyError), tf_frames.on_behalf_of(other):
             raise KeyError
-        assert _tf.user_frames() == _tf.user_frames(op)
-    assert "make" not in [name for _, _, name in [*elsewhere, *_tf.user_frames()]]
+        assert tf_frames.user_frames() == tf_frames.user_frames(op)
+    assert "make" not in [name for _, _, name in [*elsewhere, *tf_frames.user_frames()]]
 
 
 def test_user_frames_of_an_exception_are_those_that_it_left():
@@ -88,8 +92,8 @@ def test_user_frames_of_an_exception_are_those_that_it_left():
             plain()
 
     with pytest.raises(KeyError) as caught:
-        _tf.call_converted(converted, [])
-    frames = _tf.user_frames(caught.value)
+        autograph.call_converted(converted, [])
+    frames = tf_frames.user_frames(caught.value)
     assert {filename for filename, _, _ in frames} == {__file__}
     assert linecache.getline(__file__, frames[-1][1]).strip().endswith("# raised here")
 
@@ -101,27 +105,33 @@ def test_user_frames_of_an_exception_of_converted_code_are_as_written():
                 raise KeyError("here")  # raised here
 
     with pytest.raises(KeyError) as caught:
-        _tf.call_converted(converted, [])
-    frames = [f for f in _tf.user_frames(caught.value) if f[2] == "converted"]
+        autograph.call_converted(converted, [])
+    frames = [f for f in tf_frames.user_frames(caught.value) if f[2] == "converted"]
     lines = [linecache.getline(file, line).strip() for file, line, _ in frames]
     assert lines[0].endswith("# the outer line")
     assert lines[-1].endswith("# raised here")
 
 
 def test_users_of_leaves_out_what_is_of_libraries():
-    frames = [("/a/train.py", 3, "step"), (tf.__file__, 1, "f"), (_tf.__file__, 2, "g")]
-    assert _tf.users_of([*frames, ("<string>", 1, "h")]) == frames[:1]
+    frames = [
+        ("/a/train.py", 3, "step"),
+        (tf.__file__, 1, "f"),
+        (tf_frames.__file__, 2, "g"),
+    ]
+    assert tf_frames.users_of([*frames, ("<string>", 1, "h")]) == frames[:1]
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
 def test_packages_are_installed_in_folders_of_two_names(folder: str) -> None:
     keras, own = (f"/usr/lib/{folder}/{name}/a.py" for name in ("keras", "mine"))
-    assert _tf.users_of([(keras, 1, "f"), (own, 2, "step")]) == [(own, 2, "step")]
-    assert _tf.is_installed(keras) and _tf.is_installed(own)
-    assert not _tf.is_installed("/home/me/train.py")
-    assert _tf.is_users("/home/me/train.py") and _tf.is_users("<ipython-input-1>")
-    libraries = (keras, own, _tf.__file__, "<frozen runpy>", linecache.__file__)
-    assert not any(map(_tf.is_users, libraries))
+    assert tf_frames.users_of([(keras, 1, "f"), (own, 2, "step")]) == [(own, 2, "step")]
+    assert tf_frames.is_installed(keras) and tf_frames.is_installed(own)
+    assert not tf_frames.is_installed("/home/me/train.py")
+    assert tf_frames.is_users("/home/me/train.py") and tf_frames.is_users(
+        "<ipython-input-1>"
+    )
+    libraries = (keras, own, tf_frames.__file__, "<frozen runpy>", linecache.__file__)
+    assert not any(map(tf_frames.is_users, libraries))
 
 
 @pytest.mark.slow
@@ -132,14 +142,14 @@ def test_tensorflow_may_be_beside_the_users_program(tmp_path: pathlib.Path) -> N
     program = tmp_path / "train.py"
     program.write_text(
         "import tensorflow as tf\n"
-        "from replicator import _tf\n"
+        "from replicator._tf import frames\n"
         "@tf.function\n"
         "def step():\n"
         f"    assert tf.__file__.startswith({str(tmp_path)!r}), tf.__file__\n"
-        "    print([(f, line) for f, line, _ in _tf.user_frames()])\n"
+        "    print([(f, line) for f, line, _ in frames.user_frames()])\n"
         "step()\n"
     )
-    root = pathlib.Path(_tf.__file__).parents[2]
+    root = pathlib.Path(tf_frames.__file__).parents[2]
     path = os.pathsep.join([str(tmp_path), str(root), str(packages)])
     printed = subprocess.run(
         [sys.executable, str(program)],
@@ -156,7 +166,7 @@ def test_user_frames_see_through_autograph():
 
     @tf.autograph.experimental.do_not_convert
     def note():
-        seen.append(_tf.user_frames()[-2:])
+        seen.append(tf_frames.user_frames()[-2:])
 
     @tf.function
     def function(x):
@@ -169,16 +179,16 @@ def test_user_frames_see_through_autograph():
 
 
 def test_stack_since_shows_what_is_deeper():
-    depth = _tf.stack_depth()
+    depth = tf_frames.stack_depth()
 
     def call(function):
         return function()
 
     def one():
-        return _tf.stack_since(depth)
+        return tf_frames.stack_since(depth)
 
     def two():
-        return _tf.stack_since(depth)
+        return tf_frames.stack_since(depth)
 
     first = call(one)
     lines = [inspect.getsourcelines(function)[1] + 1 for function in (call, one)]
@@ -201,12 +211,12 @@ def test_errors_that_passed_user_code_are_known(how: str, converted: bool) -> No
     called = {"file": one, "text": names["two"], "library": library}[how]
     caught = None
     try:
-        _tf.call_converted(called, []) if converted else called()
+        autograph.call_converted(called, []) if converted else called()
     except TypeError as error:
         caught = error
     assert caught is not None
     caught.__traceback__ = caught.__traceback__.tb_next  # without this test's own line
-    assert _tf.passed_user_code(caught) is (how != "library")
+    assert tf_frames.passed_user_code(caught) is (how != "library")
 
 
 def test_copy_line_gives_an_op_the_frames_of_another():
@@ -215,9 +225,9 @@ def test_copy_line_gives_an_op_the_frames_of_another():
 
     with tf.Graph().as_default():
         one, copy, again = original(), tf.no_op(), tf.no_op()
-    _tf.copy_line(one, copy)
-    _tf.copy_line(copy, again)
-    assert _tf.user_frames(again) == _tf.user_frames(copy)
-    assert _tf.user_frames(copy) == _tf.user_frames(one)
-    assert _tf.user_frames(copy)[-1][2] == "original"
-    assert [_tf.copied_from(op) for op in (again, copy, one)] == [copy, one, one]
+    tf_frames.copy_line(one, copy)
+    tf_frames.copy_line(copy, again)
+    assert tf_frames.user_frames(again) == tf_frames.user_frames(copy)
+    assert tf_frames.user_frames(copy) == tf_frames.user_frames(one)
+    assert tf_frames.user_frames(copy)[-1][2] == "original"
+    assert [tf_frames.copied_from(op) for op in (again, copy, one)] == [copy, one, one]

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import nests
 
 
 class Row(tuple):
     """A tuple that functions keep; it is made from a plain one."""
 
     def __tf_tracing_type__(self, context):
-        return _tf.KeptTuple.of(self, context)
+        return nests.KeptTuple.of(self, context)
 
 
 class Column(Row):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import effects, graphs, ops
 from tests._tf import shared
 
 
@@ -14,7 +14,7 @@ def test_set_input_rewires_a_built_op():
     with tf.Graph().as_default() as graph:
         one, two = tf.constant(1.0), tf.constant(2.0)
         total = tf.add(one, one)
-        _tf.set_input(total.op, 1, two)
+        ops.set_input(total.op, 1, two)
         assert total.op.inputs[1] is two
         assert two.consumers() == [total.op]
         assert shared.evaluate(total, graph) == 3.0
@@ -24,7 +24,7 @@ def test_set_input_rewires_in_a_function():
     @tf.function(autograph=False)
     def function(x):
         total = tf.add(x, x)
-        _tf.set_input(total.op, 1, tf.constant(5.0))
+        ops.set_input(total.op, 1, tf.constant(5.0))
         return total
 
     assert float(function(tf.constant(1.0))) == 6.0
@@ -35,9 +35,9 @@ def test_add_control_inputs_reaches_built_ops():
     with tf.Graph().as_default() as graph:
         last = tf.py_function(lambda: order.append("last") or 1.0, [], tf.float32)
         first = tf.py_function(lambda: order.append("first") or 1.0, [], tf.float32)
-        _tf.add_control_inputs(last.op, [])
+        ops.add_control_inputs(last.op, [])
         assert not last.op.control_inputs
-        _tf.add_control_inputs(last.op, [first.op])
+        ops.add_control_inputs(last.op, [first.op])
         assert last.op.control_inputs == [first.op]
         shared.evaluate(last, graph)
     assert order == ["first", "last"]
@@ -46,7 +46,7 @@ def test_add_control_inputs_reaches_built_ops():
 def test_set_text_attr_changes_a_built_op():
     with tf.Graph().as_default():
         y = tf.raw_ops.StringFormat(inputs=[tf.constant(1)], template="a %s")
-        _tf.set_text_attr(y.op, "template", "b %s")
+        ops.set_text_attr(y.op, "template", "b %s")
         assert y.op.get_attr("template") == b"b %s"
         with tf.compat.v1.Session() as session:
             assert session.run(y) == b"b 1"
@@ -56,7 +56,7 @@ def test_empty_constant_frees_what_it_holds_and_keeps_its_shape():
     for value in (np.ones([7, 100]), np.ones([700], np.bool_), np.ones([700], "F")):
         with tf.Graph().as_default():
             constant = tf.constant(value)
-            _tf.empty_constant(constant.op)
+            ops.empty_constant(constant.op)
             held = constant.op.get_attr("value")
             assert held.ByteSize() < 50
             assert tf.make_ndarray(held).shape == value.shape
@@ -66,10 +66,10 @@ def test_resource_shape_is_what_is_known_of_the_variable():
     with tf.Graph().as_default():
         one = tf.Variable(tf.ones([5, 3]))
         unknown = tf.Variable(tf.ones([5, 3]), shape=[None, 3])
-        assert _tf.resource_shape(one.handle) == [5, 3]
-        assert _tf.resource_shape(unknown.handle).as_list() == [None, 3]
+        assert ops.resource_shape(one.handle) == [5, 3]
+        assert ops.resource_shape(unknown.handle).as_list() == [None, 3]
         handle = tf.compat.v1.placeholder(tf.resource, [])
-        assert _tf.resource_shape(handle).rank is None
+        assert ops.resource_shape(handle).rank is None
 
 
 def test_set_int_attr_changes_a_built_op():
@@ -77,7 +77,7 @@ def test_set_int_attr_changes_a_built_op():
         tf.compat.v1.set_random_seed(None)
         draws = [tf.compat.v1.random_uniform([], seed=s) for s in (7, 8)]
         for name in ("seed", "seed2"):
-            _tf.set_int_attr(draws[1].op, name, draws[0].op.get_attr(name))
+            ops.set_int_attr(draws[1].op, name, draws[0].op.get_attr(name))
         assert draws[1].op.get_attr("seed2") == draws[0].op.get_attr("seed2")
         with tf.compat.v1.Session(graph=graph) as session:
             one, two = session.run(draws)
@@ -87,7 +87,7 @@ def test_set_int_attr_changes_a_built_op():
 def test_set_ints_attr_keeps_a_list_in_the_node_of_an_op():
     with tf.Graph().as_default() as graph:
         made = tf.constant(1)
-        _tf.set_ints_attr(made.op, "_numbers", [1, 0, -1])
+        ops.set_ints_attr(made.op, "_numbers", [1, 0, -1])
         assert made.op.get_attr("_numbers") == [1, 0, -1]
         (node,) = graph.as_graph_def().node
         assert list(node.attr["_numbers"].list.i) == [1, 0, -1]
@@ -97,7 +97,7 @@ def test_copy_handle_data_tells_a_resource_what_another_knows():
     with tf.Graph().as_default():
         variable = tf.Variable([1.0, 2.0])
         bare = tf.compat.v1.placeholder(tf.resource, [])
-        _tf.copy_handle_data(variable.handle, bare)
+        ops.copy_handle_data(variable.handle, bare)
         read = tf.raw_ops.ReadVariableOp(resource=bare, dtype=tf.float32)
         assert read.shape == [2]
 
@@ -111,9 +111,9 @@ def test_read_only_inputs_are_what_tensorflow_takes_them_for():
         tf.while_loop(lambda x: x < 3.0, body, [tf.constant(0.0)])
         loop = [op for op in graph.get_operations() if "While" in op.type][0]
         handle = id(variable.handle)
-        assert _tf.resources_touched(loop) == ({handle}, set())
-        _tf.set_read_only_inputs(loop, [])
-        assert _tf.resources_touched(loop) == (set(), {handle})
+        assert effects.resources_touched(loop) == ({handle}, set())
+        ops.set_read_only_inputs(loop, [])
+        assert effects.resources_touched(loop) == (set(), {handle})
 
 
 def test_move_control_outputs_keeps_what_else_is_waited_for():
@@ -121,10 +121,10 @@ def test_move_control_outputs_keeps_what_else_is_waited_for():
         old, new, other = tf.no_op("old"), tf.no_op("new"), tf.no_op("other")
         with tf.control_dependencies([old, other]):
             late = tf.no_op("late")
-        assert _tf.control_outputs(old) == [late]
-        _tf.move_control_outputs(old, new)
+        assert ops.control_outputs(old) == [late]
+        ops.move_control_outputs(old, new)
         assert set(late.control_inputs) == {new, other}
-        assert _tf.control_outputs(old) == []
+        assert ops.control_outputs(old) == []
 
 
 def test_abandoned_ops_do_not_run():
@@ -133,12 +133,12 @@ def test_abandoned_ops_do_not_run():
     @tf.function(autograph=False)
     def function():
         graph = tf.compat.v1.get_default_graph()
-        start = _tf.operation_count(graph)
+        start = graphs.operation_count(graph)
         tf.py_function(lambda: calls.append("abandoned"), [], [])
         abandoned = graph.get_operations()[start:]
-        _tf.abandon(abandoned)
+        ops.abandon(abandoned)
         tf.py_function(lambda: calls.append("kept"), [], [])
-        assert [_tf.is_abandoned(op) for op in graph.get_operations()[start:]] == [
+        assert [ops.is_abandoned(op) for op in graph.get_operations()[start:]] == [
             op in abandoned for op in graph.get_operations()[start:]
         ]
         return tf.constant(0)
@@ -151,7 +151,7 @@ def test_replace_rewires_all_consumers():
     with tf.Graph().as_default() as graph:
         one, two = tf.constant(1.0), tf.constant(2.0)
         total = tf.add(one, one) * one
-        _tf.replace(one, two)
+        ops.replace(one, two)
         assert not one.consumers()
         assert shared.evaluate(total, graph) == 8.0
 
@@ -163,7 +163,7 @@ def test_place_alone_moves_an_op_away_from_those_beside_it():
         with graph.colocate_with(one.op):
             two = tf.negative(one)
         assert "_class" in two.op.node_def.attr
-        _tf.place_alone(two.op, "/device:CPU:1")
+        ops.place_alone(two.op, "/device:CPU:1")
         assert "_class" not in two.op.node_def.attr
         assert two.device == "/device:CPU:1"
         assert shared.evaluate(two, graph) == -1.0

@@ -7,7 +7,7 @@ import time
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import profiles
 
 
 def test_a_profile_says_which_ops_ran_and_how_long(tmp_path):
@@ -23,9 +23,9 @@ def test_a_profile_says_which_ops_ran_and_how_long(tmp_path):
     tf.profiler.experimental.stop()
     seconds = time.perf_counter() - start
     (file,) = tmp_path.rglob("*.xplane.pb")
-    events = list(_tf.read_profile(file.read_bytes()))
+    events = list(profiles.read_profile(file.read_bytes()))
     # oneDNN has its own types for some ops.
     (event,) = [event for event in events if event.name.startswith("here:")]
-    assert isinstance(event, _tf.Traced)
+    assert isinstance(event, profiles.Traced)
     assert 0 < event.seconds < seconds
     assert event.plane.startswith("/host:")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import python
 
 
 @pytest.mark.parametrize("numpy", [False, True])
@@ -17,7 +17,7 @@ def test_marked_python_functions_know_of_how_many_replicas(numpy):
     seen = []
 
     def function():
-        seen.append(_tf.python_call())
+        seen.append(python.python_call())
         return np.float32(0.0)
 
     call = tf.numpy_function if numpy else tf.py_function
@@ -26,18 +26,18 @@ def test_marked_python_functions_know_of_how_many_replicas(numpy):
     def around(mark):
         result = call(function, [], tf.float32)
         if mark:
-            _tf.mark_python_function(result.op, 3, "here")
+            python.mark_python_function(result.op, 3, "here")
         return result
 
     around(False), around(True)
-    assert seen == [(0, ""), (3, "here")] and _tf.python_call() is None
+    assert seen == [(0, ""), (3, "here")] and python.python_call() is None
 
 
 def test_python_that_the_runtime_calls_is_told_from_others():
     seen = {}
 
     def note(where):
-        seen[where] = _tf.python_call() is not None
+        seen[where] = python.python_call() is not None
         return 0.0
 
     def generate():
@@ -70,7 +70,7 @@ def test_copied_python_functions_keep_what_their_gradients_need_apart() -> None:
         gradient = d.op if d.op.type == "EagerPyFunc" else d.op.inputs[0].op
         copies: dict[str, str] = {}
         tokens = [
-            _tf.copy_python_function(op.get_attr("token").decode(), copies)
+            python.copy_python_function(op.get_attr("token").decode(), copies)
             for op in (gradient, y.op)
         ]
         assert len({*copies, *copies.values()}) == 4

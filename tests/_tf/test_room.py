@@ -8,9 +8,9 @@ import pathlib
 
 import pytest
 
-from replicator import _tf
+from replicator._tf import choice
 
-_ROOM = pathlib.Path(_tf.__file__).parent
+_ROOM = pathlib.Path(choice.__file__).parent
 _TESTS = pathlib.Path(__file__).parent
 _FILES = sorted(
     path.relative_to(_ROOM).with_suffix("").as_posix()
@@ -41,22 +41,45 @@ def _imported(file: str) -> set[str]:
     return files
 
 
+def _used() -> set[tuple[str, str]]:
+    """Returns the files of the package, and names of theirs, that other rooms use."""
+    used = set()
+    for path in _ROOM.parent.rglob("*.py"):
+        if _ROOM in path.parents:
+            continue
+        files, nodes = {}, list(ast.walk(ast.parse(path.read_text())))
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and node.module == "replicator._tf":
+                files |= {
+                    alias.asname or alias.name: alias.name for alias in node.names
+                }
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                if node.value.id in files:
+                    used.add((files[node.value.id], node.attr))
+    return used
+
+
+_USED = _used()
 _OFFERED = [
-    (file, name) for file in _FILES for name in _names(file) if hasattr(_tf, name)
+    (file, name)
+    for file in _FILES
+    for name in _names(file)
+    if ("choice" if "/" in file else file, name) in _USED
 ]
 
 
 @pytest.mark.parametrize("file, name", _OFFERED)
 def test_each_name_is_called_in_the_file_of_tests_at_the_mirror_path(file, name):
     folder, _, stem = file.rpartition("/")
-    room = stem if folder == "plain" else "_tf"
-    assert f"{room}.{name}" in (_TESTS / folder / f"test_{stem}.py").read_text()
+    text = (_TESTS / folder / f"test_{stem}.py").read_text()
+    room = "choice" if folder == "fast" else stem
+    assert f"{room}.{name}" in text
 
 
-def test_the_room_offers_what_its_files_do_not_share_among_themselves():
-    offered = [name for file, name in _OFFERED if not file.startswith("plain/")]
-    assert sorted(offered) == sorted(_tf.__all__)
-    shared = {name for file in _FILES for name in _names(file)} - set(_tf.__all__)
+def test_the_room_has_what_others_use_or_its_files_share():
+    own = {name for file in _FILES for name in _names(file)}
+    shared = own - {name for _, name in _USED}
     text = "".join((_ROOM / f"{file}.py").read_text() for file in _FILES)
     assert not {name for name in shared if text.count(name) < 3}
 

@@ -8,25 +8,27 @@ from typing import Any
 import sonnet as snt
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import state
 
 
 def test_in_save_context_where_functions_are_traced_for_a_saved_model(tmp_path):
     seen = []
     module = tf.Module()
     module.function = tf.function(
-        lambda: seen.append(_tf.in_save_context()), input_signature=[], autograph=False
+        lambda: seen.append(state.in_save_context()),
+        input_signature=[],
+        autograph=False,
     )
     module.function()
     tf.saved_model.save(module, str(tmp_path))
-    assert seen == [False, True] and not _tf.in_save_context()
+    assert seen == [False, True] and not state.in_save_context()
 
 
 def test_saveables_are_what_the_v1_saver_asks(tmp_path):
-    class Doubling(_tf.SaveableObject):
+    class Doubling(state.SaveableObject):
         def __init__(self, variable):
             self._variable = variable
-            spec = _tf.SaveSpec(
+            spec = state.SaveSpec(
                 variable.read_value() * 2.0, "", "key", dtype=tf.float32
             )
             super().__init__(variable, [spec], "key")
@@ -50,7 +52,7 @@ def test_track_adds_to_the_checkpoints_of_any_optimizer(tmp_path: Any) -> None:
     }
     for name, optimizer in optimizers.items():
         checkpoint = tf.train.Checkpoint(optimizer=optimizer)
-        _tf.track(optimizer, "extra", tf.train.Checkpoint(v=tf.Variable(2.0)))
+        state.track(optimizer, "extra", tf.train.Checkpoint(v=tf.Variable(2.0)))
         path = checkpoint.write(str(tmp_path / name))
         keys = [key for key, _ in tf.train.list_variables(path)]
         assert "optimizer/extra/v/.ATTRIBUTES/VARIABLE_VALUE" in keys

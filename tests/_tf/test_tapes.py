@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import tapes
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
@@ -15,9 +15,9 @@ def test_record_gradient_is_what_tapes_use(mode):
         x = tf.constant(3.0)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            with _tf.stop_recording():
+            with tapes.stop_recording():
                 y = x * 1.0
-            _tf.record_gradient("test", [y], [x], lambda d: [d * 10.0])
+            tapes.record_gradient("test", [y], [x], lambda d: [d * 10.0])
             z = y * 2.0
         return tape.gradient(z, x)
 
@@ -30,28 +30,32 @@ def test_stop_recording_reaches_the_tapes_of_callers():
     x = tf.constant(3.0)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        with _tf.stop_recording():
+        with tapes.stop_recording():
             y = x * 2.0
     assert tape.gradient(y, x) is None
 
 
 def test_is_watched_by_a_tape_or_may_be_where_there_is_none():
     x, n = tf.constant(1.0), tf.constant(1)
-    assert _tf.is_watched([n, x]) and not _tf.is_watched([n]) and not _tf.is_watched([])
+    assert (
+        tapes.is_watched([n, x])
+        and not tapes.is_watched([n])
+        and not tapes.is_watched([])
+    )
     with tf.GradientTape() as tape:
-        assert not _tf.is_watched([x])
+        assert not tapes.is_watched([x])
         tape.watch(x)
-        assert _tf.is_watched([n, x])
+        assert tapes.is_watched([n, x])
 
 
 def test_may_record_where_there_is_a_tape_or_an_accumulator():
-    assert not _tf.may_record()
+    assert not tapes.may_record()
     with tf.GradientTape():
-        assert _tf.may_record()
-        with _tf.stop_recording():
-            assert not _tf.may_record()
+        assert tapes.may_record()
+        with tapes.stop_recording():
+            assert not tapes.may_record()
     with tf.autodiff.ForwardAccumulator(tf.constant(1.0), tf.constant(1.0)):
-        assert _tf.may_record()
+        assert tapes.may_record()
 
 
 def test_ones_that_gradients_create_begin_no_pass() -> None:
@@ -68,11 +72,11 @@ def test_ones_that_gradients_create_begin_no_pass() -> None:
             y = tf.identity(x)
             with tf.GradientTape.stop_recording(tape):
                 z = y * 2.0
-            _tf.record_gradient("z", [z], [y], lambda d: [d * tf.ones_like(d)])
+            tapes.record_gradient("z", [z], [y], lambda d: [d * tf.ones_like(d)])
             result = tf.reduce_mean(own(tf.reduce_prod(z) + z))
         tape.gradient(result, x)
-        begun = _tf.passes_begun(x.graph)
-        begins = [op.name for op in x.graph.get_operations() if _tf.begins_pass(op)]
+        begun = tapes.passes_begun(x.graph)
+        begins = [op.name for op in x.graph.get_operations() if tapes.begins_pass(op)]
         return tf.constant(len(begun)), tf.constant(len(begins))
 
     assert [int(n) for n in step(tf.ones([2]))] == [1, 1]
@@ -91,13 +95,13 @@ def test_a_pass_is_told_from_the_ops_before_and_after_it(version):
             results.append(tape.gradient(y, x) if version == 2 else tf.gradients(y, x))
         first, second = (tf.nest.flatten(result)[0] for result in results)
         after = second * 2.0
-        parts = [_tf.is_part_of_pass(t.op) for t in (before, y, first, second, after)]
+        parts = [tapes.is_part_of_pass(t.op) for t in (before, y, first, second, after)]
         assert parts == [False, False, True, True, False]
-        begun = _tf.passes_begun(after.graph)
-        ends = [_tf.number_of(t.op) for t in (before, first, second)]
+        begun = tapes.passes_begun(after.graph)
+        ends = [tapes.number_of(t.op) for t in (before, first, second)]
         assert ends[0] < begun[0] < ends[1] < begun[1] < ends[2] and len(begun) == 2
-        begins = [op for op in after.graph.get_operations() if _tf.begins_pass(op)]
-        assert {_tf.number_of(op) for op in begins} >= set(begun)
+        begins = [op for op in after.graph.get_operations() if tapes.begins_pass(op)]
+        assert {tapes.number_of(op) for op in begins} >= set(begun)
         return after
 
     step(tf.ones([2]))
@@ -108,15 +112,15 @@ def test_differentiated_by_tf_gradients_and_no_other() -> None:
         x = tf.constant(2.0)
         y = tf.tanh(x)
         (gradient,) = tf.gradients(y, x)
-        found = {_tf.differentiated_by(op) for op in graph.get_operations()}
-        assert _tf.differentiated_by(gradient.op) is y.op
+        found = {tapes.differentiated_by(op) for op in graph.get_operations()}
+        assert tapes.differentiated_by(gradient.op) is y.op
         assert found == {None, y.op}
 
 
 def test_is_recorded_by_a_tape_that_watches_a_tensor():
     x, y = tf.constant(1.0), tf.constant(2.0)
-    assert not _tf.is_recorded([x])
+    assert not tapes.is_recorded([x])
     with tf.GradientTape() as tape:
         tape.watch(x)
-        assert _tf.is_recorded([y, x]) and not _tf.is_recorded([y])
-    assert not _tf.is_recorded([x])
+        assert tapes.is_recorded([y, x]) and not tapes.is_recorded([y])
+    assert not tapes.is_recorded([x])

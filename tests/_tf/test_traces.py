@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import traces as tf_traces
 
 
 def test_tracing_apart_gives_a_function_one_trace_per_key():
-    traced, traces = [], _tf.Traces()
+    traced, traces = [], tf_traces.Traces()
 
     @tf.function(autograph=False)
     def inner():
@@ -22,7 +22,7 @@ def test_tracing_apart_gives_a_function_one_trace_per_key():
         graph = tf.compat.v1.get_default_graph()
         results = []
         for key in ("a", "b", "a"):
-            with _tf.tracing_apart(graph, key, traces):
+            with tf_traces.tracing_apart(graph, key, traces):
                 results.append(inner())
         return results
 
@@ -30,7 +30,7 @@ def test_tracing_apart_gives_a_function_one_trace_per_key():
 
 
 def test_tracing_apart_does_so_in_a_plain_graph_too():
-    traced, traces = [], _tf.Traces()
+    traced, traces = [], tf_traces.Traces()
 
     @tf.function(autograph=False)
     def inner():
@@ -40,7 +40,7 @@ def test_tracing_apart_does_so_in_a_plain_graph_too():
     with tf.Graph().as_default() as graph:
         results = []
         for key in ("a", "b", "a"):
-            with _tf.tracing_apart(graph, key, traces):
+            with tf_traces.tracing_apart(graph, key, traces):
                 results.append(inner())
         with tf.compat.v1.Session() as session:
             assert session.run(results) == [1, 2, 1]
@@ -55,8 +55,8 @@ def test_traces_are_forgotten_but_for_those_of_others(plain_graph):
     cache_size = len(inner._variable_creation_config.function_cache)
 
     def build():
-        graph, traces = tf.compat.v1.get_default_graph(), _tf.Traces()
-        with _tf.tracing_apart(graph, "key", traces) as anew:
+        graph, traces = tf.compat.v1.get_default_graph(), tf_traces.Traces()
+        with tf_traces.tracing_apart(graph, "key", traces) as anew:
             results = [outermost()]
             results.append(outermost())
             anew()
@@ -91,7 +91,7 @@ def test_tracing_apart_traces_anew_when_asked_to(plain_graph):
     def outer():
         nonlocal again
         graph = tf.compat.v1.get_default_graph()
-        with _tf.tracing_apart(graph, "anew", _tf.Traces()) as again:
+        with tf_traces.tracing_apart(graph, "anew", tf_traces.Traces()) as again:
             for _ in range(3):
                 inner()
         return tf.constant(0)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import _tf
+from replicator._tf import variables
 from tests import helpers
 from tests._tf import shared
 
@@ -19,7 +19,7 @@ def test_resource_variable_passes_by_creator_scopes():
         raise AssertionError("asked")
 
     with tf.variable_creator_scope(refuse):
-        variable = _tf.ResourceVariable(1.0)
+        variable = variables.ResourceVariable(1.0)
     assert isinstance(variable, tf.Variable)
 
 
@@ -35,7 +35,7 @@ def test_last_variable_creator_comes_behind_the_others():
 
     with (
         tf.variable_creator_scope(creator("around")),
-        _tf.last_variable_creator(creator("last")),
+        variables.last_variable_creator(creator("last")),
         tf.variable_creator_scope(creator("inside")),
     ):
         variable = tf.Variable(1.0)
@@ -46,8 +46,8 @@ def test_last_variable_creator_comes_behind_the_others():
 @pytest.mark.parametrize("graph", [False, True])
 def test_handle_variable_does_all_by_its_handle(graph):
     def check(read):
-        plain = _tf.ResourceVariable(2.0, name="plain")
-        variable = _tf.HandleVariable(
+        plain = variables.ResourceVariable(2.0, name="plain")
+        variable = variables.HandleVariable(
             plain,
             trainable=True,
             synchronization=tf.VariableSynchronization.AUTO,
@@ -84,9 +84,9 @@ def test_lift_initial_value_evaluates_outside():
 
     @tf.function(autograph=False)
     def function(x):
-        lifted.append(_tf.lift_initial_value(tf.ones([2]) * 3.0))
-        with pytest.raises(_tf.UnliftableError):
-            _tf.lift_initial_value(x + 1.0)
+        lifted.append(variables.lift_initial_value(tf.ones([2]) * 3.0))
+        with pytest.raises(variables.UnliftableError):
+            variables.lift_initial_value(x + 1.0)
         return x
 
     function(tf.constant(1.0))
@@ -99,9 +99,9 @@ def test_lift_initial_value_takes_what_was_captured_but_no_state():
 
     @tf.function
     def function():
-        lifted.append(_tf.lift_initial_value(outside * 3.0))
-        with pytest.raises(_tf.UnliftableError):
-            _tf.lift_initial_value(variable * 3.0)
+        lifted.append(variables.lift_initial_value(outside * 3.0))
+        with pytest.raises(variables.UnliftableError):
+            variables.lift_initial_value(variable * 3.0)
 
     function()
     assert list(lifted[0].numpy()) == [3.0] * 300
@@ -112,7 +112,7 @@ def test_lift_initial_value_reaches_the_graph_around():
 
     @tf.function(autograph=False)
     def function():
-        lifted.append(_tf.lift_initial_value(tf.constant(2.0) * 3.0))
+        lifted.append(variables.lift_initial_value(tf.constant(2.0) * 3.0))
         return tf.constant(0)
 
     with tf.Graph().as_default() as graph:
@@ -126,16 +126,16 @@ def test_replicated_variables_are_handle_variables():
     with repl.context():
         variable = tf.Variable(1.0)
     assert isinstance(variable, replicator.ReplicatedVariable)
-    assert isinstance(variable, _tf.HandleVariable)
+    assert isinstance(variable, variables.HandleVariable)
 
 
 def test_who_asks_for_a_name_shares_the_variable() -> None:
     like = tf.Variable([1.0, 2.0], name="like")
-    one = _tf.shared_variable("shared/1", tf.float32, [2], "CPU:0", like)
-    assert not _tf.is_initialized(one)
+    one = variables.shared_variable("shared/1", tf.float32, [2], "CPU:0", like)
+    assert not variables.is_initialized(one)
     one.assign(like)
-    other = _tf.shared_variable("shared/1", tf.float32, [2], "CPU:0")
-    assert _tf.is_initialized(other)
+    other = variables.shared_variable("shared/1", tf.float32, [2], "CPU:0")
+    assert variables.is_initialized(other)
     other.assign_add([1.0, 1.0])
     del other  # must take nothing from the remaining ones
     assert one.numpy().tolist() == [2.0, 3.0]
@@ -145,14 +145,14 @@ def test_who_asks_for_a_name_shares_the_variable() -> None:
 @pytest.mark.parametrize("graph", [False, True])
 def test_stand_for_gives_a_variable_another_one_s_handle(graph):
     def check():
-        one, other = (_tf.ResourceVariable(x, name="one") for x in (1.0, 2.0))
+        one, other = (variables.ResourceVariable(x, name="one") for x in (1.0, 2.0))
         facts = {
             "trainable": True,
             "synchronization": tf.VariableSynchronization.AUTO,
             "aggregation": tf.VariableAggregation.NONE,
         }
-        variable = _tf.HandleVariable(one, **facts)
-        _tf.stand_for(variable, other)
+        variable = variables.HandleVariable(one, **facts)
+        variables.stand_for(variable, other)
         assert variable.handle is other.handle
         return variable
 
@@ -168,8 +168,8 @@ def test_stand_for_gives_a_variable_another_one_s_handle(graph):
 @pytest.mark.parametrize("graph", [None, tf.Graph()])
 def test_unfilled_is_a_handle_without_a_value(graph):
     with contextlib.nullcontext() if graph is None else graph.as_default():
-        like = _tf.unfilled("table", [9, 4], tf.float32)
-        variable = _tf.HandleVariable(like)
+        like = variables.unfilled("table", [9, 4], tf.float32)
+        variable = variables.HandleVariable(like)
         assert variable.name == "table:0"
         assert variable.shape == [9, 4]
         assert variable.dtype == tf.float32
@@ -180,9 +180,9 @@ def test_unfilled_is_a_handle_without_a_value(graph):
 def test_note_access_tells_tapes_and_functions():
     variable = tf.Variable(1.0)
     with tf.GradientTape() as tape:
-        _tf.note_access(variable)
+        variables.note_access(variable)
     assert tape.watched_variables() == (variable,)
-    function = tf.function(lambda: _tf.note_access(variable))
+    function = tf.function(lambda: variables.note_access(variable))
     concrete = function.get_concrete_function()
     assert concrete.graph.variables == (variable,)
 
@@ -194,9 +194,9 @@ def test_layer_state_follows_the_public_properties(name):
     model = keras.Sequential([dense(1), keras.Sequential([dense(1)]), dense(1)])
 
     def check(parts):
-        assert _tf.layers_in(model) == model.layers
+        assert variables.layers_in(model) == model.layers
         expected = [layer.trainable for layer in (model, *model.layers)]
-        assert _tf.layer_state(model) == expected and len(expected) == 1 + parts
+        assert variables.layer_state(model) == expected and len(expected) == 1 + parts
 
     check(3)
     model.layers[2].trainable = False
@@ -205,4 +205,4 @@ def test_layer_state_follows_the_public_properties(name):
     check(3)
     model.add(dense(1))
     check(4)
-    assert _tf.layer_state(dense(1)) == [True]
+    assert variables.layer_state(dense(1)) == [True]

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import _tf
+from replicator._tf import graphs
 from replicator.autodist.session import configured
 from tests.autodist import helpers
 
@@ -276,7 +276,7 @@ def test_ops_without_a_kernel_go_to_the_host_unless_a_config_decides(given):
 def test_gpus_stay_split_unless_a_config_chooses_them(chosen, monkeypatch):
     process = v1.ConfigProto()
     process.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[512, 512])
-    monkeypatch.setattr(_tf, "session_config", lambda: process)
+    monkeypatch.setattr(graphs, "session_config", lambda: process)
     config = v1.ConfigProto()
     config.gpu_options.allow_growth = True
     config.gpu_options.visible_device_list = chosen

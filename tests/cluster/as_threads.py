@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import replicator
-from replicator import _tf
+from replicator._tf import cluster
 from replicator.cluster import clashes, peers
 
 
@@ -30,8 +30,8 @@ def fake_store(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         assert key not in kept, "TensorFlow takes a key once"
         kept[key] = value
 
-    monkeypatch.setattr(_tf, "store_get", get)
-    monkeypatch.setattr(_tf, "store_put", put)
+    monkeypatch.setattr(cluster, "store_get", get)
+    monkeypatch.setattr(cluster, "store_put", put)
     return kept
 
 

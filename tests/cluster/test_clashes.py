@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import _tf
+from replicator._tf import cluster
 from replicator.cluster import clashes
 
 
@@ -52,10 +52,10 @@ class _Store:
         self.values: dict[str, str] = {}
         self.ended: list[str] = []
         self._change = threading.Condition()
-        monkeypatch.setattr(_tf, "store_put", self._put)
-        monkeypatch.setattr(_tf, "store_delete", self.values.__delitem__)
-        monkeypatch.setattr(_tf, "store_get", self.get)
-        monkeypatch.setattr(_tf, "abort_collectives", self.ended.append)
+        monkeypatch.setattr(cluster, "store_put", self._put)
+        monkeypatch.setattr(cluster, "store_delete", self.values.__delitem__)
+        monkeypatch.setattr(cluster, "store_get", self.get)
+        monkeypatch.setattr(cluster, "abort_collectives", self.ended.append)
 
     def _put(self, key: str, value: str) -> None:
         with self._change:

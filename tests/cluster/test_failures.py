@@ -8,7 +8,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import cluster
 from replicator.cluster import failures, lookout
 from tests.cluster.as_threads import two_peers
 
@@ -22,8 +22,8 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """The processes that ended all others, and their reasons."""
     store: dict[str, str] = {}
     result: list[tuple[int, str]] = []
-    monkeypatch.setattr(_tf, "store_put", store.__setitem__)
-    monkeypatch.setattr(_tf, "store_get", lambda key, _: store.get(key))
+    monkeypatch.setattr(cluster, "store_put", store.__setitem__)
+    monkeypatch.setattr(cluster, "store_get", lambda key, _: store.get(key))
     monkeypatch.setattr(lookout, "fail", lambda own, text: result.append((own, text)))
     monkeypatch.setattr(failures, "_GRACE", 0.2)
     return result

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 import replicator
-from replicator import _tf
+from replicator._tf import cluster
 from replicator.cluster import description, health, state, waiting
 from tests.cluster import servers as servers_
 
@@ -107,8 +107,8 @@ def test_leaving_hosts_that_are_off_takes_no_time(
             readable.extend(select.select([waiting_socket], [], [], 10)[0])
 
         token = types.SimpleNamespace(job_name="client", task_index=0)
-        monkeypatch.setattr(_tf, "connection", lambda: token)
-        monkeypatch.setattr(_tf, "connect", connect)
+        monkeypatch.setattr(cluster, "connection", lambda: token)
+        monkeypatch.setattr(cluster, "connect", connect)
         monkeypatch.setattr(state, "own_address", lambda _: "127.0.0.1:1")
         host = description.Host("host-a", address)
         health.leave([host], {address: "no answer within 1 s"})

@@ -97,7 +97,7 @@ def test_a_host_that_answers_again_is_not_cut_off(server, watcher):
 
 def test_calls_to_other_hosts_end_which_may_wait_for_a_silent_one(monkeypatch):
     token = object()
-    monkeypatch.setattr(watch._tf, "connection", lambda: token)
+    monkeypatch.setattr(watch.cluster, "connection", lambda: token)
     servers = [_Server(), _Server()]
     watchers = [
         watch.Watcher(description.Host(str(k), s.address), k, token, _HEARTBEAT)

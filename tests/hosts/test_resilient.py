@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import replicator
-from replicator import _tf
+from replicator._tf import cluster
 from replicator.hosts import connection, resilient
 
 
@@ -115,7 +115,7 @@ def test_but_not_for_ever(connections: _Connections) -> None:
 def test_processes_that_were_joined_start_anew_themselves(
     connections: _Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_tf, "joined", lambda: object())
+    monkeypatch.setattr(cluster, "joined", lambda: object())
     with pytest.raises(replicator.HostLostError, match="fault 1"):
         replicator.resilient(_Train(1), ["a:1"])
 

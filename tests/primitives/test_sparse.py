@@ -13,7 +13,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator import _tf, context, strategy
+from replicator import context, strategy
+from replicator._tf import ops
 from replicator.graph.ir.placeholder import NO_POLICY
 from replicator.primitives import sparse
 from replicator.world import World
@@ -149,7 +150,7 @@ def _deviate(graph: tf.Graph) -> None:
         with tf.device(op.device):
             other = total * (1.0 + 1e-4 * index)
         for consumer, place in places:
-            _tf.set_input(consumer, place, other)
+            ops.set_input(consumer, place, other)
 
 
 def test_accelerators_sum_in_any_order() -> None:

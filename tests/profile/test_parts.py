@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from replicator import _tf
+from replicator._tf import profiles
 from replicator.profile import parts, traces
 from tests.profile import made
 
 
 def _event(name, start, seconds, plane="/host:CPU", thread=0):
-    return _tf.Traced(plane, thread, name, start, seconds)
+    return profiles.Traced(plane, thread, name, start, seconds)
 
 
 _ROWS = (made.row(), made.row("broadcast", number=3))

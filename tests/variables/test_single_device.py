@@ -16,7 +16,8 @@ import tensorflow as tf
 import tf_keras
 
 import replicator
-from replicator import _tf, strategy
+from replicator import strategy
+from replicator._tf import autograph
 from replicator.variables import single_device
 
 _KINDS: dict[str, dict[str, Any]] = {
@@ -49,9 +50,9 @@ def _ops(graph: Any) -> list[Any]:
 def _traced(step: Callable[[], Any], seen: single_device.View | None) -> Any:
     def trace() -> Any:
         with seen.tracing() if seen else contextlib.nullcontext():
-            return _tf.call_converted(step, ())
+            return autograph.call_converted(step, ())
 
-    return tf.function(_tf.not_converted(trace)).get_concrete_function()
+    return tf.function(autograph.not_converted(trace)).get_concrete_function()
 
 
 def _check(make: Callable[[replicator.Replicator | None], Any], kind: str) -> None:

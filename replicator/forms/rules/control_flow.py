@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import bodies, copying
 from replicator.forms import sizes
 from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset, joined
 from replicator.forms.rule import UNUSED, OpPlan, rule
@@ -52,7 +52,7 @@ def _known(fact: Fact) -> Any:
 def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A loop of TensorFlow 2."""
     own, carried, body = _carried(op, facts, scope)
-    test = scope.inner().called(_tf.function_graph(op, "cond"), carried)
+    test = scope.inner().called(copying.function_graph(op, "cond"), carried)
     own_facts = [carried[k] for k in own]
     shapes = [s for k in own for s in _shapes(body.inputs[k], carried[k])]
 
@@ -76,7 +76,7 @@ def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
         first = _of_shapes(replica.flat([values[k] for k in own], own_facts), shapes)
         iterations = op.get_attr("parallel_iterations")
-        flat = _tf.while_loop(go_on, turn, first, shapes, iterations)
+        flat = bodies.while_loop(go_on, turn, first, shapes, iterations)
         replica.finished(op, flat[0].op)
         return bound(flat)
 
@@ -90,7 +90,7 @@ def _carried(
 
     And the plan of its body.
     """
-    function = graph, outputs = _tf.function_graph(op, "body")
+    function = graph, outputs = copying.function_graph(op, "body")
     pairs = zip(graph.inputs, outputs, strict=True)
     own = [k for k, (before, after) in enumerate(pairs) if after is not before]
     carried = list(facts)
@@ -155,7 +155,9 @@ def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
         for k in range(len(names))
     ]
     pairs = zip(taken, names, strict=True)
-    branches = [inner.called(_tf.function_graph(op, *one), own) for own, one in pairs]
+    branches = [
+        inner.called(copying.function_graph(op, *one), own) for own, one in pairs
+    ]
     found = zip(*(branch.returned() for branch in branches), strict=True)
     outs = zip(found, branches[0].outputs, strict=True)
     made = [_of_branches(list(every), out, scope) for every, out in outs]
@@ -171,7 +173,7 @@ def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
         chosen = replica.value(op.inputs[0]).copy(REPLICATED)
         builders = [functools.partial(of_branch, k) for k in range(len(branches))]
         which = chosen if is_case else tf.cast(chosen, tf.bool)
-        flat = _tf.branch(which, builders)
+        flat = bodies.branch(which, builders)
         replica.finished(op, flat[0].op)
         return replica.unflat(flat[: len(flat) if made else 0], made)
 
@@ -194,7 +196,7 @@ def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
 @rule("PartitionedCall StatefulPartitionedCall")
 def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A function, which is built where it is called."""
-    plan = scope.called(_tf.function_graph(op, "f"), facts)
+    plan = scope.called(copying.function_graph(op, "f"), facts)
 
     def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
         with replica.frame(plan, replica.seen_as(op.inputs, facts), op) as found:

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_sums, plan, rule
 from replicator.forms.sizes import elements, fitting, ints
@@ -164,7 +164,11 @@ def found(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     Sessions initialize tables in the graph itself: there, one replica looks up all.
     """
     form = facts[1].form
-    if not isinstance(form, Sharded) or form.axis or _tf.has_ops(op.graph, _CHANGES):
+    if (
+        not isinstance(form, Sharded)
+        or form.axis
+        or functions.has_ops(op.graph, _CHANGES)
+    ):
         return None
     return plan(op, [REPLICATED, form, REPLICATED], form)
 

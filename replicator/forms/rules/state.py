@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import frames
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.rule import (
     AS_IS,
@@ -188,7 +189,7 @@ def _of_as_many_rows(
         return list(results)
     text = errors.compose(
         f"the tensors of an element of {op.name} have different numbers of rows.",
-        [f"at {errors.innermost(_tf.user_frames(op))}"],
+        [f"at {errors.innermost(frames.user_frames(op))}"],
         "give those that are no batches a first axis of known size.",
     )
     first = tf.shape(batches[0])[0]

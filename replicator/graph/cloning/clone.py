@@ -17,7 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice, frames, graphs
+from replicator._tf import functions as tf_functions
+from replicator._tf import ops as tf_ops
 from replicator.graph.cloning import facts
 from replicator.graph.cloning.facts import Original, Replica
 from replicator.graph.ir import placeholder
@@ -231,22 +233,22 @@ class Template:
         """
         graph, scope = tf.compat.v1.get_default_graph(), new.replica.scope
         functions = {name: self._copy(name, new) for name in self._functions}
-        start = _tf.operation_count(graph)
+        start = graphs.operation_count(graph)
         definition = self._patched(new, functions)
         input_map = {f"{_IN}{k}:0": tensor for k, tensor in enumerate(inputs)}
-        ops = _tf.import_nodes(graph, definition, input_map, scope)
+        ops = choice.import_nodes(graph, definition, input_map, scope)
         by_name = {op.name: n for n, op in enumerate(ops)}
         places = [by_name[scope + node.name] for node in definition.node]
         copies = [ops[n] for n in places]
         for op, copy in zip(self._ops, copies, strict=True):
-            _tf.copy_line(op, copy)
+            frames.copy_line(op, copy)
         for n, source in self._waits:
-            _tf.add_control_inputs(copies[n], [source])
+            tf_ops.add_control_inputs(copies[n], [source])
         for n, claim in self._claims:
             place = start + places[n]
             self._ledger.enter(graph, place, place + 1, claim)
         for n, k in self._handles:
-            _tf.copy_handle_data(self._ops[n].outputs[k], copies[n].outputs[k])
+            tf_ops.copy_handle_data(self._ops[n].outputs[k], copies[n].outputs[k])
         return copies
 
     def _patched(self, new: facts.New, functions: Mapping[str, str]) -> Any:
@@ -318,8 +320,8 @@ class Function:
     def copied(self, new: facts.New) -> str:
         """Adds a copy to the default graph; returns its name."""
         graph, template = self.graph, self.template
-        inside = _tf.new_function_graph(new.replica.scope.removesuffix("/"))
-        arguments = _tf.add_inputs(
+        inside = tf_functions.new_function_graph(new.replica.scope.removesuffix("/"))
+        arguments = tf_functions.add_inputs(
             inside, graph.inputs, [t.shape for t in graph.inputs]
         )
         argument_of = {
@@ -333,7 +335,7 @@ class Function:
             copies = template.stamp(new, list(map(argument, template.outside)))
             results = [template.result(t, copies, argument) for t in self.outputs]
         must_run = [template.operation(op, copies) for op in graph.control_outputs]
-        return _tf.finish_function(inside, results, must_run)
+        return tf_functions.finish_function(inside, results, must_run)
 
 
 def _function(
@@ -345,7 +347,7 @@ def _function(
 ) -> Function | None:
     """Returns the function that an op calls; None if it exists only in C++."""
     if name not in known:
-        body = _tf.function_called(op, name)
+        body = tf_functions.function_called(op, name)
         if body is None:
             known[name] = None
         else:
@@ -385,7 +387,7 @@ def _live(
     for op in ops:
         kind = kind_of(op)
         if kind.stateful or kind.calls or placeholder.read(op) is not None:
-            if not _tf.is_abandoned(op):
+            if not tf_ops.is_abandoned(op):
                 stack.append(op)
     while stack:
         op = stack.pop()

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import python
 from replicator.costs import hosts
 from replicator.graph.ir import differing, placeholder
 from replicator.graph.ir.kinds import kind_of
@@ -126,7 +127,7 @@ class New:
 
     def token(self, token: bytes) -> bytes:
         """Returns the token of this replica's own registration of a Python function."""
-        return _tf.copy_python_function(token.decode(), self._tokens).encode()
+        return python.copy_python_function(token.decode(), self._tokens).encode()
 
 
 Fact = Callable[[Any, New], object]  # gives a copy's NodeDef what is its own

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import effects, functions
 from replicator.graph.equal.value_numbering import description, is_pure
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.captures import Captures
@@ -69,7 +69,7 @@ class Digests:
             return ["call", call.key, tensor.value_index], []
         if op.type == "Placeholder":
             return ["argument", tensor.dtype.name], []
-        if is_pure(op) or _tf.only_reads(op) or kind_of(op).calls:
+        if is_pure(op) or effects.only_reads(op) or kind_of(op).calls:
             return [_facts(op), tensor.value_index], list(op.inputs)
         return ["effect", op.type, tensor.value_index], []
 
@@ -87,7 +87,7 @@ def _facts(op: tf.Operation) -> Any:
         return description(op)
     bodies = [
         [description(inner) for inner in body.get_operations() if not _calls(inner)]
-        for _, body in _tf.called_graphs(op)
+        for _, body in functions.called_graphs(op)
     ]
     return [op.type, bodies]
 

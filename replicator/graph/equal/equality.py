@@ -24,7 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import effects as tf_effects
+from replicator._tf import functions as tf_functions
 from replicator.graph.equal.outside import Arguments, Column, Inputs, Ops
 from replicator.graph.equal.value_numbering import is_pure
 from replicator.graph.ir import placeholder
@@ -171,7 +172,7 @@ class Level:
 
     def _given(self, op: tf.Operation) -> Sequence[tf.Tensor] | None:
         """Returns the tensors that alone determine an op's results, or None."""
-        determined = is_pure(op) or kind_of(op).calls or _tf.only_reads(op)
+        determined = is_pure(op) or kind_of(op).calls or tf_effects.only_reads(op)
         return op.inputs if determined else None
 
     def _same_resource(self, column: Column) -> bool:
@@ -199,8 +200,10 @@ class Level:
             An empty list if the ops differ in type or in number of functions, or if a
             function only exists in C++.
         """
-        counts = {len(_tf.called_graphs(op)) for op in ops}
-        if len({op.type for op in ops}) > 1 or counts != {_tf.count_functions(ops[0])}:
+        counts = {len(tf_functions.called_graphs(op)) for op in ops}
+        if len({op.type for op in ops}) > 1 or counts != {
+            tf_functions.count_functions(ops[0])
+        }:
             return []
         levels = [self._body(ops, n) for n in range(counts.pop())]
         return [] if None in levels else [x for x in levels if x is not None]
@@ -228,7 +231,7 @@ class Level:
             cond = self._body(ops, 0)
             if cond is None:
                 return ops
-            outputs = (_tf.called_graphs(op)[0][1].outputs[0] for op in ops)
+            outputs = (tf_functions.called_graphs(op)[0][1].outputs[0] for op in ops)
             return cond.difference(tuple(outputs))
         return self.difference(tuple(op.inputs[0] for op in ops))
 
@@ -252,7 +255,7 @@ class Level:
         for n, level in enumerate(bodies):
             if ops[0].type in _LOOPS and n == 0:
                 continue
-            graphs = [_tf.called_graphs(op)[n][1] for op in ops]
+            graphs = [tf_functions.called_graphs(op)[n][1] for op in ops]
             if any(len(graph.outputs) <= output for graph in graphs):
                 return ops
             column = tuple(graph.outputs[output] for graph in graphs)
@@ -286,7 +289,7 @@ class Level:
             body = self._open(ops, 1, stays)
             if body is None:
                 return [None, None]
-            graphs = [_tf.called_graphs(op)[1][1] for op in ops]
+            graphs = [tf_functions.called_graphs(op)[1][1] for op in ops]
             still_equal = [
                 stay
                 and (
@@ -300,7 +303,7 @@ class Level:
             stays = still_equal
 
     def _open(self, ops: Ops, n: int, stays: Sequence[bool] | None) -> Level | None:
-        called = [_tf.called_graphs(op) for op in ops]
+        called = [tf_functions.called_graphs(op) for op in ops]
         if any(len(functions) <= n for functions in called):
             return None
         graphs = [functions[n][1] for functions in called]

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
 from replicator.graph.ir.captures import Captures
 
 Column: TypeAlias = tuple[tf.Tensor, ...]  # one per replica
@@ -150,7 +150,7 @@ class Arguments(Inputs):
 
     def _is_captured(self, r: int, place: int) -> bool:
         """Whether a loop passes an argument on unchanged."""
-        body = _tf.called_graphs(self._ops[r])[1][1]
+        body = functions.called_graphs(self._ops[r])[1][1]
         return body.outputs[place] is body.inputs[place]
 
 

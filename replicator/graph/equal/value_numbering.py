@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 
@@ -73,7 +73,7 @@ class Labels:
         """
         if len({len(op.inputs) for op in loops}) > 1:
             return [None] * max(len(op.inputs) for op in loops)
-        bodies = [_tf.function_body(op, "body") for op in loops]
+        bodies = [functions.function_body(op, "body") for op in loops]
         labels: list[int | None] = [
             self._in_a_loop(column)
             for column in zip(*(op.inputs for op in loops), strict=True)

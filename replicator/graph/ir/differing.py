@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops
 
 ATTRIBUTE = "_replicator_values"
 
@@ -26,7 +26,7 @@ def constant(values: Sequence[bool] | Sequence[int], replica_id: int) -> tf.Tens
         replica_id: The replica being built.
     """
     made = tf.constant(values[replica_id])
-    _tf.set_ints_attr(made.op, ATTRIBUTE, [int(value) for value in values])
+    ops.set_ints_attr(made.op, ATTRIBUTE, [int(value) for value in values])
     return made
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import effects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def kind_of(op: tf.Operation) -> Kind:
             seeded={"seed", "seed2"} <= attributes.keys(),
             calls=any(a.type in ("func", "list(func)") for a in attributes.values()),
             stateful=definition.is_stateful,
-            effect=_tf.is_stateful(op),
+            effect=effects.is_stateful(op),
             resources=any(
                 _may_be_resource(argument, attributes)
                 for argument in definition.input_arg
@@ -74,7 +74,7 @@ def chooses(op: tf.Operation) -> bool:
 
 def has_effect(op: tf.Operation) -> bool:
     """Whether an op does more than compute results and read variables."""
-    return kind_of(op).effect and not _tf.only_reads(op)
+    return kind_of(op).effect and not effects.only_reads(op)
 
 
 def _may_be_resource(argument: Any, attributes: Mapping[str, Any]) -> bool:
@@ -104,5 +104,5 @@ def touched(op: tf.Operation) -> tuple[set[int], set[int]]:
     """Returns the ids of the resources that an op reads, and of those it writes."""
     resources = {id(tensor) for _, tensor in resource_inputs(op)}
     if resources and kind_of(op).calls:
-        return _tf.resources_touched(op)
-    return (resources, set()) if _tf.only_reads(op) else (set(), resources)
+        return effects.resources_touched(op)
+    return (resources, set()) if effects.only_reads(op) else (set(), resources)

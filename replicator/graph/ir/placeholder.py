@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops
 from replicator.graph.ir import shapes
 from replicator.graph.ir.shapes import Shape
 
@@ -321,7 +321,7 @@ def token_of(call: Call) -> str:
 
 def set_key(op: tf.Operation, call: Call, key: str) -> None:
     """Gives a placeholder op, which describes `call`, another key."""
-    _tf.set_text_attr(op, "token", token_of(dataclasses.replace(call, key=key)))
+    ops.set_text_attr(op, "token", token_of(dataclasses.replace(call, key=key)))
 
 
 def read(op: tf.Operation) -> Call | None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence, Set
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.lowering.crossing import Crossing
 from replicator.graph.matching.match import Site
@@ -44,10 +44,10 @@ def put_up(
     last: list[tf.Operation] = []
     for op in ops if barriers else ():
         if op in barriers:
-            _tf.add_control_inputs(op, since)
+            tf_ops.add_control_inputs(op, since)
             since, last = [op], [op]
         elif kind_of(op).effect and op not in initializers:
-            _tf.add_control_inputs(op, last)
+            tf_ops.add_control_inputs(op, last)
             since.append(op)
 
 
@@ -65,4 +65,4 @@ def join(barriers: Sequence[tf.Operation], way: Crossing | None = None) -> None:
         with tf.control_dependencies(before):
             merged_op = tf.no_op("fence")
     for barrier in barriers:
-        _tf.move_control_outputs(barrier, merged_op)
+        tf_ops.move_control_outputs(barrier, merged_op)

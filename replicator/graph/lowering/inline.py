@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
 from replicator.graph.matching.control_flow import held
 
 
@@ -43,7 +43,7 @@ def copy(
         scope: An unused name scope.
     """
     target = tf.compat.v1.get_default_graph()
-    _tf.copy_functions(graph, target)
+    functions.copy_functions(graph, target)
     argument_of = {
         tensor.op.name: argument
         for tensor, argument in zip(graph.inputs, arguments, strict=True)

@@ -21,7 +21,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import control_flow, effects
+from replicator._tf import functions as tf_functions
+from replicator._tf import ops as tf_ops
 from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.lowering import crossing, inline, turns
 from replicator.graph.lowering.crossing import Ways
@@ -90,16 +92,16 @@ def merge(
     with tf.control_dependencies(None), tf.device(None):
         with tf.name_scope(f"merged_{construct}"):
             new = build(Merge(regions, rewrite, labels, place, ways))
-    _tf.add_control_inputs(new, before)
-    _tf.set_read_only_inputs(new, _read_only(old, new))
+    tf_ops.add_control_inputs(new, before)
+    tf_ops.set_read_only_inputs(new, _read_only(old, new))
     outputs = iter(new.outputs)
     for op in old:
         for tensor in op.outputs:
             result = next(outputs)
-            _tf.copy_handle_data(tensor, result)
-            _tf.replace(tensor, result)
-        _tf.move_control_outputs(op, new)
-    _tf.abandon(old)
+            tf_ops.copy_handle_data(tensor, result)
+            tf_ops.replace(tensor, result)
+        tf_ops.move_control_outputs(op, new)
+    tf_ops.abandon(old)
     return new
 
 
@@ -108,7 +110,7 @@ def _read_only(old: Sequence[tf.Operation], new: tf.Operation) -> list[int]:
     reads = set[int]()
     writes = set[int]()
     for op in old:
-        read, written = _tf.resources_touched(op)
+        read, written = effects.resources_touched(op)
         reads, writes = reads | read, writes | written
     return [n for n, t in enumerate(new.inputs) if id(t) in reads - writes]
 
@@ -140,7 +142,7 @@ def _loop(job: Merge) -> tf.Operation:
         output_shapes=[tensor.shape for tensor in outputs],
         parallel_iterations=max(op.get_attr("parallel_iterations") for op in old),
     )
-    _tf.lower_in_place(new)
+    control_flow.lower_in_place(new)
     count = len(new.outputs) // len(old)
     for n, label in enumerate(loop_labels[:count]):
         if label is not None:  # equal in each of equally many turns
@@ -182,7 +184,7 @@ def _conditional(job: Merge) -> tf.Operation:
             branches=[branch("branches", f"branch {n}", n) for n in range(count)],
             **arguments,
         )
-    _tf.lower_in_place(new)
+    control_flow.lower_in_place(new)
     return new
 
 
@@ -213,7 +215,7 @@ def _call(job: Merge) -> tf.Operation:
         output_shapes=[tensor.shape for op in old for tensor in op.outputs],
         branches=[body],
     )
-    _tf.lower_in_place(new)
+    control_flow.lower_in_place(new)
     return new
 
 
@@ -265,8 +267,8 @@ def _function(
         The merged function's name, as an op attribute.
     """
     regions = job.regions
-    joint = _tf.new_function_graph(f"merged_{attribute}")
-    functions = [_tf.function_body(r.op, attribute, position) for r in regions]
+    joint = tf_functions.new_function_graph(f"merged_{attribute}")
+    functions = [tf_functions.function_body(r.op, attribute, position) for r in regions]
     arguments = [
         _arguments(joint, graph.inputs, own_labels, job.labels)
         for (graph, _), own_labels in zip(functions, given, strict=True)
@@ -299,7 +301,7 @@ def _function(
         if attribute == "cond" and must_run:  # whose result is all that the loop needs
             with tf.device(returned[0].device), tf.control_dependencies(must_run):
                 returned = [tf.identity(returned[0])]
-    return _tf.finish_function(joint, returned, list(dict.fromkeys(must_run)))
+    return tf_functions.finish_function(joint, returned, list(dict.fromkeys(must_run)))
 
 
 def _arguments(
@@ -309,7 +311,7 @@ def _arguments(
     labels: Labels,
 ) -> list[tf.Tensor]:
     """Adds the arguments of one replica's function to a function graph."""
-    arguments = _tf.add_inputs(joint, like, [tensor.shape for tensor in like])
+    arguments = tf_functions.add_inputs(joint, like, [tensor.shape for tensor in like])
     for argument, label in zip(arguments, own_labels, strict=True):
         labels.set(argument, labels.new() if label is None else label)
     return arguments

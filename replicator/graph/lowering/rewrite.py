@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops as tf_ops
 from replicator.cluster.peers import Peers
 from replicator.costs import cost, hosts
 from replicator.graph.ir.placeholder import Call, Placeholder
@@ -222,7 +222,7 @@ def _rewrite_level(
                 fence.join([call.op for call in calls], _way(calls[0].call, target))
             if place.path:
                 # A session inlines functions, and may not prune what they hold.
-                _tf.abandon([call.op for call in calls])
+                tf_ops.abandon([call.op for call in calls])
         else:
             new = merge.merge(
                 regions,
@@ -366,6 +366,6 @@ def _rewire(
     """Points all consumers of the placeholders at the real results."""
     for placeholder, tensors in zip(matched, results, strict=True):
         for old, new in zip(placeholder.results, tensors, strict=True):
-            _tf.replace(old, new)
+            tf_ops.replace(old, new)
         if placeholder.receipt is not None:
-            _tf.replace(placeholder.receipt, tf.zeros([]))
+            tf_ops.replace(placeholder.receipt, tf.zeros([]))

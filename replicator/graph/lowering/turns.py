@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import effects, functions
 from replicator.graph.ir.kinds import kind_of
 
 _MOST_TURNS = 2_000  # counting takes 0.1 ms per turn, and gains little beyond
@@ -56,7 +56,9 @@ def at_once(loops: Sequence[tf.Operation], total: int | None) -> int:
         side effects, which would have to be ordered, or draws random numbers, which a
         copy of the op would repeat.
     """
-    graphs = [_tf.function_body(op, name)[0] for op in loops for name in _FUNCTIONS]
+    graphs = [
+        functions.function_body(op, name)[0] for op in loops for name in _FUNCTIONS
+    ]
     ops = [op for graph in graphs for op in graph.get_operations()]
     if any(graph.control_outputs for graph in graphs) or any(map(_has_state, ops)):
         return 1
@@ -67,14 +69,14 @@ def at_once(loops: Sequence[tf.Operation], total: int | None) -> int:
 
 
 def _has_state(op: tf.Operation) -> bool:
-    return kind_of(op).stateful and not _tf.only_reads(op)
+    return kind_of(op).stateful and not effects.only_reads(op)
 
 
 def count(loop: tf.Operation) -> int | None:
     """Returns how many turns a loop makes, or None if that cannot be known here."""
     values = [_constant(tensor) for tensor in loop.inputs]
-    body, updated = _tf.function_body(loop, "body")
-    condition, (goes_on,) = _tf.function_body(loop, "cond")
+    body, updated = functions.function_body(loop, "body")
+    condition, (goes_on,) = functions.function_body(loop, "cond")
     for turns in range(_MOST_TURNS):
         continues = _evaluate(goes_on, condition.inputs, values)
         if continues is None:

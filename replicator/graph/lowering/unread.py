@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import has_effect
 
 
@@ -38,6 +38,6 @@ def _is_for(op: tf.Operation, others: set[tf.Operation]) -> bool:
     readers = (reader for tensor in op.outputs for reader in tensor.consumers())
     return (
         others.issuperset(readers)
-        and others.issuperset(_tf.control_outputs(op))
+        and others.issuperset(tf_ops.control_outputs(op))
         and not has_effect(op)
     )

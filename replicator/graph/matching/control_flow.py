@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import control_flow, functions
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call, Placeholder
@@ -92,7 +93,7 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
     if tf.executing_eagerly():
         return "in a tf.init_scope", "communicate outside of it, in the step itself."
     while True:
-        if _tf.is_compiled(graph):
+        if control_flow.is_compiled(graph):
             return (
                 "in a function with jit_compile=True, which XLA compiles for one "
                 "device",
@@ -161,7 +162,7 @@ def calls_inside(op: tf.Operation) -> tuple[Call, ...]:
 
 
 def _calls_in(op: tf.Operation) -> Iterable[Call]:
-    for _, body in _tf.called_graphs(op):
+    for _, body in functions.called_graphs(op):
         for inner in body.get_operations():
             call = placeholder.read(inner)
             if call is not None:

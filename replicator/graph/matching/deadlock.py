@@ -15,7 +15,8 @@ from collections.abc import Sequence, Set
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import effects
 from replicator.graph.matching.match import Site
 
 Node = tuple[Site, ...]  # ops that are merged into one
@@ -156,7 +157,7 @@ def _program_order(sites: Sequence[Site]) -> list[tuple[Site, Site]]:
 
 def _is_send(site: Site) -> bool:
     """Whether an op only sends, and so never blocks."""
-    if _tf.is_stateful(site.op):  # a loop that also prints, say
+    if effects.is_stateful(site.op):  # a loop that also prints, say
         return False
     return all(call.facts.end == "sends" for call in site.calls)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import functions
 from replicator.cluster.peers import Peers
 from replicator.costs import cost
 from replicator.graph.ir import placeholder
@@ -163,7 +164,7 @@ def _note_paths(op: Any, path: str, paths: dict[str, str]) -> None:
         return
     if not kind_of(op).calls:
         return
-    for n, (_, body) in enumerate(_tf.called_graphs(op)):
+    for n, (_, body) in enumerate(functions.called_graphs(op)):
         inside = f"{path}/{CONSTRUCTS.get(op.type, op.type)} {n}"
         for inner in body.get_operations():
             _note_paths(inner, inside, paths)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops
 from replicator.graph.ir import shapes
 
 _UNKNOWN_EXAMPLES = 64  # assumed batch size where it is only known when the step runs
@@ -220,7 +220,7 @@ def _split_product(tensor: tf.Tensor) -> Product | RowSum | None:
         return None
     scales: list[tuple[str, tf.Tensor]] = []
     steps: list[tuple[str, tuple[int, ...]]] = []
-    while len(tensor.consumers()) == 1 and not _tf.control_outputs(tensor.op):
+    while len(tensor.consumers()) == 1 and not ops.control_outputs(tensor.op):
         op = tensor.op
         inputs = list(op.inputs)
         after = After(tuple(scales), tuple(steps), dtype)

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import functions, tapes
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call
@@ -51,7 +52,7 @@ def _count(ops: Iterable[tf.Operation], line: str, found: Passes) -> None:
     """Adds the passes of one graph, built in a pass at `line` or in none."""
     before = False
     for op in ops:
-        begins = _tf.begins_pass(op)
+        begins = tapes.begins_pass(op)
         if begins and not before:
             line = errors.line_of(op)
             found.counts[line] = found.counts.get(line, 0) + 1
@@ -60,7 +61,7 @@ def _count(ops: Iterable[tf.Operation], line: str, found: Passes) -> None:
         if call is not None and call.backward and call.line == line:
             found.numbers[call.key] = found.counts[line]
         elif kind_of(op).calls:
-            for _, body in _tf.called_graphs(op):
+            for _, body in functions.called_graphs(op):
                 _count(body.get_operations(), line, found)
 
 

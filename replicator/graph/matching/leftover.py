@@ -13,7 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import functions
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import has_effect, kind_of
 from replicator.graph.ir.placeholder import Call
@@ -26,7 +28,7 @@ def check(ops: Sequence[tf.Operation], returned: Any) -> None:
         ops: The step's top-level ops.
         returned: What the step returns, a nest of tensors and ops.
     """
-    roots = {op for op in ops if has_effect(op) and not _tf.is_abandoned(op)}
+    roots = {op for op in ops if has_effect(op) and not tf_ops.is_abandoned(op)}
     for leaf in tf.nest.flatten(returned, expand_composites=True):
         if isinstance(leaf, tf.Operation):
             roots.add(leaf)
@@ -75,7 +77,7 @@ def _left_in(
 def _left_inside(op: tf.Operation, known: dict[int, list[Call]]) -> list[Call]:
     """Returns the calls needed in the functions that an op calls."""
     inside = []
-    for _, body in _tf.called_graphs(op):
+    for _, body in functions.called_graphs(op):
         if id(body) not in known:
             roots = {*(tensor.op for tensor in body.outputs), *body.control_outputs}
             known[id(body)] = _left_in(body.get_operations(), roots, known)
@@ -85,7 +87,7 @@ def _left_inside(op: tf.Operation, known: dict[int, list[Call]]) -> list[Call]:
 
 def _has_consumers(op: tf.Operation) -> bool:
     return any(output.consumers() for output in op.outputs) or bool(
-        _tf.control_outputs(op)
+        tf_ops.control_outputs(op)
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
 from replicator.cluster.peers import Peers
 from replicator.graph.ir.placeholder import Call, Placeholder
 from replicator.graph.matching import control_flow, deadlock, match
@@ -97,7 +97,9 @@ def _collect(
     levels.append(Level(stops, functools.partial(deadlock.waits, sites, ops)))
     for site in sites:
         bodies = []
-        for _, body in _tf.called_graphs(site.op) if isinstance(site, Region) else ():
+        for _, body in (
+            functions.called_graphs(site.op) if isinstance(site, Region) else ()
+        ):
             inner = body.get_operations()
             found = control_flow.find_sites(inner, site.replica_id)
             bodies.append(_collect(found, inner, levels))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call
@@ -84,7 +84,7 @@ def _calls_in(
         if call is not None:
             yield op, call
         elif kind_of(op).calls:
-            for _, body in _tf.called_graphs(op):
+            for _, body in functions.called_graphs(op):
                 if id(body) not in seen:
                     seen.add(id(body))
                     yield from _calls_in(body.get_operations(), seen)

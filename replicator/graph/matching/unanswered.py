@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call, Placeholder
@@ -179,9 +179,9 @@ def _replace_by_zeros(site: Placeholder) -> None:
     with tf.control_dependencies(None), tf.device(site.call.device):
         with tf.control_dependencies(site.op.control_inputs):
             for result, like in zip(site.results, site.operands, strict=False):
-                _tf.replace(result, tf.zeros_like(like))
+                tf_ops.replace(result, tf.zeros_like(like))
             if site.receipt is not None:
-                _tf.replace(site.receipt, tf.zeros([]))
+                tf_ops.replace(site.receipt, tf.zeros([]))
 
 
 def _close_gaps(sender: _Side, key: str) -> None:

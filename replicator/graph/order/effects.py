@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions, graphs
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs
 
 _VARIABLE_WRITERS = re.compile(
@@ -65,11 +65,11 @@ class Ledger:
             claim: Who claims so; None: they agreed by communication.
         """
         graph = tf.compat.v1.get_default_graph()
-        start = _tf.operation_count(graph)
+        start = graphs.operation_count(graph)
         try:
             yield
         finally:
-            self.enter(graph, start, _tf.operation_count(graph), claim)
+            self.enter(graph, start, graphs.operation_count(graph), claim)
 
     def enter(
         self, graph: tf.Graph, start: int, end: int, claim: Claim | None = None
@@ -137,7 +137,7 @@ def writes(op: tf.Operation, index: int) -> bool:
     """
     if not kind_of(op).calls:
         return _is_writer(op.type)
-    for _, body in _tf.called_graphs(op):
+    for _, body in functions.called_graphs(op):
         inner = index - (1 if chooses(op) else 0)
         if not 0 <= inner < len(body.inputs):
             continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
 from replicator.graph.ir.kinds import kind_of, resource_inputs, touched
 from replicator.graph.order.effects import writes_at
 
@@ -102,7 +102,7 @@ class Facts:
             return writes_at(op, 0)
         if not resource_inputs(op):
             return False
-        bodies = _tf.called_graphs(op)
+        bodies = functions.called_graphs(op)
         if not bodies:
             return bool(touched(op)[1])
         return any(self._inside(body)[0] for _, body in bodies)
@@ -122,7 +122,7 @@ class Facts:
             return integers or not self._shapes_known(op)
         kind = kind_of(op)
         if kind.calls:
-            bodies = _tf.called_graphs(op)
+            bodies = functions.called_graphs(op)
             return not bodies or any(self._inside(body)[1] for _, body in bodies)
         return not (kind.effect and kind.resources and writes_at(op, 0))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import effects, ops
 from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of
@@ -58,7 +58,7 @@ def add(
         indices = op.inputs[operands[_INDICES]] if _INDICES in operands else None
         if indices is None and value.shape.is_fully_defined():
             continue  # it fits, or the op would not have been built
-        static_shape = _tf.resource_shape(op.inputs[0])
+        static_shape = ops.resource_shape(op.inputs[0])
         if not static_shape.is_fully_defined():
             continue
         shape = static_shape.as_list()
@@ -179,7 +179,7 @@ class _Lookups:
     def _enter(self, op: tf.Operation, level: int) -> None:
         if tf.DeviceSpec.from_string(op.device).device_type != "CPU":
             return  # GPUs return zeros for rows that do not exist
-        shape = _tf.resource_shape(op.inputs[0])
+        shape = ops.resource_shape(op.inputs[0])
         if shape.rank and op.get_attr("batch_dims") == 0:
             assert self._found is not None, "made just now"
             label = self._labels.of(op.inputs[1])
@@ -214,7 +214,7 @@ def _assert(condition: tf.Tensor, data: list[Any]) -> tf.Operation:
     prune it. And tf.debugging.Assert adds a conditional at times.
     """
     op = tf.raw_ops.Assert(condition=condition, data=data)
-    _tf.run_independently(op.graph, op)
+    effects.run_independently(op.graph, op)
     return op
 
 

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs
 from replicator.graph.order import ordering
 
@@ -53,7 +54,7 @@ def take(
             earlier = readers.pop(key, []) if writes else []
             if key in writers:
                 earlier.append(writers[key])
-            _tf.add_control_inputs(op, [one for one in earlier if one is not op])
+            tf_ops.add_control_inputs(op, [one for one in earlier if one is not op])
             if writes:
                 writers[key] = op
             else:
@@ -98,7 +99,7 @@ def _uses(op: tf.Operation, index: int) -> Iterator[str]:
     if not kind_of(op).calls:
         yield op.type
         return
-    for _, body in _tf.called_graphs(op):
+    for _, body in functions.called_graphs(op):
         inner = index - (1 if chooses(op) else 0)
         if not 0 <= inner < len(body.inputs):
             continue

@@ -14,7 +14,8 @@ from collections.abc import Sequence, Set
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import effects
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import has_effect, kind_of, resource_inputs, touched
 
 
@@ -98,7 +99,7 @@ def _put_in_order(
     for op in ops:
         if op in initializers:
             continue
-        _tf.add_control_inputs(op, sorted(order.enter(op), key=lambda o: o.name))
+        tf_ops.add_control_inputs(op, sorted(order.enter(op), key=lambda o: o.name))
         if has_effect(op):
             must_run.append(op)
     return must_run
@@ -152,7 +153,7 @@ def order_as_created(
             continue
         kind = kind_of(op)
         if kind.effect or kind.resources:
-            _tf.add_control_inputs(op, list(order.enter(op)))
+            tf_ops.add_control_inputs(op, list(order.enter(op)))
         if has_effect(op):
             must_run.append(op)
     return must_run
@@ -198,15 +199,15 @@ def order_in_function(
             order = _Order()
             waits.update({op: order.enter(op) for op in ops if op not in initializers})
     for op in [op for op in lowered if kind_of(op).effect]:
-        _tf.run_independently(op.graph, op)
+        effects.run_independently(op.graph, op)
         chains.append([op])
     if chains:
         # Between two markers, which TensorFlow orders with the effects before and
         # after the step.
         first, last = marker("begin"), marker("end")
         for chain in chains:
-            _tf.add_control_inputs(chain[0], [first])
-        _tf.add_control_inputs(last, [chain[-1] for chain in chains])
+            tf_ops.add_control_inputs(chain[0], [first])
+        tf_ops.add_control_inputs(last, [chain[-1] for chain in chains])
     return waits
 
 
@@ -224,9 +225,9 @@ def _order_chains(
             resources = {id(tensor) for _, tensor in resource_inputs(op)}
             if resources and not resources & shared:
                 continue
-            _tf.run_independently(op.graph, op)
+            effects.run_independently(op.graph, op)
             if chain:
-                _tf.add_control_inputs(op, [chain[-1]])
+                tf_ops.add_control_inputs(op, [chain[-1]])
             chain.append(op)
         if chain:
             chains.append(chain)
@@ -251,7 +252,7 @@ def _order_all(
         must_run = _put_in_order(ops, order, initializers)
         for op in ops:
             if has_effect(op) and op not in initializers:
-                _tf.run_independently(op.graph, op)
+                effects.run_independently(op.graph, op)
                 resources.update({id(t): t for _, t in resource_inputs(op)})
         for key in resources:
             users.setdefault(key, []).extend(order.since_the_last_write(key))
@@ -296,7 +297,7 @@ def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
     for r, ops in enumerate(replicas) if shared else ():
         for op in ops:
             if any(id(tensor) in shared for _, tensor in resource_inputs(op)):
-                for resource in _tf.resources_touched(op)[1]:
+                for resource in effects.resources_touched(op)[1]:
                     writers.setdefault(resource, set()).add(r)
     return {
         resource for resource, replica_ids in writers.items() if len(replica_ids) > 1

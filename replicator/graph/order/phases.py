@@ -32,7 +32,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence, Set
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir import functional
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import guards
@@ -100,7 +100,7 @@ def separate(
     _follow(step, [op for op in earlier if op not in left_out], facts)
     if end is not None and step.writing:
         gates = _gates(step.writing, [end.device], "all_written")
-        _tf.add_control_inputs(end, list(gates.values()))
+        tf_ops.add_control_inputs(end, list(gates.values()))
     if not step.failing:
         return []
     _find_last(step)
@@ -167,7 +167,7 @@ def _follow(step: _Step, earlier: _Ops, facts: Facts) -> None:
         devices = list({op.device: None for op in ops})
         gates = _gates(sources, devices, "step_before")
         for op in ops if sources else ():
-            _tf.add_control_inputs(op, [gates[op.device]])
+            tf_ops.add_control_inputs(op, [gates[op.device]])
 
 
 def _find_last(step: _Step) -> None:
@@ -207,7 +207,7 @@ def _fail_before_writes(step: _Step) -> None:
         others = [op for op in failing if op not in both]
         _wait(step, both, others, level)
         for earlier, later in itertools.pairwise(both):
-            _tf.add_control_inputs(later, [_end(earlier)])
+            tf_ops.add_control_inputs(later, [_end(earlier)])
         # The last of them waits for the others, and for all that those wait for.
         only_write = [op for op in writes if op not in step.failing]
         _wait(step, only_write, both[-1:] or others, level)
@@ -228,7 +228,7 @@ def _wait(step: _Step, writes: _Ops, failing: _Ops, level: int) -> None:
         gates.update(_gates(failing, missing, "nothing_failed"))
     for device, ops in waiting.items():
         for op in ops:
-            _tf.add_control_inputs(op, [gates[device]])
+            tf_ops.add_control_inputs(op, [gates[device]])
 
 
 def _found(
@@ -271,7 +271,7 @@ def _fail_after_writes(step: _Step) -> None:
         devices = dict.fromkeys(op.device for op in first[level])
         gates = _gates(writes, list(devices), "all_written")
         for op in first[level]:
-            _tf.add_control_inputs(op, [gates[op.device]])
+            tf_ops.add_control_inputs(op, [gates[op.device]])
         done = level
 
 

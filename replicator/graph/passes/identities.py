@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops as tf_ops
 
 _LOOPS = ("While", "StatelessWhile")
 
@@ -32,9 +32,9 @@ def see_through(ops: Iterable[tf.Operation]) -> None:
         if not _is_removed(op):
             continue
         for consumer in op.outputs[0].consumers():
-            _tf.add_control_inputs(consumer, op.control_inputs)
-        _tf.replace(op.outputs[0], op.inputs[0])
-        _tf.abandon([op])  # functions would take it for a write of the resource
+            tf_ops.add_control_inputs(consumer, op.control_inputs)
+        tf_ops.replace(op.outputs[0], op.inputs[0])
+        tf_ops.abandon([op])  # functions would take it for a write of the resource
 
 
 def _see_through_loop(loop: tf.Operation) -> None:
@@ -49,8 +49,8 @@ def _see_through_loop(loop: tf.Operation) -> None:
             continue
         for consumer in output.consumers():
             if consumer.type == "VariableShape":
-                _tf.set_input(consumer, 0, loop.inputs[n])
-                _tf.place_alone(consumer, loop.inputs[n].device)
+                tf_ops.set_input(consumer, 0, loop.inputs[n])
+                tf_ops.place_alone(consumer, loop.inputs[n].device)
 
 
 def seen_through(tensor: tf.Tensor) -> tf.Tensor:

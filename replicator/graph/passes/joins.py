@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence, Set
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops
 
 
 def share(
@@ -42,7 +42,7 @@ def share(
                 continue
             shared_value = values.setdefault(key, op.outputs[0])
             if shared_value is not op.outputs[0]:
-                _tf.replace(op.outputs[0], shared_value)
+                ops.replace(op.outputs[0], shared_value)
                 joined += 1
     return joined
 

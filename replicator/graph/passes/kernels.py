@@ -26,7 +26,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir import shapes
 from replicator.graph.lowering import inline
 from replicator.graph.matching.control_flow import CONSTRUCTS
@@ -116,8 +117,8 @@ def _replace_one(op: tf.Operation) -> None:
             result = tf.cond(is_small, turned, product)
         else:
             result = turned()
-    _tf.replace(op.outputs[0], result)
-    _tf.move_control_outputs(op, result.op)
+    tf_ops.replace(op.outputs[0], result)
+    tf_ops.move_control_outputs(op, result.op)
 
 
 def _replace_inside(
@@ -129,21 +130,23 @@ def _replace_inside(
     """Gives a conditional, loop or call modified copies of the functions it calls."""
     replaced = 0
     may_ask = may_ask and not _is_loop(op)
-    for attribute, position in _tf.functions_called(op):
-        body, outputs = _tf.function_body(op, attribute, position)
+    for attribute, position in functions.functions_called(op):
+        body, outputs = functions.function_body(op, attribute, position)
         key = body, op.graph, tf.DeviceSpec.from_string(device).device_type, may_ask
         ops = body.get_operations()
         if key not in replaced_in and _any_pays(ops, device, may_ask):
-            new = _tf.new_function_graph("kernels")
-            arguments = _tf.add_inputs(new, body.inputs, [t.shape for t in body.inputs])
+            new = functions.new_function_graph("kernels")
+            arguments = functions.add_inputs(
+                new, body.inputs, [t.shape for t in body.inputs]
+            )
             with new.as_default():
                 copy = inline.copy(body, outputs, arguments, "body")
                 count = _replace(copy.ops, device, replaced_in, may_ask)
-            name = _tf.finish_function(new, copy.results, copy.must_run)
+            name = functions.finish_function(new, copy.results, copy.must_run)
             replaced_in[key] = name, count
         if key in replaced_in:
             name, count = replaced_in[key]
-            _tf.set_function(op, attribute, position, name)
+            functions.set_function(op, attribute, position, name)
             replaced += count
     return replaced
 
@@ -168,5 +171,5 @@ def _is_loop(op: tf.Operation) -> bool:
 
 
 def _bodies(op: tf.Operation) -> list[list[tf.Operation]]:
-    called = _tf.functions_called(op)
-    return [_tf.function_body(op, *place)[0].get_operations() for place in called]
+    called = functions.functions_called(op)
+    return [functions.function_body(op, *place)[0].get_operations() for place in called]

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import has_effect, touched
 
 REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")  # in the names of a replica's ops
@@ -40,7 +40,7 @@ def names(
         if variable.placement.owner is not None
         for handle in (variable.storage.first.handle,)
     }
-    running = [op for op in ops if not _tf.is_abandoned(op)]
+    running = [op for op in ops if not tf_ops.is_abandoned(op)]
     writes = {op for op in running if _writes_only(op, owned)}
     roots = [leaf.op for leaf in leaves if tf.is_tensor(leaf)]
     roots += [

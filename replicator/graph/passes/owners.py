@@ -23,7 +23,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import choice, effects, functions, tapes
+from replicator._tf import ops as tf_ops
 from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs, touched
@@ -105,7 +107,7 @@ class Aliases:
         adding as many ops.
         """
         graph: Any = self._graph
-        nodes = _tf.Nodes()
+        nodes = choice.Nodes()
         missing = []
         for variable in variables:
             handle = variable.storage.first.handle
@@ -121,12 +123,12 @@ class Aliases:
             graph.as_default(),
             graph.colocate_with(None, ignore_existing=True),
             tf.control_dependencies(None),
-            _tf.stop_recording(),
+            tapes.stop_recording(),
         ):
             ops = nodes.finish("aliases")
         for (variable, r), op in zip(missing, ops, strict=True):
             alias = op.outputs[0]
-            _tf.copy_handle_data(variable.storage.first.handle, alias)
+            tf_ops.copy_handle_data(variable.storage.first.handle, alias)
             self._made[id(variable.storage.first), r] = alias
             self._variables[id(alias)] = variable
 
@@ -191,8 +193,8 @@ class Aliases:
             (handle,) = alias.op.inputs
             if self._variables[id(alias)].placement.has_copies:
                 self.copied.add(id(handle))
-            _tf.replace(alias, handle)
-            _tf.abandon([alias.op])  # it is not part of the step
+            tf_ops.replace(alias, handle)
+            tf_ops.abandon([alias.op])  # it is not part of the step
             handles.add(id(handle))
         return handles
 
@@ -270,7 +272,7 @@ class Handles:
     ) -> Iterator[tuple[int, tf.Operation]]:
         """Yields (label, op) for each write inside an op, in order, at any depth."""
         given = given[len(given) - _arguments(op, len(given)) :]
-        for _, body in _tf.called_graphs(op):
+        for _, body in functions.called_graphs(op):
             label_of = {
                 id(tensor): label
                 for tensor, label in zip(body.inputs, given, strict=False)
@@ -281,7 +283,7 @@ class Handles:
                     if any(label is not None for label in labels):
                         yield from self._writers(inner, labels)
                 elif may_write(inner):
-                    written = _tf.resources_touched(inner)[1]
+                    written = effects.resources_touched(inner)[1]
                     for tensor, label in zip(inner.inputs, labels, strict=True):
                         if label is not None and id(tensor) in written:
                             yield label, inner
@@ -353,11 +355,11 @@ def keep_owners_writes(
         if op is not owner_write
     }
     for op, owner_write in others.items():
-        _tf.add_control_inputs(
+        tf_ops.add_control_inputs(
             owner_write, [c for c in op.control_inputs if c is not owner_write]
         )
-        _tf.move_control_outputs(op, owner_write)
-    _tf.abandon(list(others))
+        tf_ops.move_control_outputs(op, owner_write)
+    tf_ops.abandon(list(others))
     return others
 
 
@@ -366,7 +368,7 @@ def _place_nowhere(ops: Iterable[tf.Operation]) -> None:
     for op in ops:
         resources = resource_inputs(op)
         for index, _ in resources:
-            _tf.set_input(op, index, resources[0][1])
+            tf_ops.set_input(op, index, resources[0][1])
 
 
 def _check_count(

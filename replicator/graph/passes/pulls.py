@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops
 from replicator.costs import cost
 from replicator.graph.ir.kinds import has_effect, kind_of
 from replicator.graph.lowering import record
@@ -93,7 +93,7 @@ def _homes(
 def _reads(handle: tf.Tensor, pruned: Set[tf.Operation]) -> Iterator[tf.Tensor]:
     """Yields what ops read of a variable at the top level of a graph."""
     for op in handle.consumers():
-        if op in pruned or _tf.is_abandoned(op) or kind_of(op).calls or may_write(op):
+        if op in pruned or ops.is_abandoned(op) or kind_of(op).calls or may_write(op):
             continue
         yield from op.outputs
 
@@ -103,7 +103,7 @@ def _has_use(op: tf.Operation) -> bool:
     return (
         has_effect(op)
         or any(tensor.consumers() for tensor in op.outputs)
-        or bool(_tf.control_outputs(op))
+        or bool(ops.control_outputs(op))
     )
 
 

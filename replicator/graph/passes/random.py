@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import functions
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import kind_of
 
 OFFSET = 1_000_003  # between replicas; a prime, far from hand-picked differences
@@ -53,8 +55,8 @@ def _separate(op: tf.Operation, replica_id: int) -> None:
     """Offsets the seed of an op, once; 0 and 0, which mean no seed, stay."""
     if replica_id and _draws_alike(op):
         seed2 = op.get_attr("seed2") + replica_id * OFFSET
-        _tf.set_int_attr(op, "seed2", seed2)
-        _tf.set_int_attr(op, SEPARATED, replica_id)
+        tf_ops.set_int_attr(op, "seed2", seed2)
+        tf_ops.set_int_attr(op, SEPARATED, replica_id)
 
 
 def _draws_alike(op: tf.Operation) -> bool:
@@ -105,7 +107,7 @@ def _find_alike(op: tf.Operation) -> tf.Operation | None:
     """Returns an op inside the functions that `op` calls whose seed was not offset."""
     if not kind_of(op).calls:
         return None
-    for _, body in _tf.called_graphs(op):
+    for _, body in functions.called_graphs(op):
         for inner in body.get_operations():
             drawing = inner if _draws_alike(inner) else _find_alike(inner)
             if drawing is not None:

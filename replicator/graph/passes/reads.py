@@ -18,7 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice, effects
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import resource_inputs, touched
 from replicator.graph.order.effects import may_write
 from replicator.graph.passes.rows import gathers_rows
@@ -50,7 +51,7 @@ class Recent:
         if entry is None:
             return None
         _, place, value, op, users = entry
-        if place != _tf.place_of_reads() or _users(op) != users:
+        if place != choice.place_of_reads() or _users(op) != users:
             return None
         return value
 
@@ -63,7 +64,7 @@ class Recent:
             shape: The variable's shape; that of an assigned value may be known better,
                 or less well.
         """
-        place = _tf.place_of_reads()
+        place = choice.place_of_reads()
         if place is None or op.graph is not place[0]:
             return
         if op.type == "ReadVariableOp":
@@ -111,7 +112,7 @@ def join_reads(
                 continue
             if op.type != "ReadVariableOp":
                 for _, tensor in resource_inputs(op):
-                    if not _tf.only_reads(op):
+                    if not effects.only_reads(op):
                         values.pop(id(tensor), None)
                 if op.type == "AssignVariableOp":
                     resource, value = op.inputs
@@ -119,7 +120,7 @@ def join_reads(
             elif not op.control_inputs:
                 value_now = values.setdefault(id(op.inputs[0]), op.outputs[0])
                 if value_now is not op.outputs[0]:
-                    _tf.replace(op.outputs[0], value_now)
+                    tf_ops.replace(op.outputs[0], value_now)
                     joined += 1
     return joined
 
@@ -156,7 +157,7 @@ def share_reads(
                     place = (id(tensor), writes[id(tensor)])
                     shared_value = values.setdefault(place, op.outputs[0])
                     if shared_value is not op.outputs[0]:
-                        _tf.replace(op.outputs[0], shared_value)
+                        tf_ops.replace(op.outputs[0], shared_value)
                         joined += 1
     return joined
 
@@ -200,14 +201,14 @@ def _read_rows(
             ):
                 if read in current.get(id(read.inputs[0]), ()):
                     gathers[op] = read
-        elif not _tf.only_reads(op):
+        elif not effects.only_reads(op):
             for _, tensor in resource_inputs(op):
                 current.pop(id(tensor), None)
     partial = {
         read
         for read in gathers.values()
         if all(consumer in gathers for consumer in read.outputs[0].consumers())
-        and not _tf.control_outputs(read)
+        and not tf_ops.control_outputs(read)
     }
     if not partial:
         return list(ops)
@@ -222,7 +223,7 @@ def _read_rows(
     }
     unused |= partial
     if next(iter(partial)).graph.building_function:
-        _tf.abandon(list(unused))
+        tf_ops.abandon(list(unused))
     new_ops = []
     for op in ops:
         if op not in unused:
@@ -234,7 +235,7 @@ def _read_rows(
 
 def _is_unused_read(op: tf.Operation) -> bool:
     """Whether an op is a read whose value nothing uses, and nothing waits for it."""
-    if op.type != "ReadVariableOp" or _tf.control_outputs(op):
+    if op.type != "ReadVariableOp" or tf_ops.control_outputs(op):
         return False
     return not op.outputs[0].consumers()
 
@@ -247,7 +248,7 @@ def _rows_of(read: tf.Operation, gather: tf.Operation) -> tf.Operation:
             resource=read.inputs[0], indices=gather.inputs[1], dtype=old.dtype
         )
     rows.set_shape(old.shape)
-    _tf.add_control_inputs(rows.op, gather.control_inputs)
-    _tf.replace(old, rows)
-    _tf.move_control_outputs(gather, rows.op)
+    tf_ops.add_control_inputs(rows.op, gather.control_inputs)
+    tf_ops.replace(old, rows)
+    tf_ops.move_control_outputs(gather, rows.op)
     return rows.op

@@ -20,7 +20,9 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import functions, graphs
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir import shapes
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import kind_of, resource_inputs
@@ -102,7 +104,7 @@ def _uses_of_value(
     """
     if kind_of(op).calls:
         if any(t.dtype == tf.resource for t in op.inputs):
-            for _, body in _tf.called_graphs(op):
+            for _, body in functions.called_graphs(op):
                 for inner in body.get_operations():
                     yield from _uses_of_value(inner, variable_of)
         return
@@ -125,7 +127,7 @@ def _replace_shape(op: tf.Operation, variable: Any) -> None:
     """Replaces a shape by the variable's, which cannot be found at run time."""
     with tf.control_dependencies(None), tf.device(None), tf.device(op.device):
         shape = tf.constant(variable.shape.as_list(), op.outputs[0].dtype)
-    _tf.replace(op.outputs[0], shape)
+    tf_ops.replace(op.outputs[0], shape)
 
 
 def _refuse(op: tf.Operation, variable: Any, replica_id: int) -> NoReturn:
@@ -159,12 +161,12 @@ def _untied(
             _spell_zeros(tie.outputs[0], added)
         elif value.op.type == "ConcatV2":
             joins[value.op] = None
-        _tf.replace(tie.outputs[0], value)
-        _tf.move_control_outputs(tie, value.op)
+        tf_ops.replace(tie.outputs[0], value)
+        tf_ops.move_control_outputs(tie, value.op)
     removed = set(ties)
     for join in joins:
         _turn_gathers(join, kept, added, removed)
-    _tf.abandon(list(removed))
+    tf_ops.abandon(list(removed))
     new_ops: list[tf.Operation] = []
     for op in ops:
         new_ops += added.get(op, [])
@@ -195,10 +197,10 @@ def _spell_zeros(
 
 def _zeros_for(op: tf.Operation, shape: tf.TensorShape) -> list[tf.Operation]:
     """Replaces a ZerosLike by zeros of a known shape; returns the new ops."""
-    start = _tf.operation_count(op.graph)
+    start = graphs.operation_count(op.graph)
     with tf.control_dependencies(None), tf.device(None), tf.device(op.device):
         zeros = tf.zeros(shape, op.outputs[0].dtype)
-    _tf.replace(op.outputs[0], zeros)
+    tf_ops.replace(op.outputs[0], zeros)
     return list(op.graph.get_operations()[start:])
 
 
@@ -248,7 +250,7 @@ def _turn_gathers(
         for index, tensor in enumerate(list(op.inputs)):
             # A removed op keeps its inputs, and would keep the read running.
             if op in gone and tensor.op.type == "ReadVariableOp":
-                _tf.set_input(op, index, nothing)
+                tf_ops.set_input(op, index, nothing)
 
 
 def _nothing(dtype: tf.DType, device: str) -> tf.Tensor:
@@ -263,7 +265,7 @@ def _uses(
     op: tf.Operation, kept: Set[tf.Operation], casts: tuple[tf.Operation, ...]
 ) -> list[_Gather] | None:
     """Returns the gathers of rows of an op's result; None if anything else uses it."""
-    if op in kept or _tf.control_outputs(op):
+    if op in kept or tf_ops.control_outputs(op):
         return None
     gathers: list[_Gather] = []
     for consumer in op.outputs[0].consumers():
@@ -308,7 +310,7 @@ def _gather_of_parts(
     old, indices = use.op.outputs[0], use.op.inputs[1]
     axis = int(tf.get_static_value(join.inputs[len(reads)]))
     graph = join.graph
-    start = _tf.operation_count(graph)
+    start = graphs.operation_count(graph)
 
     def reader(read: tf.Tensor) -> rows.Reader:
         def gather(local: tf.Tensor) -> tf.Tensor:
@@ -334,6 +336,6 @@ def _gather_of_parts(
             value = tf.cast(value, cast.outputs[0].dtype)
         value = tf.identity(value)
     value.set_shape(old.shape)
-    _tf.replace(old, value)
-    _tf.move_control_outputs(use.op, value.op)
+    tf_ops.replace(old, value)
+    tf_ops.move_control_outputs(use.op, value.op)
     return list(graph.get_operations()[start:])

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops as tf_ops
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import Kind, kind_of, resource_inputs
 from replicator.graph.ir.placeholder import (
@@ -211,8 +211,8 @@ def _join_calls(parts: _Calls, scope: str) -> tf.Operation:
     with tf.name_scope(scope), tf.control_dependencies(None):
         op = placeholder.put(call, operands, [Value.of(result) for result in results])
     for old, new in zip(results, op.outputs, strict=True):
-        _tf.replace(old, new)
+        tf_ops.replace(old, new)
     for part in parts:
-        _tf.move_control_outputs(part.op, op)
-    _tf.abandon([part.op for part in parts])
+        tf_ops.move_control_outputs(part.op, op)
+    tf_ops.abandon([part.op for part in parts])
     return op

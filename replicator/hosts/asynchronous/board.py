@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import variables
 
 STEPS, BEATS, STATES = range(3)  # the rows: steps done, heartbeats, states
 ABSENT, PRESENT, ENDED, LOST = range(4)  # the states
@@ -36,7 +36,7 @@ class Board:
 
     def __init__(self, own: int, count: int, device: str) -> None:
         self.own, self.count = own, count
-        self._table = _tf.shared_variable(
+        self._table = variables.shared_variable(
             "replicator/board", tf.int64, [3 * count], device
         )
 
@@ -47,7 +47,7 @@ class Board:
 
     def exists(self) -> bool:
         """Whether the table has been created."""
-        return bool(_tf.is_initialized(self._table))
+        return bool(variables.is_initialized(self._table))
 
     def read(self) -> np.ndarray:
         """Returns the table, [3, count]."""

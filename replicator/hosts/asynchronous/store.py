@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf, errors
+from replicator import errors
+from replicator._tf import variables
 from replicator.hosts.asynchronous import board as boards
 from replicator.hosts.asynchronous.board import ABSENT, PRESENT, STATES, Board
 from replicator.variables.placement import Placement
@@ -64,11 +65,13 @@ class Store:
         device = min(self._bytes, key=self._bytes.__getitem__)
         self._bytes[device] += size
         name = f"replicator/{number}"
-        shared = _tf.shared_variable(name, local.dtype, local.shape, device, local)
+        shared = variables.shared_variable(
+            name, local.dtype, local.shape, device, local
+        )
         facts = f"{local.name}: {local.dtype.name}{local.shape}"
-        marker = _tf.shared_variable(f"{name}/made", tf.string, [], device)
+        marker = variables.shared_variable(f"{name}/made", tf.string, [], device)
         if self._board.own == 0:
-            if not _tf.is_initialized(marker):
+            if not variables.is_initialized(marker):
                 shared.assign(local.read_value())
                 marker.assign(facts)
             return shared
@@ -86,10 +89,12 @@ class Store:
             size: Its length.
         """
         device = next(iter(self._bytes))
-        shared = _tf.shared_variable(f"replicator/{name}", tf.int64, [size], device)
-        if self._board.own == 0 and not _tf.is_initialized(shared):
+        shared = variables.shared_variable(
+            f"replicator/{name}", tf.int64, [size], device
+        )
+        if self._board.own == 0 and not variables.is_initialized(shared):
             shared.assign(np.zeros([size], np.int64))
-        elif not boards.wait(lambda: _tf.is_initialized(shared), self._limit):
+        elif not boards.wait(lambda: variables.is_initialized(shared), self._limit):
             raise self._mismatch(f"{self._names[0]} has no {name}", f"a {name}")
         return shared
 
@@ -103,10 +108,10 @@ class Store:
 
         def settled() -> bool:
             first = self._board.read()[STATES, 0]
-            return _tf.is_initialized(made) or first not in (ABSENT, PRESENT)
+            return variables.is_initialized(made) or first not in (ABSENT, PRESENT)
 
         boards.wait(settled, self._limit)
-        if not _tf.is_initialized(made):
+        if not variables.is_initialized(made):
             raise self._mismatch(f"{self._names[0]} creates none", facts)
 
     def _mismatch(self, first: str, facts: str) -> errors.MismatchError:

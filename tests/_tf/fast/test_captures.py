@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice
 
 pytestmark = pytest.mark.fast
 
@@ -19,14 +19,14 @@ def test_capture_all_knows_what_is_captured_later():
     def function():
         graph = tf.compat.v1.get_default_graph()
         first = graph.capture(variables[1].handle)
-        _tf.capture_all(graph, handles)
+        choice.capture_all(graph, handles)
         count = len(graph.get_operations())
         assert graph.capture(variables[1].handle) is first
         values = [variable.read_value() for variable in variables]
         assert values[0].shape == [1]  # a resource knows its contents
         types = [op.type for op in graph.get_operations()[count:]]
         assert "Placeholder" not in types
-        _tf.capture_all(graph, handles)
+        choice.capture_all(graph, handles)
         assert len(graph.captures) == len(graph.inputs) == 3
         return tf.concat(values, 0)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice
 
 pytestmark = pytest.mark.fast
 
@@ -26,7 +26,7 @@ def test_replace_new_constant_replaces_what_a_device_function_says():
 
     def place(op):
         if op.type == "Const" and op.outputs[0].shape == [300]:
-            _tf.replace_new_constant(op, replacement)
+            choice.replace_new_constant(op, replacement)
         return op.device
 
     @tf.function(autograph=False)
@@ -55,7 +55,7 @@ def test_what_is_replaced_is_held_no_more():
         graph = tf.compat.v1.get_default_graph()
 
         def place(op):
-            _tf.replace_new_constant(op, lambda _: graph.capture(outside))
+            choice.replace_new_constant(op, lambda _: graph.capture(outside))
             return op.device
 
         with graph.device(place):
@@ -69,7 +69,7 @@ def test_what_is_replaced_is_held_no_more():
 def test_a_constant_that_is_made_in_another_way_stays():
     with tf.Graph().as_default() as graph:
         first = tf.constant([1.0])
-        _tf.replace_new_constant(first.op, lambda _: tf.constant([2.0]))
+        choice.replace_new_constant(first.op, lambda _: tf.constant([2.0]))
         second, third = tf.constant([3.0]), tf.identity(first)
         assert second.op.type == "Const" and third.op.inputs[0] is first
     with tf.compat.v1.Session(graph=graph) as session:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice
 from tests import helpers
 from tests._tf import shared
 
@@ -23,7 +23,7 @@ def test_import_nodes_adds_ops_in_order_with_devices_and_inputs():
         for node in definition.node:
             node.input[:] = ["given:0" if n == "x" else n for n in node.input]
         source = tf.constant(3.0)
-        ops = _tf.import_nodes(graph, definition, {"given:0": source}, "again/")
+        ops = choice.import_nodes(graph, definition, {"given:0": source}, "again/")
         assert [op.name for op in ops] == ["again/y", "again/z"]
         assert {op.device for op in ops} == {x.op.device}
         assert ops[1].inputs[1] is source
@@ -35,7 +35,7 @@ def test_nodes_are_added_as_other_ops_are():
     with tf.Graph().as_default() as graph:
         x = tf.constant([[1.0, 2.0]])
         before = tf.no_op()
-        nodes = _tf.Nodes()
+        nodes = choice.Nodes()
         value = tf.make_tensor_proto(0)
         axis = nodes.add("Const", (), "/CPU:1", dtype=tf.int32, value=value)
         both = nodes.add("ConcatV2", [x, x, axis], N=2, T=x.dtype, Tidx=tf.int32)
@@ -63,7 +63,7 @@ def test_nodes_are_added_as_other_ops_are():
 
 def test_nodes_stand_in_the_control_flow_around():
     def body(x: tf.Tensor) -> tf.Tensor:
-        nodes = _tf.Nodes()
+        nodes = choice.Nodes()
         nodes.add("Square", [x], T=x.dtype)
         (op,) = nodes.finish("inside")
         return op.outputs[0]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice, ops
 from replicator.graph.order import ordering
 from tests._tf import shared
 
@@ -23,7 +23,7 @@ def test_trace_orders_and_runs_effects_for_which_no_result_waits():
         variable.assign(variable * 3.0)
         return [tf.constant(5.0), variable.read_value(), None]
 
-    function = _tf.trace(build, ordering.order_as_created)
+    function = choice.trace(build, ordering.order_as_created)
     assert not any(tensor.op.control_inputs for tensor in function.graph.outputs[:1])
     five, value, nothing = function()
     assert (float(five), float(value), nothing) == (5.0, 6.0, None)
@@ -40,7 +40,7 @@ def test_trace_leaves_out_what_nothing_needs_where_ops_are_abandoned(abandoned):
         tf.print(tf.exp(used), output_stream="file:///dev/null")
         variable.assign(tf.tan(used))
         if abandoned:
-            _tf.abandon([variable.assign(unused, read_value=False)])
+            ops.abandon([variable.assign(unused, read_value=False)])
         with tf.control_dependencies([tf.abs(used)]):
             return tf.square(used)
 
@@ -52,9 +52,11 @@ def test_trace_leaves_out_what_nothing_needs_where_ops_are_abandoned(abandoned):
     assert op_types.count("AssignVariableOp") == 1
     assert "Abs" in op_types and ("Cos" in op_types) != abandoned
     assert float(function()) == pytest.approx(0.7080734)
-    assert _tf.is_step(function.graph) and not _tf.is_step(tf.Graph())
+    assert choice.is_step(function.graph) and not choice.is_step(tf.Graph())
 
 
 def test_trace_says_whether_there_is_more_than_a_step():
-    more = _tf.trace(lambda: tf.constant(1.0), ordering.order_as_created, alone=False)
-    assert not _tf.is_step(more.graph)
+    more = choice.trace(
+        lambda: tf.constant(1.0), ordering.order_as_created, alone=False
+    )
+    assert not choice.is_step(more.graph)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import choice
 
 pytestmark = pytest.mark.fast
 
@@ -24,15 +24,15 @@ def test_place_of_reads_is_nowhere_where_a_read_is_recorded_or_waits():
     @tf.function
     def build():
         graph = tf.compat.v1.get_default_graph()
-        place = _tf.place_of_reads()
-        assert place is not None and place == _tf.place_of_reads()
+        place = choice.place_of_reads()
+        assert place is not None and place == choice.place_of_reads()
         with tf.control_dependencies([tf.no_op()]):
-            assert _tf.place_of_reads() is None
+            assert choice.place_of_reads() is None
             with tf.control_dependencies(None):
-                assert _tf.place_of_reads() == place
+                assert choice.place_of_reads() == place
         with tf.GradientTape():
-            assert _tf.place_of_reads() is None
-        inside = tf.function(lambda: inner.append(_tf.place_of_reads()))
+            assert choice.place_of_reads() is None
+        inside = tf.function(lambda: inner.append(choice.place_of_reads()))
         inner: list[Any] = []
         inside()
         assert inner[0] is not None and inner[0] != place
@@ -49,7 +49,7 @@ def test_write_quickly_adds_what_the_method_adds(method, shape):
     @tf.function(autograph=False)
     def function():
         like = getattr(variable, method)([0.0, 0.0], read_value=False)
-        written = _tf.write_quickly(variable, method, like.inputs[1], "named")
+        written = choice.write_quickly(variable, method, like.inputs[1], "named")
         assert written.name == "named"
         assert _same_op(written, like)
 
@@ -61,12 +61,14 @@ def test_write_quickly_leaves_what_does_not_fit():
 
     @tf.function(autograph=False)
     def function():
-        assert _tf.write_quickly(variable, "assign", [1.0, 2.0, 3.0], None) is None
+        assert choice.write_quickly(variable, "assign", [1.0, 2.0, 3.0], None) is None
         for method in ("assign", "assign_add"):
             with pytest.raises(ValueError, match="int64"):
-                _tf.write_quickly(variable, method, tf.constant([1, 2], tf.int64), None)
+                choice.write_quickly(
+                    variable, method, tf.constant([1, 2], tf.int64), None
+                )
         with pytest.raises(ValueError, match="[Ss]hape"):
-            _tf.write_quickly(variable, "assign_add", [1.0, 2.0, 3.0], None)
+            choice.write_quickly(variable, "assign_add", [1.0, 2.0, 3.0], None)
 
     function.get_concrete_function()
 
@@ -76,7 +78,7 @@ def test_read_quickly_adds_what_a_read_adds():
 
     @tf.function(autograph=False)
     def function():
-        value = _tf.read_quickly(variable)
+        value = choice.read_quickly(variable)
         assert _same_op(value.op, variable.read_value().op.inputs[0].op)
         assert value.shape == [2]
         return value
@@ -93,14 +95,14 @@ def test_read_quickly_is_differentiated():
     def backward():
         with tf.GradientTape() as outer:
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(_tf.read_quickly(variable) ** 3)
+                loss = tf.reduce_sum(choice.read_quickly(variable) ** 3)
             gradient = tape.gradient(loss, variable)
         return gradient, outer.gradient(gradient, variable)
 
     @tf.function(autograph=False)
     def forward():
         with tf.autodiff.ForwardAccumulator(variable, tf.constant([1.0, 10.0])) as acc:
-            return acc.jvp(_tf.read_quickly(variable) ** 2)
+            return acc.jvp(choice.read_quickly(variable) ** 2)
 
     first, second = backward()
     assert list(first) == [3.0, 12.0]
@@ -113,8 +115,8 @@ def test_ops_are_added_where_a_function_is_traced_and_nobody_looks():
     results = []
 
     def add():
-        read = _tf.read_quickly(variable)
-        written = _tf.write_quickly(variable, "assign", 2.0, None)
+        read = choice.read_quickly(variable)
+        written = choice.write_quickly(variable, "assign", 2.0, None)
         assert (read is None) == (written is None)
         results.append(read is not None)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import ops
 from replicator._tf.plain import tracing
 
 
@@ -36,7 +36,7 @@ def test_trace_runs_nothing_that_was_abandoned():
     variable = tf.Variable(1.0)
 
     def build():
-        _tf.abandon([variable.assign(7.0, read_value=False)])
+        ops.abandon([variable.assign(7.0, read_value=False)])
         return tf.constant(5.0)
 
     function = tracing.trace(build, _never)

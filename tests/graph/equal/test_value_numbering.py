@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import functions
 from replicator.graph.equal import value_numbering
 from tests import helpers
 
@@ -104,7 +104,7 @@ def _asserts(step: Callable[[], Any], num_replicas: int = 2) -> int:
     counted = []
 
     def count(ops: Iterable[tf.Operation]) -> int:
-        inside = [body for op in ops for _, body in _tf.called_graphs(op)]
+        inside = [body for op in ops for _, body in functions.called_graphs(op)]
         own_asserts = sum(op.type == "Assert" for op in ops)
         return own_asserts + sum(count(body.get_operations()) for body in inside)
 

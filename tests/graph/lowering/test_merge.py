@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import effects, ops
 from tests import helpers
 
 BUILDS = ["function", "session"]
@@ -31,7 +31,7 @@ def _ops(graph: tf.Graph, *types: str) -> list[tf.Operation]:
     return [
         op
         for op in graph.get_operations()
-        if op.type in types and not _tf.is_abandoned(op)
+        if op.type in types and not ops.is_abandoned(op)
     ]
 
 
@@ -172,4 +172,4 @@ def test_it_says_which_resources_nobody_writes(reads_only: bool) -> None:
     assert len(handles) == 2
     none: set[int] = set()
     reads, writes = (handles, none) if reads_only else (none, handles)
-    assert _tf.resources_touched(merged) == (reads, writes)
+    assert effects.resources_touched(merged) == (reads, writes)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import _tf
+from replicator._tf import graphs
 from replicator.graph.passes import precision
 from tests import helpers
 
@@ -84,7 +84,7 @@ def test_replicas_stay_equal_where_xla_compiles_clusters(options) -> None:
 
 
 def test_replicas_stay_equal_in_sessions_with_lower_precision() -> None:
-    config = _tf.session_config()
+    config = graphs.session_config()
     rewriter = config.graph_options.rewrite_options
     rewriter.auto_mixed_precision_onednn_bfloat16 = type(rewriter).ON
     repl, weights = helpers.make(2), list[tf.Variable]()

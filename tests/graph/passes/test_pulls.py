@@ -13,7 +13,8 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import _tf, strategy
+from replicator import strategy
+from replicator._tf import graphs
 from replicator.plan import Plan
 from tests import helpers
 
@@ -35,7 +36,7 @@ _OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 def _sent(graph: tf.Graph, fetches: Any, replicas: int) -> int:
     """Runs the ops; returns the bytes of all larger tensors that left a device."""
-    config = _tf.session_config()
+    config = graphs.session_config()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     options = tf.compat.v1.RunOptions(output_partition_graphs=True)
     metadata = tf.compat.v1.RunMetadata()

@@ -7,13 +7,13 @@ import uuid
 
 import pytest
 
-from replicator import _tf
+from replicator._tf import variables
 
 
 @pytest.fixture
 def names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the test share variables under unique names."""
-    make, mark = _tf.shared_variable, uuid.uuid4().hex
+    make, mark = variables.shared_variable, uuid.uuid4().hex
     monkeypatch.setattr(
-        _tf, "shared_variable", lambda name, *rest: make(f"{mark}/{name}", *rest)
+        variables, "shared_variable", lambda name, *rest: make(f"{mark}/{name}", *rest)
     )
