@@ -376,7 +376,7 @@ def differentiate(
 
 
 def _in_dtype_of(result: tf.Tensor, upstream: Any) -> tf.Tensor:
-    """Returns a result's gradient in its dtype; custom gradients may pass on another."""
+    """Returns a gradient in the dtype of the result: custom ones may have another."""
     upstream = tf.convert_to_tensor(upstream)
     inexact = result.dtype.is_floating and upstream.dtype.is_floating
     if inexact or result.dtype.is_complex and upstream.dtype.is_complex:
