@@ -150,7 +150,7 @@ def of(op: tf.Operation, node: Any, original: Original) -> Fact | None:
             "a placeholder, which could not be fed on copies",
             "pass its value to the step",
         )
-    if "shared_name" in node.attr and node.attr["shared_name"].s:
+    if "shared_name" in node.attr and node.attr["shared_name"].s and _makes_handle(op):
         _refuse(op, "a resource with a name of its own", "create it before the step")
     if differing.ATTRIBUTE in node.attr:
         return lambda node, new: differing.give(node, new.replica.replica_id)
@@ -165,6 +165,13 @@ def of(op: tf.Operation, node: Any, original: Original) -> Fact | None:
         if all(user.type == "Assert" for user in op.outputs[0].consumers()):
             return _give_text
     return None
+
+
+def _makes_handle(op: tf.Operation) -> bool:
+    """Whether an op makes a resource, and does not only find one by its name."""
+    return any(
+        t.dtype == tf.resource or t.dtype.name[-4:] == "_ref" for t in op.outputs
+    )
 
 
 def _give_call(call: Call, node: Any, new: New) -> None:
