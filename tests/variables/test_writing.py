@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator import errors
 from tests import helpers
 from tests.variables import parted as parts
 from tests.variables.writes import ALL, PARTS, START, WRITES, make, own, written
@@ -37,14 +38,18 @@ def test_outside_a_step_every_component_is_written(name: str, graph: bool) -> No
 
 
 @pytest.mark.parametrize("name", ["scatter_add", "scatter_update", "scatter_nd_add"])
-def test_functions_of_v1_write_every_component(name: str) -> None:
-    variable = make(helpers.make(2))
+def test_functions_of_v1_write_the_only_component_or_are_refused(name: str) -> None:
     write = getattr(tf.compat.v1, name)
     indices = [[1]] if "nd" in name else [1]
+    one = make(helpers.make(2, variables="sharded"))
+    several = make(helpers.make(2, variables="mirrored"))
+    before = several.numpy()
     for call in (write, tf.function(write)):
-        call(variable, indices, [5.0])
-        helpers.assert_replicas_equal([variable])
-    assert variable.numpy()[1] == (5.0 if "update" in name else 12.0)
+        call(one, indices, [5.0])
+        with pytest.raises(errors.ContextError, match=rf"{name} takes the handle"):
+            call(several, indices, [5.0])
+    assert one.numpy()[1] == (5.0 if "update" in name else 12.0)
+    np.testing.assert_array_equal(helpers.components(several), [before] * 2)
 
 
 def test_what_an_assignment_returns_is_the_variable_after_it() -> None:
