@@ -7,6 +7,7 @@ no public call tells it.
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Container, Iterator, Mapping
@@ -43,9 +44,12 @@ def asker(of: str) -> Asker:
     frame = frame and frame.f_back
     while frame is not None and _module(frame).startswith(_AUTOGRAPH):
         frame = frame.f_back
-    return (
-        Asker("", "") if frame is None else Asker(_module(frame), frame.f_code.co_name)
-    )
+    if frame is None:
+        return Asker("", "")
+    # AutoGraph puts branches into functions of its own, inside of tf__NAME.
+    converted = re.search(r"\btf__(\w+)", frame.f_code.co_qualname)
+    name = converted[1] if converted else frame.f_code.co_name
+    return Asker(_module(frame), name)
 
 
 _AUTOGRAPH = "tensorflow.python.autograph."
