@@ -119,22 +119,21 @@ def _create_variables(
         optimizer._create_all_weights(used)
 
 
-class _PythonStates(dict[Any, dict[str, Any]]):
-    """The Python state with which replica 0 started each call."""
+_STATES = "Python state of optimizers at first"  # key in Build.knowledge
 
 
 def _set_back(optimizer: Any) -> None:
-    """Resets an optimizer's Python state to what replica 0 started the same call with.
+    """Resets an optimizer's Python state to what the first such call started with.
 
     Nadam counts its calls in a Python int and compares that in the graph, so that each
-    replica would update differently.
+    replica would update differently, and so would a step whose build starts over.
     """
     replica = context.current()
     if replica is None:
         return
     place = ("python state", type(optimizer), replica.count("python state"))
     state = _python_state(optimizer)
-    states = replica.build.states.of(_PythonStates)
+    states = replica.build.knowledge.setdefault(_STATES, {})
     vars(optimizer).update(states.setdefault(place, state))
 
 

@@ -82,11 +82,16 @@ def test_equals_plain_on_the_whole_batch(name: str) -> None:
     assert np.max(np.abs(actual[1] - problem.MATRIX)) > 1e-4
 
 
-def test_nadam_updates_all_replicas_alike() -> None:
-    """It counts its calls in Python, and thus the traces of a tf.function, too."""
-    data = problem.batches(4)
+@pytest.mark.parametrize("build", ["trace", "clone"])
+@pytest.mark.parametrize("variables", ["sharded", "mirrored"])
+def test_nadam_updates_all_replicas_alike(variables: str, build: str) -> None:
+    """It counts its calls in Python, and thus the traces of a tf.function, too.
+
+    Of mirrored variables, the build starts over: what it writes is made equal.
+    """
+    data, made = problem.batches(4), {"variables": variables, "build": build}
     one, three = (
-        problem.train(helpers.make(r), problem.LEGACY_KERAS, kopt.Nadam, data)
+        problem.train(helpers.make(r, **made), problem.LEGACY_KERAS, kopt.Nadam, data)
         for r in (1, 3)
     )
     problem.assert_close(three, one)
