@@ -102,7 +102,7 @@ def test_a_wrapped_optimizer_says_how_its_variables_are_compressed():
 
 
 def test_what_belongs_to_no_variable_is_summed_with_the_rest():
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     (variable, *_) = _variables(repl)
     totals = Totals("a test", {})
 

@@ -42,7 +42,7 @@ DTYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "int32", "in
 
 
 def _replicator(num_replicas: int) -> replicator.Replicator:
-    return helpers.make(num_replicas)
+    return helpers.make(num_replicas, build="trace")  # steps take operands in turn
 
 
 def _arrays(

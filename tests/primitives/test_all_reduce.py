@@ -191,7 +191,7 @@ def test_any_nest(mode: str) -> None:
 
 @pytest.mark.parametrize("nothing", [(), {}, {"a": []}], ids=str)
 def test_an_empty_nest_comes_back(nothing: Any) -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     seen = []
 
     def step() -> tf.Tensor:
@@ -366,7 +366,7 @@ def test_complex_gradients_are_those_of_tensorflow(op: str, dtype: str) -> None:
 
 def test_integers_have_no_gradient() -> None:
     """TensorFlow requests none; a dual must not communicate nothing."""
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     requests = []
 
     @tf.autograph.experimental.do_not_convert

@@ -166,7 +166,7 @@ def test_unknown_shapes() -> None:
 
 
 def test_a_function_is_traced_once_per_variable_and_replica() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     one, two = make(repl), make(repl, 2 * VALUE)
     traces = []
 
@@ -294,7 +294,7 @@ def test_several_replicators_work_side_by_side() -> None:
 
 @pytest.mark.mirrored
 def test_functions_that_cannot_be_traced_per_replica_are_refused() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     variable = make(repl, name="weights")
     function = tf.function(lambda: variable * 2.0).get_concrete_function()
 

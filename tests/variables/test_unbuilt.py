@@ -37,7 +37,7 @@ ways = pytest.mark.parametrize("way", WAYS)
 
 def make(way: str) -> replicator.Replicator:
     replicas, options = WAYS[way]
-    return helpers.make(replicas, **options)
+    return helpers.make(replicas, **{"build": "trace", **options})
 
 
 def update(optimizer: Any, variable: Any, combine: Any = lambda g: g) -> None:
@@ -243,7 +243,7 @@ def test_layer_that_assigns_when_built_is_refused_for_good(way: str, name: str) 
 
 
 def test_variable_is_right_again_once_it_is_assigned_outside() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     with repl.context():
         layer = Lazy()
 
