@@ -15,7 +15,7 @@ _HERE = "tests/between/mismatched.py:"
 _SAID: dict[str, tuple[str, list[str]]] = {
     "number_of_calls": (
         "MismatchError",
-        ["call 1 of replica 1 has no partner", "replica 0: 1 calls"],
+        ["call 1 of replica 1 has no partner", "replica 0: 1 call"],
     ),
     "shape": ("MismatchError", ["not the same shape (float32[2] and float32[3])"]),
     "reduction": ("MismatchError", ["not the same op", "op=sum", "op=max"]),

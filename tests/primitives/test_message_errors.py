@@ -39,13 +39,13 @@ MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = 
     "one send more": (
         lambda repl: (repl.send(1.0, 1), repl.send(1.0, 1)),
         lambda repl: repl.recv(SCALAR, 0),
-        r"Message 1 from 0 to 1.* of replica 0 has no partner.*replica 1: 1 calls, "
+        r"Message 1 from 0 to 1.* of replica 0 has no partner.*replica 1: 1 call, "
         r"the last one: recv .* at LINE\s",
     ),
     "one recv more": (
         lambda repl: repl.send(1.0, 1),
         lambda repl: (repl.recv(SCALAR, 0), repl.recv(SCALAR, 0)),
-        r"Message 1 from 0 to 1.* of replica 1 has no partner.*replica 0: 1 calls, "
+        r"Message 1 from 0 to 1.* of replica 1 has no partner.*replica 0: 1 call, "
         r"the last one: send .* at LINE\s",
     ),
     "tag": (

@@ -63,7 +63,8 @@ def by_replica(
             text = f", the last one: {same[-1]}"
         elif others and r not in listed:
             text = f", but {others[0]}"
-        lines.append(f"replica {r}: {len(same)} calls{text}")
+        number = "1 call" if len(same) == 1 else f"{len(same)} calls"
+        lines.append(f"replica {r}: {number}{text}")
     return lines
 
 

@@ -250,7 +250,7 @@ def test_a_call_without_partner_is_named(longer: int) -> None:
         errors.MismatchError,
         match=rf"(?s)Communication call 1 of replica {longer} has no partner: "
         r"all_reduce op=sum float32\[3\] at train.py:50.*"
-        rf"replica {1 - longer}: 1 calls, the last one: .*train.py:4 in step_fn"
+        rf"replica {1 - longer}: 1 call, the last one: .*train.py:4 in step_fn"
         r".*Fix: .*same calls in the same order",
     ):
         match.check(calls)
@@ -318,7 +318,7 @@ def test_a_call_of_a_group_is_named_with_the_group() -> None:
     with pytest.raises(
         errors.MismatchError,
         match=r"(?s)^Communication call 1 of group \[0, 2\] of replica 0 has no partner"
-        r".*replica 0: 1 calls.*replica 2: 0 calls\n",
+        r".*replica 0: 1 call.*replica 2: 0 calls\n",
     ) as caught:
         match.check(calls)
     assert "replica 1" not in str(caught.value)
