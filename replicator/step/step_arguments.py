@@ -40,7 +40,8 @@ def check(request: Request) -> None:
         )
     if request.by_value:
         _check_values(request)
-    if request.inputs is None and request.input_mode == "global_batch":
+    no_source = request.inputs is None and request.args
+    if no_source and request.input_mode == "global_batch":
         raise errors.InputError(
             errors.compose(
                 'input_mode="global_batch" splits the elements of input_fn, and there '

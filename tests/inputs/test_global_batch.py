@@ -242,6 +242,15 @@ def test_args_alone_are_not_a_global_batch() -> None:
             call(lambda x, y: tf.shape(x), args=(x, x), input_mode="global_batch")
 
 
+@pytest.mark.parametrize("op", ["mean", "sum"])
+def test_a_step_without_inputs_has_nothing_to_split(op: str) -> None:
+    """As in a program whose Replicator splits what its other steps get."""
+    repl = helpers.make(2, input_mode="global_batch")
+    for run in (repl.run, tf.function(repl.run)):
+        result = run(lambda: repl.all_reduce(float(repl.replica_id), op))
+        assert float(result) == {"mean": 0.5, "sum": 1.0}[op]
+
+
 ARGS = {
     "rows": (lambda y: y, True),
     "a tensor's rows": (tf.constant, True),
