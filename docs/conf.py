@@ -68,7 +68,7 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!replicator\.).*")]
 # Our types that user programs never name.
 nitpick_ignore = [
-    ("py:class", "replicator.compressors.memory.Place"),
+    ("py:class", "replicator.compressors.memory.StateStore"),
     ("py:class", "replicator.graph.ir.placeholder.OperandPolicy"),
     ("py:class", "replicator.cluster.description.Description"),
     ("py:class", "replicator._tf.autograph.LeftAsItIs"),

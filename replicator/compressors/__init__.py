@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressors: shrink gradients while they travel between replicas."""
+"""Compressors: shrink gradients on their way between replicas."""
 
 from replicator.compressors.base import Compressor, Sums
 from replicator.compressors.cast import BF16, FP16

@@ -2,10 +2,10 @@
 """The public all_reduce, which takes an optional compressor.
 
 Its gradient is that of the exact all_reduce and is not compressed. Rounding has a
-derivative of zero almost everywhere, with which nothing could be trained, so it counts
-as the identity (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432);
-and a residual that is fed back into the next step has no dual in this one. To send
-gradients compressed, give a compressor to the wrapped optimizer.
+derivative of zero almost everywhere, which would stop training, so it counts as the
+identity (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432); and a
+residual that is fed back into the next step has no dual in this one. To compress
+gradients, pass a compressor to the wrapped optimizer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator import errors
 from replicator.compressors import reducing, specs
 from replicator.compressors.kept import Kept, place_of
-from replicator.compressors.memory import Place
+from replicator.compressors.memory import StateStore
 from replicator.primitives import (
     algorithms,
     base,
@@ -85,8 +85,8 @@ def all_reduce(
         ContextError: Called outside a step.
     """
     weight = exact.weight_of(op, weight)
-    kept = compressor if isinstance(compressor, Kept) else None
-    active = kept.compressor if kept else specs.compressor("all_reduce", compressor)
+    holder = compressor if isinstance(compressor, Kept) else None
+    active = holder.compressor if holder else specs.compressor("all_reduce", compressor)
     if active is None:
         return exact.all_reduce(value, op, weight, group, algorithm)
     members = groups.members("all_reduce", group)
@@ -113,11 +113,18 @@ def all_reduce(
     if weight is not None:
         weight = exact.as_weight("all_reduce", weight)
         leaves, complete = by_hand.of_mean(leaves, weight, members)
-    if kept is not None:
-        place = place_of(kept)
+    if holder is not None:
+        place = place_of(holder)
     else:
-        place = Place(tf.Module(name="all_reduce"), "all_reduce")
-    call = reducing.Call(*(op, members, weight, place, algorithm), differentiable=True)
+        place = StateStore(tf.Module(name="all_reduce"), "all_reduce")
+    call = reducing.ReduceArguments(
+        op=op,
+        members=members,
+        weight=weight,
+        place=place,
+        algorithm=algorithm,
+        differentiable=True,
+    )
     reduced = reducing.reduce(call, leaves, [active] * len(leaves))
     if complete:
         weighing.note_combined(reduced, op, members)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of compressors, ours and users' own.
+"""The base class of compressors, the library's and users' own.
 
 A compressor sums tensors over the replicas. For a mean, each replica's tensors are
 scaled to its share beforehand, with weights or without. A compressor builds its
@@ -70,8 +70,8 @@ class Compressor:
         array([ 4., -4.], dtype=float32)
 
     Attributes:
-        rows: The dtype in which rows of sparse gradients are sent; None: their own.
-        owes: Whether it keeps what it has not sent.
+        rows: The dtype in which rows of sparse gradients are sent; None: unchanged.
+        owes: Whether it keeps what it has not sent, to send it later.
     """
 
     rows: ClassVar[tf.DType | None] = None
@@ -207,18 +207,21 @@ class Compressor:
         return restored
 
 
-def checked(compressor: Compressor, tensors: Sequence[tf.Tensor], made: Any) -> Sums:
-    """Returns what `reduce` of a compressor, which may be a user's class, returned.
+def checked(compressor: Compressor, tensors: Sequence[tf.Tensor], result: Any) -> Sums:
+    """Checks what a compressor's `reduce` returned, since it may be a user's class.
 
     Args:
         compressor: The compressor.
-        tensors: What it was given to sum.
-        made: What it returned.
+        tensors: The tensors passed to `reduce`.
+        result: What it returned.
+
+    Returns:
+        The result.
 
     Raises:
-        ArgumentError: It is no Sums of tensors like these.
+        ArgumentError: The result is not a Sums of tensors like these.
     """
-    sums = Sums(list(getattr(made, "totals", ())), list(getattr(made, "sent", ())))
+    sums = Sums(list(getattr(result, "totals", ())), list(getattr(result, "sent", ())))
     if all(
         len(values) == len(tensors) and all(map(_is_like, values, tensors))
         for values in (sums.totals, sums.sent)
@@ -226,18 +229,18 @@ def checked(compressor: Compressor, tensors: Sequence[tf.Tensor], made: Any) -> 
         return sums
     raise errors.ArgumentError(
         errors.compose(
-            f"reduce of {type(compressor).__name__} returned {errors.shown(made)}.",
+            f"reduce of {type(compressor).__name__} returned {errors.shown(result)}.",
             [f"at {errors.user_line()}"],
             "return a Sums whose `totals` and `sent` match the tensors.",
         )
     )
 
 
-def _is_like(made: Any, tensor: tf.Tensor) -> bool:
+def _is_like(value: Any, tensor: tf.Tensor) -> bool:
     return (
-        tf.is_tensor(made)
-        and made.dtype == tensor.dtype
-        and made.shape.is_compatible_with(tensor.shape)
+        tf.is_tensor(value)
+        and value.dtype == tensor.dtype
+        and value.shape.is_compatible_with(tensor.shape)
     )
 
 

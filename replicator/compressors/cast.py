@@ -2,7 +2,7 @@
 """Casts: tensors are sent as 16-bit floats.
 
 Without error feedback this is an all_reduce of 16-bit floats, which sums in float32 and
-rounds the sum once more. With error feedback nothing may get lost: tensors needed only
+rounds the sum once more. With error feedback nothing may be lost: tensors needed only
 by a variable's owner are gathered there and summed in float32; tensors needed by all
 replicas are summed in slices, one per replica, and each replica keeps the rounding
 error of its sum.

@@ -36,11 +36,11 @@ def truth(what: str, name: str, value: Any) -> None:
         raise bad(what, name, value, "True or False")
 
 
-def bad(what: str, name: str, value: Any, wanted: str) -> errors.ArgumentError:
+def bad(what: str, name: str, value: Any, expected: str) -> errors.ArgumentError:
     """Returns the error for an invalid option of a compressor."""
     return errors.ArgumentError(
         errors.compose(
             f"the compressor {what} was given {name}={errors.shown(value)}.",
-            fix=f"{name} is {wanted}.",
+            fix=f"{name} is {expected}.",
         )
     )

@@ -2,8 +2,8 @@
 """Error feedback: what is not sent in one step is sent later.
 
 Each replica keeps what its compressor did not send, the residual, and adds it to what
-it sends in the next step. So the sum over all steps of what was sent, plus the
-replicas' residuals, is the sum of what was to be sent.
+it sends in the next step. So what was sent in all steps, plus the replicas' residuals,
+adds up to what was to be sent.
 
 Sources: Seide et al. 2014, 1-bit stochastic gradient descent; Karimireddy et al. 2019,
 Error feedback fixes SignSGD (arXiv:1901.09847).
@@ -74,16 +74,16 @@ class ErrorFeedback(Compressor):
         if link.size == 1:
             sums = Sums(targets, targets)
         else:
-            made = self.compressor.reduce(
+            result = self.compressor.reduce(
                 targets, dataclasses.replace(link, keeps_rest=True)
             )
-            sums = checked(self.compressor, targets, made)
+            sums = checked(self.compressor, targets, result)
         errors = [
             target - sent for target, sent in zip(targets, sums.sent, strict=True)
         ]
         # Finite tensors may overflow in the sum with the residual, or in products.
         finite = tf.stack([tf.reduce_all(tf.math.is_finite(error)) for error in errors])
         is_spoilt = link.is_spoilt | ~tf.reduce_all(finite)
-        for residual, previous, error in zip(residuals, fed_back, errors, strict=True):
-            residual.write(link.unscaled(tf.where(is_spoilt, previous, error)))
+        for residual, old, new in zip(residuals, fed_back, errors, strict=True):
+            residual.write(link.unscaled(tf.where(is_spoilt, old, new)))
         return sums

@@ -14,7 +14,7 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator.compressors import specs
 from replicator.compressors.base import Compressor
-from replicator.compressors.memory import Memory, Place
+from replicator.compressors.memory import Memory, StateStore
 
 
 class Kept(tf.Module):
@@ -54,19 +54,21 @@ class Kept(tf.Module):
             )
         self.compressor: Compressor = parsed
         self._memory = Memory()
-        self._places: dict[Any, Place] = {}
+        self._places: dict[Any, StateStore] = {}
 
-    def _place(self) -> Place:
+    def _place(self) -> StateStore:
         replica = context.require("all_reduce")
         number = replica.count(("kept", id(self)))
         graph = replica.build.graph
         key = number, None if graph.building_function else graph
         if key not in self._places:
             group = self._memory.group(f"call {number}")
-            self._places[key] = Place(group, "all_reduce", replica.creating_for_all)
+            self._places[key] = StateStore(
+                group, "all_reduce", replica.creating_for_all
+            )
         return self._places[key]
 
 
-def place_of(kept: Kept) -> Place:
-    """Returns where the current call keeps its state, in one replica's step."""
+def place_of(kept: Kept) -> StateStore:
+    """Returns the store for the state of the current call, in one replica's step."""
     return kept._place()

@@ -40,10 +40,11 @@ class Link(State):
         members: The ids of the participating replicas, in order.
         policies: The variable of each tensor, and the replica that needs it.
         names: One name per tensor, unique within the call.
-        place: Where variables are kept.
+        place: Holds the variables.
         algorithm: How sums are computed, one of ALGORITHM_NAMES; None: the cheapest.
-        keeps_rest: Whether the part that is not sent is kept. The received totals must
-            then equal the sum of what the replicas report as sent, rounding included.
+        keeps_rest: Whether the part that is not sent is kept for later. The received
+            totals must then equal the sum of what the replicas report as sent, rounding
+            included.
         scale: The loss scale by which the tensors are multiplied, a scalar; or None.
         is_spoilt: Whether any replica's tensors are not finite, a bool or a scalar:
             the step will make no update, or none of use.
@@ -77,7 +78,7 @@ class Link(State):
         return len(self.members)
 
     def of(self, places: Sequence[int]) -> Link:
-        """Returns the link for some of the tensors.
+        """Returns a link for a subset of the tensors.
 
         Example:
             >>> from replicator import compressors

@@ -6,8 +6,8 @@ replicas they are restored bit for bit; with another, the first replica gets the
 all. A variable that is equal on all replicas is saved once.
 
 The variables of a wrapped optimizer are found by the signature of its gradients, as the
-sums of optimizers/accumulators.py are; so nothing depends on which gradients travel
-together.
+sums of optimizers/accumulators.py are; so nothing depends on how gradients are put into
+buckets.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Memory(Numbered):
         super().__init__(name="compression")
 
 
-class Place:
-    """Where one call of an optimizer, or of all_reduce, keeps its state.
+class StateStore:
+    """Holds the compressors' state for one call of an optimizer, or of all_reduce.
 
     Args:
         group: Holds the variables, and is in checkpoints.
-        owner: The name of the optimizer or function that keeps them.
+        owner: The name of the optimizer or function that uses them.
         creating: Returns a context in which variables are created, each once for all
             replicas. None: in the step, where the replicas' variables are one.
 
     Attributes:
-        group: The module given.
+        group: The module that holds the variables.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Place:
             like: A tensor of its dtype and shape.
 
         Raises:
-            ArgumentError: The shape is not static, or not that of the kept residual.
+            ArgumentError: The shape is not static, or not that of the stored residual.
         """
         if not like.shape.is_fully_defined():
             raise errors.ArgumentError(
@@ -94,12 +94,12 @@ class Place:
             return variable
 
         residual = self._recall(name, make)
-        kept_shape = residual.shape[1:]
-        if (residual.dtype, kept_shape) != (like.dtype, like.shape):
+        stored_shape = residual.shape[1:]
+        if (residual.dtype, stored_shape) != (like.dtype, like.shape):
             raise errors.ArgumentError(
                 errors.compose(
                     f"{self.owner} keeps the residual of a tensor {residual.dtype.name}"
-                    f"{kept_shape}, but now compresses one {like.dtype.name}"
+                    f"{stored_shape}, but now compresses one {like.dtype.name}"
                     f"{like.shape} in its place.",
                     [f"at {errors.user_line()}"],
                     "give each step_fn a Kept of its own; in a compressor of your own, "
@@ -136,7 +136,7 @@ class Place:
         )
 
     def _recall(self, name: str, make: Callable[[], Any]) -> Any:
-        """Returns the object kept under a name; creates or restores it if needed."""
+        """Returns the object stored under a name; creates or restores it if needed."""
         if not hasattr(self.group, name):
             with self._creating(), tf.init_scope():
                 created = make()
@@ -150,7 +150,7 @@ class Place:
         initial: Callable[[], tf.Tensor],
         shape: Sequence[int | None] | None = None,
         dtype: tf.DType | None = None,
-        **own: Any,
+        **options: Any,
     ) -> tf.Variable:
         with tf.name_scope(self.owner), tf.name_scope("compression"):
             return tf.compat.v1.Variable(
@@ -160,7 +160,7 @@ class Place:
                 trainable=False,
                 name=f"{self.group.name}/{name}",
                 use_resource=True,
-                **own,
+                **options,
             )
 
 

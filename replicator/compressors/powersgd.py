@@ -83,19 +83,19 @@ class PowerSGD(Compressor):
         return Sums(results[:count], results[count:])
 
     def _compressed(
-        self, tensors: Sequence[tf.Tensor], link: Link, turn: tf.Tensor | None
+        self, tensors: Sequence[tf.Tensor], link: Link, step: tf.Tensor | None
     ) -> Sums:
         """Sums tensors by their factors.
 
         Args:
             tensors: The tensors.
             link: Communicates and holds state.
-            turn: How many times this was done before; None if nothing depends on it.
+            step: The number of earlier calls; None if nothing depends on it.
         """
         thick = self._thick(tensors)
         thin = [k for k in range(len(tensors)) if k not in thick]
         matrices = [_matrix(tensors[k]) for k in thick]
-        right = [self._right(k, tensors[k], link, turn) for k in thick]
+        right = [self._right(k, tensors[k], link, step) for k in thick]
         left = [m @ q for m, q in zip(matrices, right, strict=True)]
         received = link.sum(
             [*left, *(tensors[k] for k in thin)], [*[None] * len(thick), *thin]
@@ -127,13 +127,13 @@ class PowerSGD(Compressor):
         ]
 
     def _right(
-        self, k: int, tensor: tf.Tensor, link: Link, turn: tf.Tensor | None
+        self, k: int, tensor: tf.Tensor, link: Link, step: tf.Tensor | None
     ) -> tf.Tensor:
         """Returns the Q that a step starts with."""
         if self.warm_start:
             return self._factor(k, tensor, link).read_value()
         shape = [_sizes(tensor)[1], self.rank]
-        seed = tf.stack([tf.constant(k, tf.int64), turn])
+        seed = tf.stack([tf.constant(k, tf.int64), step])
         return tf.random.stateless_normal(shape, seed, dtype=tensor.dtype)
 
     def _factor(self, k: int, tensor: tf.Tensor, link: Link) -> tf.Variable:
@@ -144,7 +144,7 @@ class PowerSGD(Compressor):
         )
 
     def _keep(self, k: int, tensor: tf.Tensor, q: tf.Tensor, link: Link) -> None:
-        """Keeps the directions of Q for the next step, except columns unusable there.
+        """Stores the directions of Q for the next step, except of unusable columns.
 
         For a column that is zero or not finite, the previous direction stays: the next
         gradients may have something in it.

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from replicator.compressors.base import Compressor, checked
 from replicator.compressors.link import Link
-from replicator.compressors.memory import Place
+from replicator.compressors.memory import StateStore
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.primitives import all_gather, all_reduce, base, sparse
 
@@ -27,14 +27,14 @@ Leaf: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """One call that reduces several tensors, on the replica being built.
+class ReduceArguments:
+    """The arguments that all tensors of one call share, on the replica being built.
 
     Attributes:
         op: "sum" or "mean".
         members: The participating replicas.
         weight: This replica's weight in a mean; None: all weigh the same.
-        place: Where compressors keep their state.
+        place: Holds the compressors' state.
         algorithm: How sums are computed; None: the cheapest.
         scale: The loss scale by which gradients are multiplied, or None.
         differentiable: Whether results have gradients, as if the sums were exact.
@@ -43,7 +43,7 @@ class Call:
     op: str
     members: tuple[int, ...]
     weight: tf.Tensor | None
-    place: Place
+    place: StateStore
     algorithm: str | None = None
     scale: tf.Tensor | None = None
     differentiable: bool = False
@@ -57,7 +57,7 @@ def can_compress(compressor: Compressor | None, leaf: Leaf) -> bool:
 
 
 def reduce(
-    call: Call,
+    call: ReduceArguments,
     leaves: Sequence[Leaf],
     compressors: Sequence[Compressor | None],
     policies: Sequence[OperandPolicy] | None = None,
@@ -65,7 +65,7 @@ def reduce(
     """Reduces tensors, each by its compressor or uncompressed.
 
     Args:
-        call: What is common to all tensors.
+        call: The arguments that all tensors share.
         leaves: Any number of dense and sparse tensors.
         compressors: One per tensor; None: uncompressed.
         policies: The variable of each tensor, and how it is communicated.
@@ -83,7 +83,9 @@ def reduce(
     uncompressed = [k for k, compressor in enumerate(applied) if compressor is None]
     if uncompressed:
         reduced = all_reduce.combine(
-            *([leaves[k] for k in uncompressed], call.op, call.weight),
+            [leaves[k] for k in uncompressed],
+            call.op,
+            call.weight,
             policies=[all_policies[k] for k in uncompressed],
             group=call.members,
             algorithm=call.algorithm,
@@ -115,11 +117,11 @@ def reduce(
 
 
 def _by_compressor(
-    chosen: Sequence[Compressor | None],
+    compressors: Sequence[Compressor | None],
 ) -> list[tuple[Compressor, list[int]]]:
     """Groups the indices of tensors by their compressor."""
     groups: list[tuple[Compressor, list[int]]] = []
-    for k, compressor in enumerate(chosen):
+    for k, compressor in enumerate(compressors):
         if compressor is None:
             continue
         for other, indices in groups:
@@ -133,7 +135,7 @@ def _by_compressor(
     return groups
 
 
-def _is_spoilt(call: Call, leaves: Sequence[Leaf]) -> tf.Tensor:
+def _is_spoilt(call: ReduceArguments, leaves: Sequence[Leaf]) -> tf.Tensor:
     """Returns whether any replica that does not weigh 0 has inf or NaN."""
     values = [x.values if isinstance(x, tf.IndexedSlices) else x for x in leaves]
     finite = [tf.reduce_all(tf.math.is_finite(x)) for x in values if x.dtype in _DTYPES]
@@ -146,7 +148,7 @@ def _is_spoilt(call: Call, leaves: Sequence[Leaf]) -> tf.Tensor:
     return count > 0
 
 
-def _share(call: Call) -> tf.Tensor | None:
+def _share(call: ReduceArguments) -> tf.Tensor | None:
     """Returns the factor that scales a replica's tensors to its share of the result.
 
     Residuals are parts of such shares, so they stay right when weights change.
@@ -204,14 +206,14 @@ def _with_exact_gradients(
     """Returns the totals, with the gradients of the exact sums of the shares."""
 
     @tf.custom_gradient
-    def made(*_: tf.Tensor) -> Any:
+    def exact(*_: tf.Tensor) -> Any:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            arrived = [tf.convert_to_tensor(d) for d in upstream]
-            return all_reduce.reduce_dense(arrived, "sum", group=link.members)
+            gradients = [tf.convert_to_tensor(d) for d in upstream]
+            return all_reduce.reduce_dense(gradients, "sum", group=link.members)
 
         return list(map(tf.identity, totals)), gradient
 
-    return made(*shares)
+    return exact(*shares)
 
 
 def _reduce_rows(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of 16-bit floats whose rounding errors are all kept.
+"""Sums of 16-bit floats that return all of their rounding errors.
 
 Each replica sums one slice in float32 and sends the rounded result to all: twice as
 many messages as an all_reduce, and as many bytes. The rounding error of a sum is known
@@ -44,7 +44,7 @@ def add_up(
         float32, the rounding errors of this replica's slice, with zeros elsewhere. Over
         all replicas they add up to the whole error.
     """
-    buckets = _together(tensors, link)
+    buckets = _bucketed(tensors, link)
     packs = [_Pack([tensors[k] for k in bucket]) for bucket in buckets]
     rows = [pack.rows(link.size) for pack in packs]
     slice_ids = tf.range(link.size)[:, tf.newaxis]  # tells each replica its slice
@@ -57,14 +57,14 @@ def add_up(
         buckets, packs, sums, link.collect(small), strict=True
     ):
         error = exact - tf.cast(rounded, tf.float32)
-        split = pack.apart(rounded), pack.apart(tf.where(is_mine, error, 0.0))
-        for k, total, error_part in zip(bucket, *split, strict=True):
+        pieces = pack.split(rounded), pack.split(tf.where(is_mine, error, 0.0))
+        for k, total, error_part in zip(bucket, *pieces, strict=True):
             totals[k], rounding_errors[k] = total, error_part
     return totals, rounding_errors
 
 
-def _together(tensors: Sequence[tf.Tensor], link: Link) -> list[list[int]]:
-    """Returns which tensors travel together: small ones of the same bucket."""
+def _bucketed(tensors: Sequence[tf.Tensor], link: Link) -> list[list[int]]:
+    """Groups the tensors into packs: small ones that share a bucket."""
     flat = [[tf.reshape(tensor, [-1])] for tensor in tensors]
     fusion = context.require("a compressor").build.options.fusion
     buckets = [policy.bucket for policy in link.policies]
@@ -87,7 +87,7 @@ class _Pack:
             padded = tf.pad(flat, [[0, -size % count]])
         return tf.reshape(padded, [count, -1])
 
-    def apart(self, rows: tf.Tensor) -> list[tf.Tensor]:
+    def split(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Splits the rows into tensors of the original shapes."""
         flat = tf.reshape(rows, [-1])
         sizes = [

@@ -53,7 +53,7 @@ def parse(spec: str) -> Compressor | None:
         node = ast.parse(spec.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _bad(spec, "cannot be read") from None
-    value = _made(spec, node)
+    value = _evaluated(spec, node)
     if not isinstance(value, Compressor):
         raise _bad(spec, "is not a compressor")
     return value
@@ -96,47 +96,46 @@ def text(compressor: Compressor | None) -> str:
     return f"{name}({', '.join(options)})" if options else name
 
 
-def compressor(what: str, given: Any) -> Compressor | None:
+def compressor(what: str, argument: Any) -> Compressor | None:
     """Returns a user's compressor argument: a Compressor, its text, or None.
 
     Args:
         what: The object it is passed to, for messages.
-        given: The user's argument.
+        argument: The user's argument.
 
     Raises:
         ArgumentError: It is none of these.
     """
-    if given is None or isinstance(given, Compressor):
-        return given
-    if isinstance(given, str):
-        return parse(given)
-    shown = errors.shown(given)
+    if argument is None or isinstance(argument, Compressor):
+        return argument
+    if isinstance(argument, str):
+        return parse(argument)
     hint = ""
-    if isinstance(given, tf.Module):
+    if isinstance(argument, tf.Module):
         hint = " A Kept is for all_reduce; optimizers keep this state themselves."
-    if inspect.isclass(given) and issubclass(given, Compressor):
-        hint = f" Create an instance: {given.__name__}()."
+    if inspect.isclass(argument) and issubclass(argument, Compressor):
+        hint = f" Create an instance: {argument.__name__}()."
     raise errors.ArgumentError(
         errors.compose(
-            f"{what} was given compressor={shown}.",
+            f"{what} was given compressor={errors.shown(argument)}.",
             [f"at {errors.user_line()}"],
             f"pass a Compressor, or a text: {_listed()}.{hint}",
         )
     )
 
 
-def _made(spec: str, node: ast.expr) -> Any:
+def _evaluated(spec: str, node: ast.expr) -> Any:
     """Evaluates one node of a text."""
     if isinstance(node, ast.Name | ast.Call):
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-        return _called(spec, call)
+        return _constructed(spec, call)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise _bad(spec, "has an option that is not a plain value") from None
 
 
-def _called(spec: str, call: ast.Call) -> Compressor:
+def _constructed(spec: str, call: ast.Call) -> Compressor:
     """Returns the compressor of a name with or without options."""
     name = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
     cls = CLASSES.get(name)
@@ -157,7 +156,7 @@ def _called(spec: str, call: ast.Call) -> Compressor:
         raise _bad(spec, f"has an option of {name} twice")
     if "compressor" in fields and not options:
         raise _bad(spec, f"has {name} without a compressor")
-    return cls(**{str(k): _made(spec, value) for k, value in options.items()})
+    return cls(**{str(k): _evaluated(spec, value) for k, value in options.items()})
 
 
 def _bad(spec: Any, problem: str) -> errors.ArgumentError:

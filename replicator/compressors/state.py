@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """State: what a compressor keeps from step to step, in one call of a replica.
 
-The base of Link. The variables behind it, and how checkpoints hold them, are in
-memory.py.
+The base of Link. memory.py has the variables that hold it, and how checkpoints save
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
-from replicator.compressors.memory import Place, Residual
+from replicator.compressors.memory import Residual, StateStore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,12 +24,12 @@ class State:
 
     Attributes:
         names: One name per tensor, unique within the call.
-        place: Where variables are kept.
+        place: Holds the variables.
         scale: The loss scale by which the tensors are multiplied, a scalar; or None.
     """
 
     names: tuple[str, ...]
-    place: Place
+    place: StateStore
     scale: tf.Tensor | None = None
 
     def residual(self, k: int, like: tf.Tensor) -> Residual:

@@ -81,5 +81,5 @@ def _size(tensor: tf.Tensor) -> int | tf.Tensor:
     return tf.size(tensor) if static_size is None else static_size
 
 
-def _added(total: tf.Tensor, values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    return tf.tensor_scatter_nd_add(total, places[:, tf.newaxis], values)
+def _added(total: tf.Tensor, values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    return tf.tensor_scatter_nd_add(total, indices[:, tf.newaxis], values)

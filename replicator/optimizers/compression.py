@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator import context
 from replicator.compressors import reducing, specs
 from replicator.compressors.base import Compressor
-from replicator.compressors.memory import Memory, Place
+from replicator.compressors.memory import Memory, StateStore
 from replicator.graph.ir.placeholder import OperandPolicy
 from replicator.optimizers.accumulators import Gradient, facts_of
 from replicator.primitives import all_reduce
@@ -40,7 +40,7 @@ class Compression:
         self.is_tracked = False
         self._compressor = compressor
         self._name = name
-        self._places: dict[Hashable, tuple[Hashable, Place]] = {}
+        self._places: dict[Hashable, tuple[Hashable, StateStore]] = {}
 
     def of(
         self, variables: Sequence[Any], gradients: Sequence[Gradient]
@@ -79,8 +79,8 @@ class Compression:
         op: str,
         gradients: Sequence[Gradient],
         creating: Callable[[], Any],
-    ) -> Place:
-        """Returns the place that holds what is remembered of some gradients.
+    ) -> StateStore:
+        """Returns the store that holds what is remembered of some gradients.
 
         Args:
             key: Identifies what they are gradients of; all steps that pass gradients of
@@ -97,7 +97,7 @@ class Compression:
             if place is not None:
                 self.memory.forget(place.group)
             facts = repr((op, *map(facts_of, gradients)))
-            place = Place(self.memory.group(facts), self._name, creating)
+            place = StateStore(self.memory.group(facts), self._name, creating)
             self._places[key] = shapes, place
         return place
 
@@ -145,5 +145,5 @@ class Reducer:
             self.key, self.shapes, op, gradients, self.creating
         )
         members = context.require("a compressor").build.world.everyone
-        call = reducing.Call(op, members, weight, place, scale=self.scale())
+        call = reducing.ReduceArguments(op, members, weight, place, scale=self.scale())
         return reducing.reduce(call, gradients, self.compressors, self.policies)

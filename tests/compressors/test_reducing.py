@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import replicator
 from replicator import compressors
 from replicator.compressors import reducing
-from replicator.compressors.memory import Memory, Place
+from replicator.compressors.memory import Memory, StateStore
 from tests import helpers
 
 
@@ -82,13 +82,13 @@ def test_results_are_in_the_order_of_tensors(op: str, weights: Any) -> None:
     chosen = [noted, None, other, noted][: len(values)]
     cast = compressors.parse("bf16")
     repl = helpers.make(2)
-    place = Place(Memory().group("x"), "all_reduce")
+    place = StateStore(Memory().group("x"), "all_reduce")
 
     def step_fn(r: tf.Tensor, weight: tf.Tensor) -> Any:
         row = tf.cast(tf.fill([1, 2], r + 1), tf.float32)
         rows = tf.IndexedSlices(row, r[None], tf.constant([3, 2]))
         leaves = [*(tf.gather(tf.constant(x), r) for x in values), rows]
-        call = reducing.Call(op, (0, 1), weight if weights else None, place)
+        call = reducing.ReduceArguments(op, (0, 1), weight if weights else None, place)
         found = reducing.reduce(call, leaves, [*chosen, cast])
         return list(map(tf.convert_to_tensor, found))
 
