@@ -12,6 +12,7 @@ them on devices of other processes (on_hosts.py), `--gpus` on GPUs (gpus.py).
 
 import ast
 import contextlib
+import itertools
 import os
 import signal
 import zlib
@@ -29,6 +30,7 @@ from replicator._tf import choice
 from tests import gpus, helpers, on_hosts, refusals, repeatable, sampling
 
 NUM_CPUS = 8
+_NOTE = "refused"  # the property of a test's report that --note-refused collects
 _STEPS = "steps_per_call"  # not an option of Replicator, but how tests run steps
 
 tf.config.set_logical_device_configuration(
@@ -95,7 +97,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _OPTIONS = pytest.StashKey[list[str]]()  # a test's options, "NAME=VALUE"
 _REFUSED = pytest.StashKey[refusals.Refused]()
 _SERVERS = pytest.StashKey[contextlib.ExitStack]()  # closed at the end of the session
-_OUTCOMES = pytest.StashKey[dict[str, bool]]()  # whether each test was refused
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -109,7 +110,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for assignment in config.getoption("--with"):
         _value(assignment)
     config.stash[_REFUSED] = refusals.Refused.read()
-    config.stash[_OUTCOMES] = {}
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -208,7 +208,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
     if config.getoption("--note-refused"):
         refused = refusals.refuses(chosen[0], error)
         refused = refused and not refusals.asked(chosen[0], error)
-        config.stash[_OUTCOMES][pyfuncitem.nodeid] = refused
+        pyfuncitem.user_properties.append((_NOTE, refused))
         return
     listed = config.stash[_REFUSED].options(pyfuncitem.nodeid, chosen)
     wrong = refusals.verdict(listed, chosen, error)
@@ -219,12 +219,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Writes the list of refused tests, if requested; stops the servers."""
-    config = session.config
-    config.stash[_SERVERS].close()
+    """Stops the servers."""
+    session.config.stash[_SERVERS].close()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Writes the list of refused tests, if requested: what all processes ran."""
     if config.getoption("--note-refused"):
         (option,) = config.getoption("--with")
-        config.stash[_REFUSED].note(option, config.stash[_OUTCOMES])
+        reports = itertools.chain.from_iterable(terminalreporter.stats.values())
+        tests = [(r.nodeid, dict(getattr(r, "user_properties", ()))) for r in reports]
+        outcomes = {name: notes[_NOTE] for name, notes in tests if _NOTE in notes}
+        config.stash[_REFUSED].note(option, outcomes)
 
 
 @pytest.fixture(params=["v2", "v1"])
