@@ -94,7 +94,7 @@ def test_require_names_what_was_called_and_the_way_out() -> None:
 
 
 def test_threads_do_not_see_each_others_replica() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     seen: list[Any] = []
 
     def step_fn() -> None:
@@ -107,7 +107,7 @@ def test_threads_do_not_see_each_others_replica() -> None:
 
 
 def test_threads_may_build_at_the_same_time() -> None:
-    repls = [helpers.make(2) for _ in range(3)]
+    repls = [helpers.make(2, build="trace") for _ in range(3)]
     barrier = threading.Barrier(3)
     results: dict[int, list[float]] = {}
 

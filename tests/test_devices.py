@@ -41,7 +41,7 @@ def test_names_are_completed(names):
 
 
 def test_replicas_are_in_the_order_of_the_devices():
-    repl = replicator.Replicator(["CPU:3", "CPU:1"])
+    repl = replicator.Replicator(["CPU:3", "CPU:1"], build="trace")
     assert repl.devices == (_cpu(3), _cpu(1))
     placed = []
     repl.run(lambda: placed.append(tf.random.uniform([]).device))

@@ -177,7 +177,7 @@ class _World:
     """A step of `_Failing` in one of the three ways of running it."""
 
     def __init__(self, mode: str, names: Sequence[str], **options: Any) -> None:
-        repl = helpers.make(2, **options)
+        repl = helpers.make(2, build="trace", **options)
         if mode != "session":
             self.step = _Failing(repl, names)
             call = repl.build(self.step)

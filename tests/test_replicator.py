@@ -65,7 +65,7 @@ def test_a_replica_exists_in_a_step_only(name, where):
 
 
 def test_the_context_may_be_entered_in_a_step_and_twice():
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     with repl.context(), repl.context():
         outside = tf.Variable(1.0)
     variables = []
@@ -124,7 +124,7 @@ class _Equal:
 
 
 def test_a_bound_method_is_the_same_step_each_time():
-    repl, model = helpers.make(2), _Model()
+    repl, model = helpers.make(2, build="trace"), _Model()
     for k in range(3):
         values = repl.run(model.step, model.inputs)
         assert [int(v) for v in values] == [2 * k, 2 * k + 1]
@@ -135,7 +135,7 @@ def test_a_bound_method_is_the_same_step_each_time():
 
 
 def test_a_callable_object_is_a_step_and_one_that_is_equal_to_it_another():
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     inputs = _Model().inputs
     _Equal.traced = 0
     step = _Equal(5)
@@ -149,7 +149,7 @@ def test_a_callable_object_is_a_step_and_one_that_is_equal_to_it_another():
 
 def test_equal_partials_are_the_same_step():
     """functools.partial compares by identity; a new equal one continues the step."""
-    repl, model = helpers.make(2), _Model()
+    repl, model = helpers.make(2, build="trace"), _Model()
 
     def step_fn(scale, x, shift):
         model.traced += 1
@@ -169,7 +169,7 @@ def test_equal_partials_are_the_same_step():
 
 
 def test_build_gives_what_run_calls():
-    repl, model = helpers.make(2), _Model()
+    repl, model = helpers.make(2, build="trace"), _Model()
     step = repl.build(model.step, model.inputs)
     assert repl.build(model.step, model.inputs) is step
     assert repl.build(model.step, model.inputs, "per_worker") is not step
@@ -252,7 +252,7 @@ def test_a_replicator_is_refused_in_the_step_of_another(name, others):
 def test_an_optimizer_is_refused_where_the_replicator_that_wrapped_it_does_not_run(
     family,
 ):
-    one, two, three = helpers.make(2), helpers.make(2), helpers.make(3)
+    one, two, three = helpers.make(2, build="trace"), helpers.make(2, build="trace"), helpers.make(3)
     with three.context():
         optimizer = three.wrap_optimizer(
             tf.keras.optimizers.SGD(0.5)

@@ -160,7 +160,7 @@ def test_saving_leaves_the_replicas_as_they_were(tmp_path: pathlib.Path) -> None
 def test_loading_under_the_context_replicates(tmp_path: pathlib.Path) -> None:
     original = Regression()
     tf.saved_model.save(original, str(tmp_path / "saved"))
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     with repl.context():
         loaded = tf.saved_model.load(str(tmp_path / "saved"))
     np.testing.assert_allclose(loaded.predict(X), original.predict(X))

@@ -63,7 +63,7 @@ def test_an_error_in_a_step_is_as_short_as_in_a_function() -> None:
 
 
 def test_a_mismatch_is_its_message_and_a_few_frames() -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
 
     def step(x: tf.Tensor) -> tf.Tensor:
         return repl.all_reduce(x) if repl.replica_id == 0 else repl.all_gather(x)

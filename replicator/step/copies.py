@@ -198,8 +198,8 @@ def _columns(
     """Returns the tensors of the replicas' elements, [k][n], where they differ.
 
     Raises:
-        CloneError: Static shapes differ, and the ops that a step builds may depend on
-            them.
+        CloneError: Dtypes or static shapes differ, and the ops that a step builds may
+            depend on them.
     """
     flat = [tf.nest.flatten(element, expand_composites=True) for element in elements]
     tensors = zip(*flat, strict=True)
@@ -210,15 +210,14 @@ def _columns(
     ]
     for column in columns:
         for r, tensor in zip(replica_ids, column, strict=True):
-            # As text: unknown shapes are never equal.
-            if str(tensor.shape) != str(column[0].shape):
+            if _kind(tensor) != _kind(column[0]):
                 raise errors.CloneError(
                     errors.compose(
                         'with build="clone", all replicas must be fed tensors of one '
-                        "static shape.",
+                        "dtype and static shape.",
                         [
-                            f"replica {replica_ids[0]}: {column[0].shape}",
-                            f"replica {r}: {tensor.shape}",
+                            f"replica {replica_ids[0]}: {_kind(column[0])}",
+                            f"replica {r}: {_kind(tensor)}",
                         ],
                         "let input_fn return equal shapes (for a Dataset, "
                         "drop_remainder=True). Arrays and tensors of a global batch "
@@ -229,3 +228,8 @@ def _columns(
                     )
                 )
     return columns
+
+
+def _kind(tensor: tf.Tensor) -> str:
+    """Returns dtype and static shape, as text: unknown shapes are never equal."""
+    return f"{tensor.dtype.name} {tensor.shape}"

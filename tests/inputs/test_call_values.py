@@ -302,7 +302,7 @@ def test_arrays_that_all_replicas_get_are_warned_of_once(
 
 
 def test_a_built_step_is_called_with_args() -> None:
-    repl, builds = helpers.make(2), []
+    repl, builds = helpers.make(2, build="trace"), []
 
     def step_fn(x: Any, y: Any) -> Any:
         builds.append(1)

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator._tf import choice, frames, graphs
 from replicator._tf import functions as tf_functions
 from replicator._tf import ops as tf_ops
@@ -236,7 +237,10 @@ class Template:
         start = graphs.operation_count(graph)
         definition = self._patched(new, functions)
         input_map = {f"{_IN}{k}:0": tensor for k, tensor in enumerate(inputs)}
-        ops = choice.import_nodes(graph, definition, input_map, scope)
+        try:
+            ops = choice.import_nodes(graph, definition, input_map, scope)
+        except (tf.errors.InvalidArgumentError, ValueError) as error:
+            raise self._unlike(str(error), scope) from None
         by_name = {op.name: n for n, op in enumerate(ops)}
         places = [by_name[scope + node.name] for node in definition.node]
         copies = [ops[n] for n in places]
@@ -250,6 +254,22 @@ class Template:
         for n, k in self._handles:
             tf_ops.copy_handle_data(self._ops[n].outputs[k], copies[n].outputs[k])
         return copies
+
+    def _unlike(self, found: str, scope: str) -> errors.CloneError:
+        """Returns the error for a copy that TensorFlow does not accept.
+
+        It infers the shapes of a copy anew: from constants that are the copy's own, say.
+        They have to be those that the ops of the first replica were built for.
+        """
+        named = [op for op in self._ops if f"{scope}{self._name(op)}'" in found]
+        return errors.CloneError(
+            errors.compose(
+                'with build="clone", a copy has not the static shapes of the first '
+                f"replica: {found}",
+                [f"at {errors.line_of(op)}" for op in named[:1]],
+                'build each replica separately with build="trace".',
+            )
+        )
 
     def _patched(self, new: facts.New, functions: Mapping[str, str]) -> Any:
         """Returns the nodes with the replica's own devices and attributes."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 import replicator
 from replicator import errors
 from replicator.graph.cloning import facts
+from replicator.graph.ir import differing
 from replicator.graph.passes import random
 from tests import helpers
 
@@ -79,8 +80,29 @@ def test_shapes_of_inputs_that_differ(repl: replicator.Replicator) -> None:
         return tf.zeros([3 if ctx.replica_id == 2 else 4])
 
     message = refused(repl, lambda x: x + 1.0, input_fn)
-    assert "replica 0: (4,)" in message
-    assert "replica 2: (3,)" in message
+    assert "replica 0: float32 (4,)" in message
+    assert "replica 2: float32 (3,)" in message
+
+
+def test_dtypes_of_inputs_that_differ(repl: replicator.Replicator) -> None:
+    args = replicator.PerReplica(1, 1, 2.0)
+    with pytest.raises(
+        errors.CloneError, match=r"replica 0: int32 \(\)\n.*replica 2: float32 \(\)"
+    ):
+        repl.run(lambda x: x, args=(args,))
+
+
+def test_static_shapes_that_a_copy_does_not_have(repl: replicator.Replicator) -> None:
+    """Python may have read them off the first replica's tensors."""
+
+    def step() -> tf.Tensor:
+        rows = differing.constant([1, 3, 2], 0)
+        x = tf.ones([4])[:rows]
+        return tf.reduce_sum(x) / x.shape[0]
+
+    message = refused(repl, step)
+    assert "has not the static shapes of the first replica" in message
+    assert "test_facts.py" in message
 
 
 def test_what_has_a_name_of_its_own_is_not_copied(repl: replicator.Replicator) -> None:

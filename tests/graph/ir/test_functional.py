@@ -64,7 +64,7 @@ def _own_id(ctx: replicator.InputContext) -> tf.Tensor:
 
 def test_it_is_on_in_the_context_the_scope_and_in_steps() -> None:
     seen = []
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     with tf.Graph().as_default():
         repl.run(lambda: seen.append(_is_on()))
         with repl.context():

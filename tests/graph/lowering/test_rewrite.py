@@ -132,7 +132,7 @@ def test_what_a_call_waits_for_every_result_waits_for(
     num_replicas: int, name: str, kind: str
 ) -> None:
     """A placeholder can be the only carrier of the user's control_dependencies."""
-    repl = helpers.make(num_replicas)
+    repl = helpers.make(num_replicas, build="trace")
     gates, after = [], []
 
     def step() -> tf.Tensor:

@@ -295,7 +295,7 @@ def hidden() -> Callable[[], tf.Tensor]:
 
 @pytest.mark.parametrize("make", [concrete, compiled, hidden])
 def test_seeds_that_cannot_be_separated_are_refused(make: Callable[[], Any]) -> None:
-    repl = helpers.make(2)
+    repl = helpers.make(2, build="trace")
     function = make()
 
     def step_fn() -> tf.Tensor:
@@ -307,6 +307,13 @@ def test_seeds_that_cannot_be_separated_are_refused(make: Callable[[], Any]) -> 
         r".*called at .*test_random.py:\d+ in step_fn.*Fix:.*Generator",
     ):
         repl.run(step_fn)
+
+
+@pytest.mark.parametrize("make", [concrete, compiled, hidden])
+def test_copies_of_functions_have_seeds_of_their_own(make: Callable[[], Any]) -> None:
+    function = make()
+    repl = helpers.make(3, build="clone")
+    assert_all_different([v.numpy() for v in repl.run(lambda: function())])
 
 
 def test_concrete_functions_without_seeds_are_fine() -> None:
