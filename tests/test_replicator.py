@@ -252,7 +252,11 @@ def test_a_replicator_is_refused_in_the_step_of_another(name, others):
 def test_an_optimizer_is_refused_where_the_replicator_that_wrapped_it_does_not_run(
     family,
 ):
-    one, two, three = helpers.make(2, build="trace"), helpers.make(2, build="trace"), helpers.make(3)
+    one, two, three = (
+        helpers.make(2, build="trace"),
+        helpers.make(2, build="trace"),
+        helpers.make(3),
+    )
     with three.context():
         optimizer = three.wrap_optimizer(
             tf.keras.optimizers.SGD(0.5)

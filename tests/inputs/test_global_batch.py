@@ -120,7 +120,8 @@ def test_copies_are_given_arrays_that_divide_or_a_dataset() -> None:
         return repl.all_reduce(tf.reduce_mean(x), "mean", repl.weight)
 
     with pytest.raises(
-        CloneError, match="(?s)one dtype and static shape.*Fix: .*must divide evenly .*Da"
+        CloneError,
+        match="(?s)one dtype and static shape.*Fix: .*must divide evenly .*Da",
     ):
         repl.run(step_fn, x, input_mode="global_batch")
     data = tf.data.Dataset.from_tensor_slices(x).batch(5)

@@ -38,7 +38,9 @@ def run(program: p.Program) -> tuple[Any, Any]:
         The registers and the gradients: a PerReplica of arrays for each. MISSING stands
         for a replica's missing value.
     """
-    repl = helpers.make(program.num_replicas, build="trace")  # programs ask who they are
+    repl = helpers.make(
+        program.num_replicas, build="trace"
+    )  # programs ask who they are
     with _ended_if_it_hangs():
         return helpers.run(program.mode, repl, lambda: step_of(program, repl))
 
