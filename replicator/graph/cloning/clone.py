@@ -258,8 +258,8 @@ class Template:
     def _unlike(self, found: str, scope: str) -> errors.CloneError:
         """Returns the error for a copy that TensorFlow does not accept.
 
-        It infers the shapes of a copy anew, from constants that are the copy's own, say.
-        They have to be those for which the first replica's ops were built.
+        It infers the shapes of a copy anew, from constants that are the copy's own, for
+        example. They have to be those for which the first replica's ops were built.
         """
         named = [op for op in self._ops if f"{scope}{self._name(op)}'" in found]
         return errors.CloneError(
