@@ -23,7 +23,19 @@ _LONGEST = 300  # characters of a value in a message
 
 
 class ReplicatorError(autograph.LeftAsItIs, Exception):
-    """The base class of every error that this library raises by itself."""
+    """The base class of every error that this library raises by itself.
+
+    Args:
+        problem: One sentence that says what is wrong; or the whole text, alone.
+        sites: As for `compose`.
+        fix: Likewise.
+    """
+
+    def __init__(
+        self, problem: str = "", sites: Sequence[str] | None = None, fix: str = ""
+    ) -> None:
+        is_whole = sites is None and not fix
+        super().__init__(problem if is_whole else compose(problem, sites, fix))
 
 
 class MismatchError(ReplicatorError, ValueError):

@@ -7,6 +7,8 @@ import ast
 import contextlib
 import linecache
 import pathlib
+import pickle
+import re
 from typing import Any
 
 import pytest
@@ -76,6 +78,19 @@ def test_a_message_is_a_problem_sites_and_a_fix():
     assert text == "It is wrong.\n  here\n  there\nFix: do this."
     assert errors.compose("It is wrong.", []) == "It is wrong."
     assert "test_errors.py:" in errors.compose("It is wrong.")  # the running line
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_an_error_composes_its_message(name: str) -> None:
+    error = getattr(errors, name)
+    expected = errors.compose("It is wrong.", ["here"], "do this.")
+    made = error("It is wrong.", ["here"], "do this.")
+    assert str(made) == str(pickle.loads(pickle.dumps(made))) == expected
+    here = str(error("It is wrong.", fix="do this."))
+    assert re.fullmatch(
+        r"It is wrong\.\n  at .*test_errors.py:.*\nFix: do this\.", here
+    )
+    assert str(error(expected)) == expected
 
 
 def test_lines_outside_of_the_working_directory_are_absolute(monkeypatch):
@@ -408,20 +423,22 @@ def test_variables_that_a_broken_step_made_are_its_own_in_the_next_try():
 
 
 def test_every_message_is_composed() -> None:
-    """`compose` adds the user's line and the fix."""
+    """An error of a problem and a fix, or of what `compose` returns."""
     raised = [
-        (path.name, node.lineno, node.args[0] if node.args else None)
+        (path.name, node)
         for path in pathlib.Path(errors.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and _is_error(node.func)
     ]
-    bare = [
-        (name, line)
-        for name, line, text in raised
-        if not (isinstance(text, ast.Call) and "compose" in ast.unparse(text.func))
-    ]
+    bare = [(name, ast.unparse(node)) for name, node in raised if not _says_more(node)]
     assert len(raised) > 60
     assert not bare
+
+
+def _says_more(node: ast.Call) -> bool:
+    (text, *others) = node.args
+    is_composed = isinstance(text, ast.Call) and "compose" in ast.unparse(text.func)
+    return is_composed or len(others) == 2 or "fix" in {k.arg for k in node.keywords}
 
 
 def _is_error(function: ast.expr) -> bool:

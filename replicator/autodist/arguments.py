@@ -67,11 +67,9 @@ class Arguments:
             return function(what)
         except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
             raise errors.ArgumentError(
-                errors.compose(
-                    f"{self._name} cannot be called with "
-                    f"{errors.shown(what)}: {errors.told(error)}.",
-                    fix="pass numbers, strings, and arrays and tensors of these.",
-                )
+                f"{self._name} cannot be called with {errors.shown(what)}: "
+                f"{errors.told(error)}.",
+                fix="pass numbers, strings, and arrays and tensors of these.",
             ) from error
 
     def _as_declared(self, leaves: list[Any]) -> list[Any]:
@@ -89,12 +87,9 @@ class Arguments:
         ]
         if len(leaves) != len(self._declared) or not all(fits):
             raise errors.ArgumentError(
-                errors.compose(
-                    f"{self._name} was given {errors.shown(leaves)}, but its "
-                    f"input_signature is {list(self._declared)}.",
-                    [f"at {errors.user_line()}"],
-                    "pass positional arguments of these shapes and types.",
-                )
+                f"{self._name} was given {errors.shown(leaves)}, but its "
+                f"input_signature is {list(self._declared)}.",
+                fix="pass positional arguments of these shapes and types.",
             )
         return tensors
 
@@ -106,14 +101,12 @@ class Arguments:
             hash(others)
         except TypeError:
             raise errors.ArgumentError(
-                errors.compose(
-                    f"{self._name} was given arguments that are neither arrays nor "
-                    "hashable: "
-                    + ", ".join(errors.shown(x) for x in self._leaves if not _hashes(x))
-                    + ".",
-                    fix="pass arrays, tensors, numbers and strings; refer to other "
-                    "objects inside the function.",
-                )
+                f"{self._name} was given arguments that are neither arrays nor "
+                "hashable: "
+                + ", ".join(errors.shown(x) for x in self._leaves if not _hashes(x))
+                + ".",
+                fix="pass arrays, tensors, numbers and strings; refer to other objects "
+                "inside the function.",
             ) from None
         return structure, tuple(self._indices), others, kinds
 
@@ -174,11 +167,8 @@ def declared(signature: Sequence[Any] | None) -> Specs | None:
     if is_list and all(isinstance(spec, tf.TypeSpec) for spec in specs):
         return specs
     raise errors.ArgumentError(
-        errors.compose(
-            f"AutoDist.function was given input_signature={errors.shown(signature)}.",
-            [f"at {errors.user_line()}"],
-            "pass a list of tf.TensorSpec, of the positional arguments.",
-        )
+        f"AutoDist.function was given input_signature={errors.shown(signature)}.",
+        fix="pass a list of tf.TensorSpec, of the positional arguments.",
     )
 
 
@@ -256,10 +246,8 @@ def check_loss(loss: Any, where: str) -> None:
         return
     if not isinstance(loss, str) or loss not in ("mean", "sum"):
         raise errors.ArgumentError(
-            errors.compose(
-                f"loss={errors.shown(loss)} does not say how a loss combines examples.",
-                fix="pass nothing: every loss is that of one device.",
-            )
+            f"loss={errors.shown(loss)} does not say how a loss combines examples.",
+            fix="pass nothing: every loss is that of one device.",
         )
     warnings.warn(
         f"loss= of {where} is deprecated since replicator 0.1 and will be removed in "

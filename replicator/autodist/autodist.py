@@ -80,12 +80,10 @@ class AutoDist:
         if isinstance(strategy, str) and strategy in VARIABLES:  # the simplest ones
             if options.setdefault("variables", strategy) != strategy:
                 raise errors.ArgumentError(
-                    errors.compose(
-                        f"AutoDist was given strategy={strategy!r} and "
-                        f"variables={errors.shown(options['variables'])}, which both "
-                        "decide where variables are placed.",
-                        fix="pass only one of them.",
-                    )
+                    f"AutoDist was given strategy={strategy!r} and "
+                    f"variables={errors.shown(options['variables'])}, which both "
+                    "decide where variables are placed.",
+                    fix="pass only one of them.",
                 )
             strategy = None
         # A program unaware of replicas builds the same on all: one can be cloned. Where
@@ -133,10 +131,8 @@ class AutoDist:
         """
         if self._scope is not None:
             raise errors.ContextError(
-                errors.compose(
-                    "AutoDist.scope() was entered inside another scope.",
-                    fix="enter it once, around the whole program.",
-                )
+                "AutoDist.scope() was entered inside another scope.",
+                fix="enter it once, around the whole program.",
             )
         if tf.executing_eagerly():
             with self._repl.context():
@@ -183,12 +179,10 @@ class AutoDist:
         scope = self._scope
         if scope is None or scope.graph is not tf.compat.v1.get_default_graph():
             raise errors.ContextError(
-                errors.compose(
-                    "create_distributed_session was called outside of a scope.",
-                    fix="call it in `with tf.Graph().as_default(), autodist.scope():`, "
-                    "after building what it is to run; in eager mode, use "
-                    "autodist.function or autodist.keras_model.",
-                )
+                "create_distributed_session was called outside of a scope.",
+                fix="call it in `with tf.Graph().as_default(), autodist.scope():`, "
+                "after building what it is to run; in eager mode, use "
+                "autodist.function or autodist.keras_model.",
             )
         self._refuse_other_programs()
         arguments.check_loss(loss, "AutoDist.create_distributed_session")
@@ -208,13 +202,10 @@ class AutoDist:
         mode = "between-graph" if settings.clock is None else "asynchronous"
         flag = "between" if settings.clock is None else "async"
         raise errors.ContextError(
-            errors.compose(
-                f"a distributed session was created in {mode} mode, in which hosts "
-                "share eager programs only.",
-                [f"at {errors.user_line()}"],
-                "run the program in-graph: python -m replicator.launch without "
-                f"--mode={flag}; or write its steps as functions: @autodist.function.",
-            )
+            f"a distributed session was created in {mode} mode, in which hosts share "
+            "eager programs only.",
+            fix="run the program in-graph: python -m replicator.launch without "
+            f"--mode={flag}; or write its steps as functions: @autodist.function.",
         )
 
     def session_creator(
@@ -312,10 +303,8 @@ class AutoDist:
             return functools.partial(self.function, input_signature=input_signature)
         if not callable(function):
             raise errors.ArgumentError(
-                errors.compose(
-                    f"AutoDist.function was given {errors.shown(function)}.",
-                    fix="pass a function, or decorate one with @autodist.function.",
-                )
+                f"AutoDist.function was given {errors.shown(function)}.",
+                fix="pass a function, or decorate one with @autodist.function.",
             )
         declared = arguments.declared(input_signature)
         return DistributedFunction(function, self._whole, None, declared)

@@ -31,10 +31,8 @@ def read(graph: tf.Graph, given: Any) -> Pairs:
     """
     if given is not None and not isinstance(given, Mapping):
         raise errors.ArgumentError(
-            errors.compose(
-                f"session.run was given feed_dict={errors.shown(given)}.",
-                fix="pass a dict that maps tensors to their values.",
-            )
+            f"session.run was given feed_dict={errors.shown(given)}.",
+            fix="pass a dict that maps tensors to their values.",
         )
     pairs = [(_tensor(graph, key), value) for key, value in _flat(given or {})]
     pairs.sort(key=lambda pair: pair[0].name)
@@ -62,12 +60,10 @@ def _flat(fed: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
             continue
         if not isinstance(value, tuple) or len(value) != len(keys):
             raise errors.ArgumentError(
-                errors.compose(
-                    f"session.run was fed {errors.shown(value)} for a "
-                    f"{type(key).__name__}.",
-                    [f"fed at {errors.user_line()}"],
-                    "feed its components, as session.run returns them.",
-                )
+                f"session.run was fed {errors.shown(value)} for a "
+                f"{type(key).__name__}.",
+                [f"fed at {errors.user_line()}"],
+                "feed its components, as session.run returns them.",
             )
         yield from zip(keys, value, strict=True)
 
@@ -77,11 +73,9 @@ def _tensor(graph: tf.Graph, key: Any) -> tf.Tensor:
         element = graph.as_graph_element(key, allow_tensor=True, allow_operation=False)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise errors.ArgumentError(
-            errors.compose(
-                f"session.run was fed {errors.shown(key)}, which is not a tensor of "
-                f"its graph: {errors.told(error)}.",
-                fix="feed placeholders and tensors of the scope's graph.",
-            )
+            f"session.run was fed {errors.shown(key)}, which is not a tensor of its "
+            f"graph: {errors.told(error)}.",
+            fix="feed placeholders and tensors of the scope's graph.",
         ) from error
     assert isinstance(element, tf.Tensor), "operations are not allowed"
     return element
@@ -108,13 +102,8 @@ def _array(tensor: tf.Tensor, value: Any) -> np.ndarray:
 
 def _unfit(tensor: tf.Tensor, value: Any, why: str) -> errors.ArgumentError:
     return errors.ArgumentError(
-        errors.compose(
-            f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, was fed "
-            f"{errors.shown(value)}: {why}.",
-            [
-                f"created at {errors.line_of(tensor.op)}",
-                f"fed at {errors.user_line()}",
-            ],
-            "feed a value of the placeholder's dtype and shape.",
-        )
+        f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, was fed "
+        f"{errors.shown(value)}: {why}.",
+        [f"created at {errors.line_of(tensor.op)}", f"fed at {errors.user_line()}"],
+        "feed a value of the placeholder's dtype and shape.",
     )

@@ -75,27 +75,23 @@ def _element(graph: tf.Graph, leaf: Any) -> Any:
         return graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise errors.ArgumentError(
-            errors.compose(
-                f"session.run cannot fetch {errors.shown(leaf)}: {errors.told(error)}.",
-                fix="fetch tensors, operations and variables of the scope's graph, "
-                "their names, or a nest of these.",
-            )
+            f"session.run cannot fetch {errors.shown(leaf)}: {errors.told(error)}.",
+            fix="fetch tensors, operations and variables of the scope's graph, their "
+            "names, or a nest of these.",
         ) from error
 
 
 def _is_handle(element: tf.Tensor) -> errors.ArgumentError:
     name = element.op.name
     return errors.ArgumentError(
-        errors.compose(
-            f"session.run cannot fetch {element.name}: it is the handle of variable "
-            f"{name}, and not its value.",
-            [
-                f"created at {errors.line_of(element.op)}",
-                f"fetched at {errors.user_line()}",
-            ],
-            "fetch the variable itself; or, by name, a tensor that holds its value, as "
-            'tf.identity(variable, name="value") does.',
-        )
+        f"session.run cannot fetch {element.name}: it is the handle of variable "
+        f"{name}, and not its value.",
+        [
+            f"created at {errors.line_of(element.op)}",
+            f"fetched at {errors.user_line()}",
+        ],
+        "fetch the variable itself; or, by name, a tensor that holds its value, as "
+        'tf.identity(variable, name="value") does.',
     )
 
 
@@ -110,11 +106,8 @@ def leaves(fetches: Any) -> list[Any]:
         mapped(fetches, found.append)
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.ArgumentError(
-            errors.compose(
-                f"session.run cannot fetch {errors.shown(fetches)}: "
-                f"{errors.told(error)}.",
-                fix="fetch tensors, operations, or lists, tuples and dicts of them.",
-            )
+            f"session.run cannot fetch {errors.shown(fetches)}: {errors.told(error)}.",
+            fix="fetch tensors, operations, or lists, tuples and dicts of them.",
         ) from error
     return found
 

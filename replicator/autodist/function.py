@@ -86,13 +86,10 @@ class DistributedFunction:
             return weakref.ref(instance, when_gone)
         except TypeError as error:
             raise errors.ArgumentError(
-                errors.compose(
-                    f"{_name_of(self._function)} is a method of a "
-                    f"{type(instance).__name__}, which has no weak references.",
-                    [f"at {errors.user_line()}"],
-                    'add "__weakref__" to its __slots__; or decorate a function that '
-                    "calls the method.",
-                )
+                f"{_name_of(self._function)} is a method of a "
+                f"{type(instance).__name__}, which has no weak references.",
+                fix='add "__weakref__" to its __slots__; or decorate a function that '
+                "calls the method.",
             ) from error
 
     @autograph.not_converted

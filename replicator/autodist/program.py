@@ -84,14 +84,12 @@ def check_fed(ops: Iterable[tf.Operation]) -> None:
     for op in ops:
         if op.type in ("Placeholder", "PlaceholderV2"):
             raise errors.ArgumentError(
-                errors.compose(
-                    f"{op.name} is needed for what is fetched, and is not fed.",
-                    [
-                        f"created at {errors.line_of(op)}",
-                        f"fetched at {errors.user_line()}",
-                    ],
-                    f'feed it: session.run(fetches, {{"{op.name}:0": value}}).',
-                )
+                f"{op.name} is needed for what is fetched, and is not fed.",
+                [
+                    f"created at {errors.line_of(op)}",
+                    f"fetched at {errors.user_line()}",
+                ],
+                f'feed it: session.run(fetches, {{"{op.name}:0": value}}).',
             )
 
 
@@ -169,24 +167,17 @@ def _refuse(op: tf.Operation) -> None:
     )
     if _REFUSED.fullmatch(op.type):
         raise errors.UnsupportedError(
-            errors.compose(
-                f"{op.type} {op.name} cannot run on replicas: it holds state without a "
-                "handle, or communicates by itself.",
-                [f"at {errors.line_of(op)}"],
-                "use variables created in the scope, datasets and tables.",
-            )
+            f"{op.type} {op.name} cannot run on replicas: it holds state without a "
+            "handle, or communicates by itself.",
+            [f"at {errors.line_of(op)}"],
+            "use variables created in the scope, datasets and tables.",
         )
 
 
 def _fed_in_part(tensor: tf.Tensor) -> errors.ArgumentError:
     return errors.ArgumentError(
-        errors.compose(
-            f"some results of {tensor.op.name} are fed, but {tensor.name} is not, and "
-            "is needed.",
-            [
-                f"created at {errors.line_of(tensor.op)}",
-                f"fed at {errors.user_line()}",
-            ],
-            "feed all results of the op, or tf.identity of those that are fed.",
-        )
+        f"some results of {tensor.op.name} are fed, but {tensor.name} is not, and is "
+        "needed.",
+        [f"created at {errors.line_of(tensor.op)}", f"fed at {errors.user_line()}"],
+        "feed all results of the op, or tf.identity of those that are fed.",
     )

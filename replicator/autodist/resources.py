@@ -67,11 +67,9 @@ def _warn_of_another(spec: ResourceSpec, host: str) -> None:
 def _elsewhere(spec: ResourceSpec, listed: Any, connected: Any) -> errors.ClusterError:
     there = f"to {', '.join(connected)}" if connected else "to no host"
     return errors.ClusterError(
-        errors.compose(
-            f"{spec.description.source} lists {', '.join(listed)}, but this program "
-            f"is connected {there}.",
-            fix="call replicator.connect with that file first, before any other use of "
-            "TensorFlow, with `python -m replicator.serve` running on each host "
-            "(`python -m replicator.launch` starts it); or list this host only.",
-        )
+        f"{spec.description.source} lists {', '.join(listed)}, but this program is "
+        f"connected {there}.",
+        fix="call replicator.connect with that file first, before any other use of "
+        "TensorFlow, with `python -m replicator.serve` running on each host (`python "
+        "-m replicator.launch` starts it); or list this host only.",
     )

@@ -248,10 +248,8 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
     """
     if config is not None and not isinstance(config, tf.compat.v1.ConfigProto):
         raise errors.ArgumentError(
-            errors.compose(
-                f"a distributed session was given config={errors.shown(config)}.",
-                fix="pass a tf.compat.v1.ConfigProto, or None.",
-            )
+            f"a distributed session was given config={errors.shown(config)}.",
+            fix="pass a tf.compat.v1.ConfigProto, or None.",
         )
     process, result = graphs.session_config(), tf.compat.v1.ConfigProto()
     result.CopyFrom(process if config is None else config)
@@ -279,9 +277,7 @@ def _chooses_gpus(config: tf.compat.v1.ConfigProto) -> bool:
 
 def _no_parts(what: str) -> errors.UnsupportedError:
     return errors.UnsupportedError(
-        errors.compose(
-            f"{what} was called on a distributed session: replicas that stop in the "
-            "middle of a step would wait for one another.",
-            fix="fetch all at once: session.run(fetches, feed_dict).",
-        )
+        f"{what} was called on a distributed session: replicas that stop in the middle "
+        "of a step would wait for one another.",
+        fix="fetch all at once: session.run(fetches, feed_dict).",
     )

@@ -68,9 +68,6 @@ class SessionCreator(tf.compat.v1.train.SessionCreator):
 
 def _refuse(name: str, value: Any, wanted: str) -> NoReturn:
     raise errors.ArgumentError(
-        errors.compose(
-            f"session_creator was given {name}={errors.shown(value)}.",
-            [f"at {errors.user_line()}"],
-            f"pass {wanted}, or nothing.",
-        )
+        f"session_creator was given {name}={errors.shown(value)}.",
+        fix=f"pass {wanted}, or nothing.",
     )

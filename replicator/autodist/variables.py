@@ -92,14 +92,12 @@ class Variables:
         if handle.op in self.made:
             return self.made[handle.op]
         raise errors.UnsupportedError(
-            errors.compose(
-                f"variable {handle.op.name} was created outside AutoDist's scope, or "
-                "imported.",
-                [f"at {errors.line_of(handle.op)}"],
-                "enter autodist.scope() before the first variable is created; build an "
-                "imported graph by its program instead, and restore its checkpoint "
-                "with a Saver.",
-            )
+            f"variable {handle.op.name} was created outside AutoDist's scope, or "
+            "imported.",
+            [f"at {errors.line_of(handle.op)}"],
+            "enter autodist.scope() before the first variable is created; build an "
+            "imported graph by its program instead, and restore its checkpoint with a "
+            "Saver.",
         )
 
     def make(self, graph: tf.Graph, variables: Sequence[PlainVariable]) -> None:

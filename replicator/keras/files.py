@@ -116,15 +116,12 @@ def _fit(peers: Peers, model: Any, *given: Any, **named: Any) -> Any:
     if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
         with peers.telling():
             raise errors.ContextError(
-                errors.compose(
-                    "fit was given BackupAndRestore in between-graph mode: every "
-                    "host would have a backup of its own, and after a fault these "
-                    "could be of different steps.",
-                    [f"at {errors.user_line()}"],
-                    "save `cluster.checkpoint(folder, model=model)` in a callback, "
-                    "at the end of each epoch, and pass its `step` to fit as "
-                    "initial_epoch; the guide 'When a host fails' has an example.",
-                )
+                "fit was given BackupAndRestore in between-graph mode: every host "
+                "would have a backup of its own, and after a fault these could be of "
+                "different steps.",
+                fix="save `cluster.checkpoint(folder, model=model)` in a callback, at "
+                "the end of each epoch, and pass its `step` to fit as initial_epoch; "
+                "the guide 'When a host fails' has an example.",
             )
     return method(model, *given, **named)
 

@@ -49,13 +49,10 @@ def step_of(model: Any, name: str) -> Step:
 
 def _communicates(model: Any, name: str, call: str, line: str) -> errors.ContextError:
     return errors.ContextError(
-        errors.compose(
-            f"{call} was called in {name} of the model {model.name}, which is written "
-            "for one device and whole batches: there is no other replica to "
-            "communicate with.",
-            [f"at {line}"],
-            f"leave {call} out: means, sums and metrics are those of the whole batch.",
-        )
+        f"{call} was called in {name} of the model {model.name}, which is written for "
+        "one device and whole batches: there is no other replica to communicate with.",
+        [f"at {line}"],
+        f"leave {call} out: means, sums and metrics are those of the whole batch.",
     )
 
 

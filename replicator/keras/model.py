@@ -83,13 +83,11 @@ def _refuse_own_functions(model: Any) -> None:
             if own is None or _is_made_by_fit(own):
                 continue
         raise errors.ArgumentError(
-            errors.compose(
-                f"the model {model.name}, of class {type(model).__name__}, has its own "
-                f"{method}, which keras_model would replace: what it does would not "
-                "happen.",
-                errors.sites_of(method, own),
-                f"put it into {name}_step, which runs on each replica.",
-            )
+            f"the model {model.name}, of class {type(model).__name__}, has its own "
+            f"{method}, which keras_model would replace: what it does would not "
+            "happen.",
+            errors.sites_of(method, own),
+            f"put it into {name}_step, which runs on each replica.",
         )
 
 
@@ -112,12 +110,9 @@ def _check_seed(peers: Peers) -> None:
     fix = "call keras.utils.set_random_seed(...) at the beginning of the program."
     if seed is None:
         raise errors.ContextError(
-            errors.compose(
-                "keras_model was called in between-graph mode without a random seed: "
-                "fit would shuffle differently on every host.",
-                [f"at {errors.user_line()}"],
-                fix,
-            )
+            "keras_model was called in between-graph mode without a random seed: fit "
+            "would shuffle differently on every host.",
+            fix=fix,
         )
     peers.same("shuffles by a random seed", int(seed), fix)
 

@@ -53,14 +53,11 @@ def prepare(repl: Any, model: Any) -> None:
     for optimizer in wrapped_in(model):
         if optimizer._replicator_combiner.op != "mean":
             raise errors.ArgumentError(
-                errors.compose(
-                    f"{type(optimizer).__name__} of the model {model.name} was wrapped "
-                    'with op="sum": what replicas sum is not the gradient of Keras\' '
-                    "loss, which is a mean over the examples of the batch.",
-                    [f"at {errors.user_line()}"],
-                    'wrap it with op="mean", or leave it to keras_model; for a sum '
-                    'over the examples, give the loss reduction="sum".',
-                )
+                f"{type(optimizer).__name__} of the model {model.name} was wrapped "
+                'with op="sum": what replicas sum is not the gradient of Keras\' '
+                "loss, which is a mean over the examples of the batch.",
+                fix='wrap it with op="mean", or leave it to keras_model; for a sum '
+                'over the examples, give the loss reduction="sum".',
             )
 
 
@@ -73,13 +70,10 @@ def _refuse_stateful(model: Any) -> None:
             if isinstance(layer, keras.metrics.Metric):
                 continue
             raise errors.ArgumentError(
-                errors.compose(
-                    f"the layer {layer.name} of the model {model.name} is stateful: it "
-                    "keeps state for each row of a batch, but a replica gets only "
-                    "some of the rows.",
-                    [f"at {errors.user_line()}"],
-                    "create it with stateful=False, or run the model on one device.",
-                )
+                f"the layer {layer.name} of the model {model.name} is stateful: it "
+                "keeps state for each row of a batch, but a replica gets only some of "
+                "the rows.",
+                fix="create it with stateful=False, or run the model on one device.",
             )
 
 
@@ -186,15 +180,12 @@ def _refuse_compiled_outside(repl: Any, model: Any) -> None:
     if type(loss) is keras.metrics.Mean and loss.name == "loss":
         if not all(map(_is_replicated, loss.variables)):
             raise errors.ContextError(
-                errors.compose(
-                    f"the model {model.name} was compiled outside of the context: the "
-                    "metrics and optimizer that compile creates were created outside, "
-                    "too, and have no component per replica.",
-                    [f"at {errors.user_line()}"],
-                    "call compile under `with repl.context():`, and create the "
-                    "optimizer and metrics that it is given there; the model itself "
-                    "can stay.",
-                )
+                f"the model {model.name} was compiled outside of the context: the "
+                "metrics and optimizer that compile creates were created outside, too, "
+                "and have no component per replica.",
+                fix="call compile under `with repl.context():`, and create the "
+                "optimizer and metrics that it is given there; the model itself can "
+                "stay.",
             )
 
 
@@ -209,19 +200,13 @@ def _check(repl: Any, what: str, variables: Any, fix: str) -> None:
         if not isinstance(inner, SeenAsOne):
             path = getattr(variable, "path", variable.name)
             raise errors.ContextError(
-                errors.compose(
-                    f"{what} holds the variable {path}, which was created outside "
-                    "of the context and has no component per replica.",
-                    [f"at {errors.user_line()}"],
-                    fix,
-                )
+                f"{what} holds the variable {path}, which was created outside of the "
+                "context and has no component per replica.",
+                fix=fix,
             )
         if inner.world != repl._settings.world:
             raise errors.ContextError(
-                errors.compose(
-                    f"{what} was created under the context of another Replicator, of "
-                    f"{inner.world.num_replicas} replicas.",
-                    [f"at {errors.user_line()}"],
-                    "call keras_model of that Replicator.",
-                )
+                f"{what} was created under the context of another Replicator, of "
+                f"{inner.world.num_replicas} replicas.",
+                fix="call keras_model of that Replicator.",
             )
