@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of matrices and tensors, each written as an equation of its axes.
 
-Convolutions and other ops that treat each example alone are in a table.
+Convolutions, layers of recurrent networks and other ops that treat each example alone
+are in a table. What cuDNN's layers save for their gradients is of their own rows, and
+nothing else can read it: the gradient takes it as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +14,16 @@ import tensorflow as tf
 
 from replicator.forms.equations import by_axes
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_sums, rule
+from replicator.forms.rule import (
+    LOCAL,
+    OpPlan,
+    is_partial,
+    of_sums,
+    refused,
+    replicated,
+    rule,
+)
+from replicator.forms.rules.normalization import Saved
 from replicator.forms.sizes import elements, fitting
 
 
@@ -62,6 +73,7 @@ def contraction(op: tf.Operation, facts: list[Fact], equation: str) -> OpPlan | 
 #   b  the batch is axis 0        e  it is, or there is one row for all examples
 #   a  the batch is axis 1        s  the shape of a batch
 #   +  a sum over the batch       .  the same for all examples
+#   k  what a layer of cuDNN saves for its gradient
 _USES = {
     "b.>b": """
         Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D ResizeArea ResizeBicubic
@@ -104,20 +116,63 @@ _USES = {
     "bbb.....bbbbbbbb>bb+++": "LSTMBlockCellGrad",
     "bb>bb": "SparseSoftmaxCrossEntropyWithLogits",
     "ee>bb": "SoftmaxCrossEntropyWithLogits",
+    ".abb.....>aaaaaaa": "BlockLSTM BlockLSTMV2",
+    ".abb.....aaaaaaaaa>abb+++++": "BlockLSTMGrad BlockLSTMGradV2",
+    "aaa.>aaak": "CudnnRNN",
+    "aaa.>aaakk": "CudnnRNNV2",
+    "aaa.b>aaakk": "CudnnRNNV3",
+    "aaa.aaaaaak>aaa+": "CudnnRNNBackprop",
+    "aaa.aaaaaakk>aaa+": "CudnnRNNBackpropV2",
+    "aaa.baaaaaakk>aaa+": "CudnnRNNBackpropV3",
 }
 _BATCHED = {name: uses for uses, names in _USES.items() for name in names.split()}
-
-
 _AXES = {"b": 0, "e": 0, "a": 1}
 
 
 @rule(" ".join(_BATCHED))
 def batched(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
-    """The rule of convolutions, pooling, and others that treat each example alone."""
-    return of_examples(op, facts, _BATCHED[op.type]) if _is_alone(op) else None
+    """The rule of ops that treat each example alone."""
+    if not _is_alone(op):
+        return None
+    uses = _BATCHED[op.type]
+    return _cudnn(op, facts, uses) if "k" in uses else _of_examples(op, facts, uses)
 
 
-def of_examples(op: tf.Operation, facts: list[Fact], uses: str) -> OpPlan | None:
+def _is_alone(op: tf.Operation) -> bool:
+    """Whether an op's attributes let it treat each example alone."""
+    if "Argmax" in op.type:
+        return not op.get_attr("include_batch_in_index")
+    if op.type.startswith("Cudnn"):  # both passes would have to draw the same dropout
+        return not op.get_attr("dropout")
+    return op.type != "Conv" or op.get_attr("batch_dims") == 1
+
+
+def _cudnn(op: tf.Operation, facts: list[Fact], uses: str) -> OpPlan:
+    """Returns the plan of a recurrent layer of cuDNN, or of its gradient.
+
+    Raises:
+        UnsupportedError: It is the gradient, and what is saved is of other rows.
+    """
+    if op.type.endswith("V3") and not op.get_attr("time_major"):
+        uses = uses.replace("a", "b")
+    its = _of_examples(op, facts, uses) or replicated(op)
+    inputs, _, outputs = uses.partition(">")
+    saved = Saved("own", its.makes[0].form)
+    makes = [
+        Fact(fact.form, saved if use == "k" else None)
+        for fact, use in zip(its.makes, outputs, strict=True)
+    ]
+    if "k" in inputs and facts[inputs.index("k")].numbers != saved:
+        raise refused(
+            op,
+            f"{op.name} ({op.type}) is the gradient of a layer of cuDNN, of which the "
+            "state comes from elsewhere, or is of other rows.",
+            "let the layer not use cuDNN, as Keras' use_cudnn=False does.",
+        )
+    return OpPlan(its.needs, makes)
+
+
+def _of_examples(op: tf.Operation, facts: list[Fact], uses: str) -> OpPlan | None:
     """Returns the plan of an op that treats each example alone; None: none is sharded.
 
     Args:
@@ -149,10 +204,3 @@ def of_examples(op: tf.Operation, facts: list[Fact], uses: str) -> OpPlan | None
         if use == "s" and fitting(elements(tensor, facts[k]), forms["b"]) is not LOCAL:
             return None
     return OpPlan(needs, list(map(Fact, map(form_of, op.outputs, outputs))))
-
-
-def _is_alone(op: tf.Operation) -> bool:
-    """Whether an op's attributes let it treat each example alone."""
-    if "Argmax" in op.type:
-        return not op.get_attr("include_batch_in_index")
-    return op.type != "Conv" or op.get_attr("batch_dims") == 1

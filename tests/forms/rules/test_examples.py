@@ -13,6 +13,7 @@ import tensorflow as tf
 from replicator.forms.rules import products
 from tests.forms import laws
 from tests.forms.laws import SUM, Inputs, Sample
+from tests.forms.rules import test_recurrent
 from tests.forms.rules.test_products import PRODUCTS, constant
 
 raw = tf.raw_ops
@@ -346,13 +347,15 @@ CELLS = [
 NOT_SAMPLED = """
     Conv2DBackpropFilterV2 Conv2DBackpropInputV2 MaxPoolGradGradWithArgmax
     Conv3DBackpropFilter Conv3DBackpropFilterV2
-    Conv3DBackpropInput Conv3DBackpropInputV2
+    Conv3DBackpropInput Conv3DBackpropInputV2 CudnnRNN CudnnRNNV2 CudnnRNNV3
+    CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3
 """
 SAMPLES = [*CONVOLUTIONS, *IMAGES, *CELLS]
 
 
 def test_each_type_has_a_sample() -> None:
-    assert not laws.missing(products, [*PRODUCTS, *SAMPLES], NOT_SAMPLED)
+    samples = [*PRODUCTS, *SAMPLES, *test_recurrent.SAMPLES]
+    assert not laws.missing(products, samples, NOT_SAMPLED)
 
 
 def test_law() -> None:

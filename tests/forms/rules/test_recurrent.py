@@ -12,7 +12,6 @@ import tensorflow as tf
 from replicator import errors
 from replicator.forms.forms import REPLICATED, Fact, Layout, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, Scope
-from replicator.forms.rules import recurrent
 from tests.forms import laws
 from tests.forms.laws import Inputs, Sample
 
@@ -51,15 +50,6 @@ SAMPLES = [
     *map(layer, ("BlockLSTM", "BlockLSTMV2")),
     *map(gradient, ("BlockLSTMGrad", "BlockLSTMGradV2")),
 ]
-# Their kernels are for GPUs.
-NOT_SAMPLED = """
-    CudnnRNN CudnnRNNV2 CudnnRNNV3
-    CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3
-"""
-
-
-def test_each_type_has_a_sample() -> None:
-    assert not laws.missing(recurrent, SAMPLES, NOT_SAMPLED)
 
 
 def test_law() -> None:
