@@ -30,8 +30,6 @@ def _by_turns(a: Fact, b: Fact, scope: Any) -> Fact:
     not cut like that. A sum is not yet taken of either.
     """
     form = joined(a.form, b.form, is_list=True)
-    if isinstance(form, Sharded) and form.outer is None and form.inner is None:
-        form = REPLICATED
     if isinstance(form, Sharded) and form.layout.depth > scope.depth:
         return Fact(REPLICATED)
     branches: tuple[Fact, ...] = ()

@@ -48,34 +48,22 @@ TYPES = """
     Xdivy Xlog1py Xlogy Zeta
 """
 MOVING = "Identity IdentityN StopGradient PreventGradient Snapshot"
-# Linear in one of these inputs, if the others are fixed. Not Xdivy and MulNoNan in the
-# second: they take zeros for special, which summands of what is not zero may be. Not
+# Linear in this input, if the others are fixed. Not Xdivy and MulNoNan in the second:
+# they take zeros for special, which summands of what is not zero may be. Not
 # CheckNumerics, as a sum may overflow.
-_LINEAR: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys("Neg Real Imag Conj Cast MulNoNan".split(), (0,)),
-    **dict.fromkeys("Div RealDiv DivNoNan".split(), (0,)),
-    "Mul": (0, 1),
-    **dict.fromkeys("ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad".split(), (0,)),
-    **dict.fromkeys("SoftplusGrad SoftsignGrad".split(), (0,)),
-    "FakeQuantWithMinMaxArgsGradient": (0,),
-    **dict.fromkeys("TanhGrad SigmoidGrad SqrtGrad RsqrtGrad".split(), (1,)),
-    **dict.fromkeys("InvGrad ReciprocalGrad".split(), (1,)),
+_LINEAR = {
+    0: """
+        Cast Conj Div DivNoNan EluGrad FakeQuantWithMinMaxArgsGradient Imag
+        LeakyReluGrad Mul MulNoNan Neg Real RealDiv Relu6Grad ReluGrad SeluGrad
+        SoftplusGrad SoftsignGrad
+    """.split(),
+    1: "InvGrad Mul ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad".split(),
 }
 # Linear in several inputs together.
 _TOGETHER: dict[str, Container[int]] = {
     **dict.fromkeys("AddV2 Add Sub Complex".split(), (0, 1)),
     **dict.fromkeys("SelectV2 Select".split(), (1, 2)),
     "AddN": range(2**31),
-}
-# A sum of what is converted from and to these is what is converted of the sum. Narrower
-# types would round each summand, and integers beyond 2^24 are no sums of float32.
-_WIDER = {
-    tf.float16: (tf.float16, tf.float32, tf.float64),
-    tf.bfloat16: (tf.bfloat16, tf.float32, tf.float64),
-    tf.float32: (tf.float32, tf.float64),
-    tf.float64: (tf.float64,),
-    tf.complex64: (tf.complex64, tf.complex128),
-    tf.complex128: (tf.complex128,),
 }
 
 
@@ -100,15 +88,19 @@ def linear(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
     partial = [k for k, fact in enumerate(facts) if is_partial(fact)]
     if not partial or not _is_exact(op) or any(_grows(op, k) for k in partial):
         return None
-    is_alone = len(partial) == 1 and partial[0] in _LINEAR.get(op.type, ())
+    is_alone = len(partial) == 1 and op.type in _LINEAR.get(partial[0], ())
     return of_sums(op, facts, partial if is_alone else _TOGETHER.get(op.type, ()))
 
 
 def _is_exact(op: tf.Operation) -> bool:
     """Whether an op is linear for numbers of its type, too."""
-    dtype = op.inputs[0].dtype
+    dtype, made = op.inputs[0].dtype, op.outputs[0].dtype
     if op.type == "Cast":
-        return op.outputs[0].dtype in _WIDER.get(dtype, ())
+        # Narrower types would round each summand, and integers beyond 2^24 are no sums
+        # of float32.
+        is_real = dtype.is_floating and made.is_floating
+        is_alike = is_real or (dtype.is_complex and made.is_complex)
+        return is_alike and (dtype == made or dtype.size < made.size)
     is_quotient = op.type in ("Div", "RealDiv", "DivNoNan")
     return not is_quotient or dtype.is_floating or dtype.is_complex
 

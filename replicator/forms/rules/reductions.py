@@ -24,14 +24,14 @@ _MEAN_IN = {tf.float16: tf.float32, tf.bfloat16: tf.float32}
 @rule("Sum Max Min Any All Prod EuclideanNorm")
 def reduction(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of reductions along a list of axes."""
-    form, rank, how = facts[0].form, op.inputs[0].shape.rank, _HOW.get(op.type)
+    form, how = facts[0].form, _HOW.get(op.type)
     if isinstance(facts[1].numbers, SumTo):
         return _sum_to_sizes(op, facts)
     is_mean, dtype = op.type == "Mean", op.outputs[0].dtype
     if how and is_partial(facts[0], how) and not (is_mean and dtype.is_integer):
         return plan(op, [form], form)
     found = axes_of(op, facts[1])
-    if not isinstance(form, Sharded) or found is None or rank is None:
+    if not isinstance(form, Sharded) or found is None:
         return None
     if form.axis not in found:
         gone = 0 if op.get_attr("keep_dims") else sum(a < form.axis for a in found)
