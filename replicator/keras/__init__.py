@@ -2,6 +2,5 @@
 """Runs Keras 3's `fit`, `evaluate` and `predict` on replicas.
 
 `Replicator.keras_model` is model.py's `replicate`. Nothing here uses a private name of
-Keras, except compiled.py, for one: what a model does per batch is defined by methods
-that users may override.
+Keras: what a model does per batch is defined by methods that users may override.
 """

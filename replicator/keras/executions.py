@@ -70,8 +70,7 @@ class _Loops:
 
     def __init__(self, function: BatchFunction, steps: int) -> None:
         self._function, self._steps = function, steps
-        self._loops: dict[Any, _Loop] = {}  # by the specs of batches
-        self._last: Any = None
+        self._loops: dict[str, _Loop] = {}  # by the specs of batches
 
     def __call__(self, iterator: Any, spec: Any) -> Any:
         """Runs batches; returns the logs of the last one.
@@ -83,10 +82,7 @@ class _Loops:
         Raises:
             StopIteration: The iterator is exhausted.
         """
-        if self._last is None or self._last[0] is not spec:
-            self._last = spec, self._loop(spec)
-        loop: _Loop = self._last[1]
-        logs, done = None, 0
+        loop, logs, done = self._loop(spec), None, 0
         while done < self._steps:
             ran, last, batch = loop(iterator, self._steps - done)
             logs, done = last if ran else logs, done + ran

@@ -3,15 +3,20 @@
 
 What a model's step does with whole batches is traced once for one device, for each
 structure of batches; the engine of whole-batch programs (forms/) runs it on replicas.
+
+A model compiled with `run_eagerly=True` runs on one device, op by op, so that its
+tensors have values to inspect. Its variables are replicated all the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import errors
 from replicator.cluster import faults
@@ -19,6 +24,7 @@ from replicator.forms.engine import WholeBatchFunction
 from replicator.forms.traced import ByShape, Specs, filled
 from replicator.graph.ir import shapes
 from replicator.inputs import shards
+from replicator.keras import state
 
 _do_not_convert = tf.autograph.experimental.do_not_convert  # as Keras' own are not
 
@@ -150,6 +156,48 @@ class BatchFunction:
         kinds = [(type(s), getattr(s, "dtype", None), s.shape.rank) for s in specs]
         traces = self._traces.setdefault((repr(structure), *indices, *kinds), ByShape())
         return traces.get(specs, trace, self._declared)
+
+
+def eagerly(repl: Any, model: Any, step: Step) -> Callable[..., Any]:
+    """Returns a function that runs a model's step, without a trace, on one device.
+
+    Args:
+        repl: The Replicator.
+        model: The Keras model.
+        step: Its step.
+    """
+    device = repl._settings.world.devices[0]
+    if repl.num_replicas > 1:
+        logging.log_first_n(
+            logging.WARNING,
+            "The model %s is compiled with run_eagerly=True, which is for debugging: "
+            "its whole batches run on one device, %s, op by op, with the same "
+            "results. Compile it with run_eagerly=False to run on all %d replicas.",
+            1,
+            model.name,
+            device,
+            repl.num_replicas,
+        )
+
+    def run(data: Any, spec: Any = None) -> Any:
+        with repl.context(), tf.device(device), _accumulating(model):
+            return step(tensors_of(data))
+
+    return run
+
+
+@contextlib.contextmanager
+def _accumulating(model: Any) -> Iterator[None]:
+    """Makes wrapped optimizers accumulate gradients outside of steps in this block."""
+    combiners = [o._replicator_combiner for o in state.wrapped_in(model)]
+    settings = [combiner.alone for combiner in combiners]
+    for combiner in combiners:
+        combiner.alone = True
+    try:
+        yield
+    finally:
+        for combiner, previous in zip(combiners, settings, strict=True):
+            combiner.alone = previous
 
 
 def tensors_of(data: Any) -> Any:

@@ -19,7 +19,7 @@ from absl import logging
 from replicator import errors, options
 from replicator._tf import autograph
 from replicator.cluster.peers import Peers
-from replicator.keras import alone, executions, files, functions, state
+from replicator.keras import executions, files, functions, state
 from replicator.primitives import base
 
 _NAMES = ("train", "test", "predict")
@@ -139,7 +139,7 @@ def _function(repl: Any, model: Any, name: str) -> Callable[..., Any]:
     if model.jit_compile:
         _warn_of_jit_compile(model)
     if model.run_eagerly:
-        function: Any = alone.eagerly(repl, model, step)
+        function: Any = functions.eagerly(repl, model, step)
     else:
         declared = functools.partial(functions.declared, model)
         function = functions.BatchFunction(step, repl, declared)
