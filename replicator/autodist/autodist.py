@@ -7,19 +7,18 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, overload
 
 import tensorflow as tf
+from absl import logging
 
 from replicator import errors
 from replicator._tf import variables as tf_variables
-from replicator.autodist import arguments, variables
+from replicator.autodist import arguments, program, variables
 from replicator.autodist.function import DistributedFunction
 from replicator.autodist.resources import devices_of
-from replicator.autodist.scope import Scope
-from replicator.autodist.session import DistributedSession, configured
-from replicator.autodist.session_creator import SessionCreator
+from replicator.autodist.session import DistributedSession, SessionCreator, configured
 from replicator.autodist.steps import Steps
 from replicator.cluster import peers
 from replicator.cluster.resources import ResourceSpec
@@ -98,7 +97,7 @@ class AutoDist:
         build = options.get("build", "trace")
         traced = dataclasses.replace(repl._settings.options, build=build)
         self._keras = repl._with(local_statistics=local_statistics, options=traced)
-        self._scope: Scope | None = None
+        self._scope: _Scope | None = None
 
     @property
     def replicator(self) -> Replicator:
@@ -139,7 +138,7 @@ class AutoDist:
                 yield self
             return
         graph = tf.compat.v1.get_default_graph()
-        self._scope = Scope(graph)
+        self._scope = _Scope(graph)
         try:
             creator = variables.creator(self._scope.variables)
             with tf_variables.last_variable_creator(creator), functional.control_flow():
@@ -328,3 +327,58 @@ class AutoDist:
             model: Created and compiled in the scope.
         """
         return self._keras.keras_model(model)
+
+
+class _Scope:
+    """A single-device program in a tf.Graph.
+
+    Args:
+        graph: The graph.
+
+    Attributes:
+        variables: The variables created in it, in order.
+        has_session: Whether a distributed session was created.
+    """
+
+    def __init__(self, graph: tf.Graph) -> None:
+        self.graph, self.has_session = graph, False
+        self.variables: list[variables.PlainVariable] = []
+
+    def warn(self) -> None:
+        """Warns if the program has not asked for a distributed session."""
+        if not self.variables or self.has_session:
+            return
+        text = errors.compose(
+            "a scope ends in which variables were created, but no distributed session: "
+            "if the program has run, then on one device only.",
+            [f"the first variable at {errors.line_of(self.variables[0].op)}"],
+            "in place of tf.compat.v1.Session(), call "
+            "autodist.create_distributed_session(); in place of "
+            "MonitoredTrainingSession(...) or a Supervisor, "
+            "MonitoredSession(autodist.session_creator(), hooks).",
+        )
+        logging.warning("%s", text)
+
+    def initialize(self, session: Any, done: Container[tf.Operation]) -> None:
+        """Runs initializers that need no feed: of variables but those done, first."""
+        keys = tf.compat.v1.GraphKeys
+        first = [v.initializer for v in self.variables if v.op not in done]
+        then = self.graph.get_collection(keys.TABLE_INITIALIZERS)
+        for ops in (first, [*then, *_started(self.graph)]):
+            ready = [op for op in ops if not _is_fed(op)]
+            if ready:
+                session.run(ready)
+
+
+def _started(graph: tf.Graph) -> list[tf.Operation]:
+    """Returns the ops that start iterators, of iterators with a single dataset."""
+    ops_by_iterator: dict[tf.Operation, list[tf.Operation]] = {}
+    for op in graph.get_operations():
+        if op.type == "MakeIterator":
+            ops_by_iterator.setdefault(op.inputs[1].op, []).append(op)
+    return [ops[0] for ops in ops_by_iterator.values() if len(ops) == 1]
+
+
+def _is_fed(op: tf.Operation) -> bool:
+    """Whether an op needs a placeholder."""
+    return any(one.type == "Placeholder" for one in program.needed([op], []).ops)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session on a single-device graph that runs all of its replicas."""
+"""A session on a single-device graph that runs all of its replicas.
+
+And what makes the sessions of TensorFlow 1's MonitoredSession such ones.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -10,8 +14,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator._tf import choice, graphs
-from replicator.autodist import feeds
-from replicator.autodist import fetches as nests
+from replicator.autodist import elements
 from replicator.autodist.steps import Steps
 from replicator.costs import cost
 from replicator.strategy.description import Strategy
@@ -85,21 +88,20 @@ class DistributedSession(tf.compat.v1.Session):
         if self._closed:
             raise RuntimeError("Attempted to use a closed Session.")
         graph, steps = self.graph, self._steps
-        leaves = nests.leaves(fetches)
-        parts = [nests.elements(leaf, graph, steps.variable_of) for leaf in leaves]
-        whats = [one for elements in parts for one in elements]
+        leaves = elements.leaves(fetches)
+        parts = [elements.fetched(leaf, graph, steps.variable_of) for leaf in leaves]
+        targets = [one for part in parts for one in part]
         values = iter(())
-        if whats:
-            fed = feeds.read(graph, feed_dict)
-            which = feeds.pattern(fed, steps.num_replicas)
-            step = steps.get(whats, fed, which)
+        if targets:
+            fed = elements.fed(graph, feed_dict)
+            which = elements.pattern(fed, steps.num_replicas)
             arrays = [array for _, array in fed]
+            step = steps.get(targets, fed, which)
             values = iter(step.run(arrays, options, run_metadata))
         pairs = zip(leaves, parts, strict=True)
-        joined = iter(
-            [nests.value(leaf, [next(values) for _ in n]) for leaf, n in pairs]
-        )
-        return nests.mapped(fetches, lambda _: next(joined))
+        joined = [elements.value(leaf, [next(values) for _ in n]) for leaf, n in pairs]
+        remaining = iter(joined)
+        return elements.mapped(fetches, lambda _: next(remaining))
 
     @property
     def strategy(self) -> Strategy:
@@ -230,6 +232,70 @@ class DistributedSession(tf.compat.v1.Session):
             UnsupportedError: Always.
         """
         raise _no_parts("partial_run")
+
+
+class SessionCreator(tf.compat.v1.train.SessionCreator):
+    """Creates distributed sessions for a MonitoredSession.
+
+    `AutoDist.session_creator` returns it.
+
+    Args:
+        autodist: The AutoDist in whose scope the graph is built.
+        config: A ConfigProto for the session, or None.
+        scaffold: What else is initialized and saved, as for a ChiefSessionCreator.
+        checkpoint_dir: Where the newest checkpoint is restored from, if there is one.
+
+    Raises:
+        ArgumentError: An argument is of another kind.
+    """
+
+    def __init__(
+        self,
+        autodist: Any,
+        config: Any = None,
+        scaffold: tf.compat.v1.train.Scaffold | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not isinstance(scaffold, tf.compat.v1.train.Scaffold | None):
+            _refuse_argument("scaffold", scaffold, "a tf.compat.v1.train.Scaffold")
+        if not isinstance(checkpoint_dir, str | os.PathLike | None):
+            _refuse_argument(
+                "checkpoint_dir", checkpoint_dir, "the path of a directory"
+            )
+        self._autodist, self._config = autodist, config
+        self._scaffold = tf.compat.v1.train.Scaffold() if scaffold is None else scaffold
+        self._directory = None if checkpoint_dir is None else os.fspath(checkpoint_dir)
+
+    def create_session(self) -> Any:
+        """Returns a distributed session whose variables have values.
+
+        Example:
+            >>> autodist = replicator.AutoDist(["CPU:0", "CPU:1"])
+            >>> with tf.Graph().as_default(), autodist.scope():
+            ...     w = tf.Variable(3.0)
+            ...     session = autodist.session_creator().create_session()
+            >>> float(session.run(w))
+            3.0
+        """
+        scaffold = self._scaffold
+        scaffold.finalize()
+        session = self._autodist.create_distributed_session(self._config)
+        newest = self._directory and tf.train.latest_checkpoint(self._directory)
+        if newest:
+            scaffold.saver.restore(session, newest)
+        else:
+            session.run(scaffold.init_op, scaffold.init_feed_dict)
+            if scaffold.init_fn is not None:
+                scaffold.init_fn(session)
+        session.run(scaffold.local_init_op)
+        return session
+
+
+def _refuse_argument(name: str, value: Any, wanted: str) -> NoReturn:
+    raise errors.ArgumentError(
+        f"session_creator was given {name}={errors.shown(value)}.",
+        fix=f"pass {wanted}, or nothing.",
+    )
 
 
 def configured(config: Any, devices: Sequence[str]) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import errors
-from replicator.autodist import feeds
+from replicator.autodist import elements
 from tests.autodist import helpers
 from tests.autodist.test_session import scope
 
@@ -40,11 +40,11 @@ def _examples() -> tf.Graph:
 def test_values_are_arrays_of_the_placeholders_dtypes_in_the_order_of_names(behavior):
     graph = _examples()
     x = graph.get_tensor_by_name("x:0")
-    read = feeds.read(graph, {"y:0": [1, 2], x: X.tolist(), "rate:0": 3})
+    read = elements.fed(graph, {"y:0": [1, 2], x: X.tolist(), "rate:0": 3})
     assert [tensor.name for tensor, _ in read] == ["rate:0", "x:0", "y:0"]
     assert [array.dtype for _, array in read] == [np.float64, np.float32, np.int32]
     np.testing.assert_array_equal(read[1][1], X)
-    assert feeds.read(graph, None) == feeds.read(graph, {}) == []
+    assert elements.fed(graph, None) == elements.fed(graph, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -61,15 +61,15 @@ def test_values_are_arrays_of_the_placeholders_dtypes_in_the_order_of_names(beha
 def test_equally_long_batches_are_split_alike(lengths, few, expected):
     graph = _graph(a=(tf.float32, [None]), b=(tf.float32, [None, 1]))
     a, b = lengths
-    fed = feeds.read(graph, {"a:0": np.ones(a), "b:0": np.ones([b, 1])})
-    assert feeds.pattern(fed, few) == expected
+    fed = elements.fed(graph, {"a:0": np.ones(a), "b:0": np.ones([b, 1])})
+    assert elements.pattern(fed, few) == expected
 
 
 def test_only_a_first_size_that_is_unknown_is_split():
     graph = _examples()
     given = {"x:0": X[:4], "y:0": [1, 2, 3, 4], "rate:0": 0.5, "fixed:0": np.ones(4)}
-    fed = feeds.read(graph, given)
-    which = dict(zip(sorted(given), feeds.pattern(fed, 2), strict=True))
+    fed = elements.fed(graph, given)
+    which = dict(zip(sorted(given), elements.pattern(fed, 2), strict=True))
     assert which == {"fixed:0": None, "rate:0": None, "x:0": 0, "y:0": None}
 
 
@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_refused(name):
     fed, said = REFUSED[name]
     graph = _examples()
     with pytest.raises(errors.ArgumentError, match=f"(?s){said}"):
-        feeds.read(graph, fed(graph))
+        elements.fed(graph, fed(graph))
 
 
 def test_a_session_goes_on_after_a_feed_that_is_refused():
