@@ -16,20 +16,17 @@ from typing import Any
 import tensorflow as tf
 
 from replicator._tf import functions
+from replicator.forms.rules import elementwise
 from replicator.graph.ir.kinds import resource_inputs
 
 UPDATES = re.compile(r"Resource(Sparse)?Apply\w+")
 WRITERS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # Each element of a result depends on the same element of each operand, or on scalars.
-ELEMENTWISE = frozenset(
-    "Abs Add AddN AddV2 Cast CheckNumerics ClipByValue Cos Div DivNoNan Elu Equal Erf "
-    "Exp Expm1 Floor FloorDiv Greater GreaterEqual Identity Inv IsFinite IsInf IsNan "
-    "Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul "
-    "MulNoNan Neg NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal Relu Rint "
-    "Round Rsqrt Select SelectV2 Sigmoid Sign Sin Softplus Sqrt Square "
-    "SquaredDifference StopGradient Sub Tanh ZerosLike".split()
-)
-
+_ELEMENTWISE = {
+    *elementwise.TYPES.split(),
+    *elementwise.MOVING.split(),
+    *"OnesLike Select ZerosLike".split(),
+}
 _CALLS = re.compile(r"(Stateful)?PartitionedCall|(Stateless)?(If|Case|While)")
 
 Behind = Callable[[tf.Tensor], Any]  # returns a handle's variable, or None
@@ -49,7 +46,7 @@ def find(ops: Sequence[tf.Operation], behind: Behind) -> dict[str, str]:
             names = [updated.op.name for updated in variables if updated is not None]
             primaries.update((name, names[0]) for name in names[1:])
     for op in ops:
-        if op.type not in WRITERS or op.inputs[1].op.type not in ELEMENTWISE:
+        if op.type not in WRITERS or op.inputs[1].op.type not in _ELEMENTWISE:
             continue
         variable = behind(op.inputs[0])
         if variable is not None and variable.trainable and variable.dtype.is_floating:
@@ -84,7 +81,7 @@ def _read(value: tf.Tensor, variable: Any, behind: Behind) -> Iterator[Any]:
             read = behind(op.inputs[0])
             if read is not None and not read.trainable and _fits(read, variable):
                 yield read
-        elif op.type in ELEMENTWISE and op.outputs[0].shape == variable.shape:
+        elif op.type in _ELEMENTWISE and op.outputs[0].shape == variable.shape:
             sources = {tensor.op for tensor in op.inputs} - seen
             seen |= sources
             stack += sources
