@@ -70,11 +70,8 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if source.shape.rank is None or sizes is None:
         return None
     if op.outputs[0].shape.rank is not None:
-        static = op.outputs[0].shape.as_list()
-        sizes = [
-            k if s is UNKNOWN and k is not None else s
-            for s, k in zip(sizes, static, strict=True)
-        ]
+        pairs = zip(sizes, shapes.sizes(op.outputs[0]), strict=True)
+        sizes = [k if s is UNKNOWN and k is not None else s for s, k in pairs]
     made = _followed(form, source.shape.as_list(), sizes)
     if made is None or WHOLE in sizes:
         return None
@@ -156,9 +153,7 @@ def _multiple(elements_now: int | None, then: int | None) -> int | None:
 def transpose(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
     """Permutes axes."""
     order = axes_of(op, facts[1])
-    if order is None:
-        return None
-    return plan(op, [form], form.at(order.index(form.axis)))
+    return plan(op, [form], form.at(order.index(form.axis))) if order else None
 
 
 @of_rows("ExpandDims")

@@ -27,9 +27,6 @@ from replicator.forms.rule import (
 from replicator.forms.rules.shapes import of_sizes
 from replicator.forms.sizes import WHOLE, elements, fitting, ints, is_size
 
-# What is selected of an axis, which axis it becomes, and the element that says so.
-_Place = tuple[Any, int | None, int | None]
-
 
 def _first_sharded(facts: Sequence[Fact]) -> Sharded | None:
     return next((f.form for f in facts if isinstance(f.form, Sharded)), None)
@@ -166,19 +163,19 @@ def _selected(
         form: Of what is sliced.
         rank: Its rank.
     """
-    parts = [elements(t, f) for t, f in zip(op.inputs[1:4], facts[1:4], strict=True)]
-    places = _places(op, parts, rank)
-    if places is None:
+    found = [elements(t, f) for t, f in zip(op.inputs[1:4], facts[1:4], strict=True)]
+    parts = [one for one in found if one is not None]
+    if len(parts) < len(found):
         return None
-    chosen, result, k = places[form.axis]
-    if result is None or chosen.step != 1:
+    chosen, result, k = _place(index(op, *parts), form.axis, rank)
+    if not isinstance(chosen, slice) or chosen.step != 1:
         return None
     made, needs = _part(form, chosen.start, chosen.stop), _limits(parts, form, k)
     return (made.at(result), needs) if made and needs else None
 
 
 def _limits(
-    parts: Sequence[list[Any] | None], form: Sharded, k: int | None
+    parts: Sequence[list[Any]], form: Sharded, k: int | None
 ) -> list[Need] | None:
     """Returns which versions of begin, end and strides to take.
 
@@ -191,38 +188,28 @@ def _limits(
         What is needed of each. Numbers of rows along other axes are those of all.
     """
     needs: list[Any] = [
-        fitting(one, form.at(k))
-        if one is not None and k is not None and is_size(one[k])
-        else REPLICATED
+        fitting(one, form.at(k)) if k is not None and is_size(one[k]) else REPLICATED
         for one in parts
     ]
     return None if None in needs else needs
 
 
-def _places(
-    op: tf.Operation, parts: Sequence[list[Any] | None], rank: int
-) -> list[_Place] | None:
-    """Returns what is selected of each axis of a tensor of this rank, or None."""
-    if any(one is None for one in parts):
-        return None
-    begin, end, strides = (one or [] for one in parts)
-    where = index(op, begin, end, strides)
-    taken = sum(one is not None and one is not ... for one in where)
-    result: list[_Place] = []
-    at = 0
-    for k, one in enumerate(where if ... in where else (*where, ...)):
-        if one is ...:
-            more = rank - taken
-            result += [(slice(None, None, 1), at + i, None) for i in range(more)]
-            at += more
-        elif one is None:
-            at += 1
-        elif isinstance(one, slice):
-            result.append((one, at, k))
-            at += 1
-        else:
-            result.append((one, None, k))
-    return result if len(result) == rank else None
+def _place(where: Sequence[Any], axis: int, rank: int) -> tuple[Any, int, int | None]:
+    """Returns what is selected of an axis, which axis that becomes, and who says so.
+
+    Args:
+        where: What is selected, as NumPy writes it.
+        axis: The axis of what is sliced.
+        rank: The rank of that.
+    """
+    items: list[tuple[int | None, Any]] = list(enumerate(where))
+    others = rank - sum(one is not None and one is not ... for one in where)
+    at = where.index(...) if ... in where else len(where)
+    items[at : at + 1] = [(None, slice(None, None, 1))] * others
+    n = [n for n, (_, one) in enumerate(items) if one is not None][axis]
+    made = sum(one is None or isinstance(one, slice) for _, one in items[:n])
+    k, chosen = items[n]
+    return chosen, made, k
 
 
 @of_rows("Pad MirrorPad MirrorPadGrad")
