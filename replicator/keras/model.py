@@ -153,7 +153,8 @@ def _warn_of_jit_compile(model: Any) -> None:
 
     Not where there are GPUs: Keras' choice "auto" cannot be told from True there.
     """
-    if _only_cpus():
+    devices = tf.config.list_physical_devices()
+    if all(device.device_type == "CPU" for device in devices):
         logging.log_first_n(
             logging.WARNING,
             "%s",
@@ -166,8 +167,3 @@ def _warn_of_jit_compile(model: Any) -> None:
                 "leave out jit_compile=True.",
             ),
         )
-
-
-def _only_cpus() -> bool:
-    kinds = {device.device_type for device in tf.config.list_physical_devices()}
-    return kinds <= {"CPU"}

@@ -13,7 +13,10 @@ from replicator.variables.seen_as_one import SeenAsOne
 
 _CONTAINERS = (list, tuple, set, dict)
 _CREATE = "create the model under `with repl.context():`, and call compile there, too."
-_MAKE = "create it under `with repl.context():`, and call compile there."
+_MAKE = (
+    "create it under `with repl.context():`, and call compile there, which makes "
+    "metrics and the optimizer, too; the model itself can stay."
+)
 
 
 def prepare(repl: Any, model: Any) -> None:
@@ -35,13 +38,13 @@ def prepare(repl: Any, model: Any) -> None:
         variables = model.trainable_variables
         inside = list(filter(_is_replicated, variables))
         _check(repl, f"the model {model.name}", inside or variables, _CREATE)
-        _refuse_compiled_outside(repl, model)
         for metric in metrics(model):
             owner = f"the metric {metric.name} of the model {model.name}"
             _check(repl, owner, metric.variables, _MAKE)
         _refuse_stateful(model)
     for container, name, optimizer in places(model):
-        if _is_optimizer(optimizer) and not is_wrapped(optimizer):
+        parts = list(_with_inner(optimizer))
+        if parts and not any(isinstance(part, Wrapped) for part in parts):
             if repl.num_replicas > 1:
                 owner = f"{name}={type(optimizer).__name__} of the model {model.name}"
                 _check(repl, owner, optimizer.variables, _MAKE)
@@ -149,44 +152,15 @@ def wrapped_in(model: Any) -> list[Wrapped]:
     ]
 
 
-def is_wrapped(optimizer: Any) -> bool:
-    """Whether an optimizer, or its inner optimizer, is wrapped."""
-    return any(isinstance(part, Wrapped) for part in _with_inner(optimizer))
+def _with_inner(value: Any) -> Iterator[Any]:
+    """Yields a value if it is an optimizer, and the inner one whose loss it scales."""
+    import keras
 
-
-def _with_inner(optimizer: Any) -> Iterator[Any]:
-    """Yields an optimizer, and the inner one whose loss it scales."""
-    if _is_optimizer(optimizer):
-        yield optimizer
-        inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(value, keras.optimizers.Optimizer):
+        yield value
+        inner = getattr(value, "inner_optimizer", None)
         if inner is not None:
             yield inner
-
-
-def _is_optimizer(value: Any) -> bool:
-    import keras
-
-    return isinstance(value, keras.optimizers.Optimizer)
-
-
-def _refuse_compiled_outside(repl: Any, model: Any) -> None:
-    """Raises ContextError if `compile` was called outside of the context.
-
-    Only `compile` creates a metric for the loss, the first that a model lists.
-    """
-    import keras
-
-    loss: Any = next(iter(model.metrics), None)
-    if type(loss) is keras.metrics.Mean and loss.name == "loss":
-        if not all(map(_is_replicated, loss.variables)):
-            raise errors.ContextError(
-                f"the model {model.name} was compiled outside of the context: the "
-                "metrics and optimizer that compile creates were created outside, too, "
-                "and have no component per replica.",
-                fix="call compile under `with repl.context():`, and create the "
-                "optimizer and metrics that it is given there; the model itself can "
-                "stay.",
-            )
 
 
 def _is_replicated(variable: Any) -> bool:

@@ -345,8 +345,9 @@ def test_weights_are_loaded(tmp_path: pathlib.Path) -> None:
 
 
 _COMPILED_OUTSIDE = (
-    "(?s)^the model sequential.* was compiled outside of the context.*at .*test_model"
-    ".*Fix: call compile under `with repl.context"
+    "(?s)^the metric loss of the model sequential.*, which was created outside of the "
+    "context.*at .*test_model.*Fix: create it under `with repl.context.* call compile "
+    "there, which makes metrics"
 )
 
 # --- Errors ---------------------------------------------------------------------------
