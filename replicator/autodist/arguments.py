@@ -182,10 +182,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _tensor(leaf: Any) -> Any:
-    if isinstance(leaf, tf.Tensor):
-        return leaf
-    is_composite = not isinstance(leaf, _ARRAYS)
-    return leaf if is_composite else tf.convert_to_tensor(leaf)
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, _ARRAYS) else leaf
 
 
 def _hashed(value: Any) -> Any:
