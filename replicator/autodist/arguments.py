@@ -69,23 +69,21 @@ class Arguments:
             raise errors.ArgumentError(
                 f"{self._name} cannot be called with {errors.shown(what)}: "
                 f"{errors.told(error)}.",
-                fix="pass numbers, strings, and arrays and tensors of these.",
+                fix="pass numbers, strings, and arrays and tensors of these; refer to "
+                "other objects inside the function.",
             ) from error
 
     def _as_declared(self, leaves: list[Any]) -> list[Any]:
         """Returns positional arguments as tensors of their specs."""
-        pairs = list(zip(leaves, self._declared, strict=False))
         tensors = [
             self._tried(functools.partial(tf.convert_to_tensor, dtype=spec.dtype), leaf)
             if type(spec) is tf.TensorSpec
             else leaf
-            for leaf, spec in pairs
+            for leaf, spec in zip(leaves, self._declared, strict=False)
         ]
-        fits = [
-            spec.is_compatible_with(x)
-            for x, spec in zip(tensors, self._declared, strict=False)
-        ]
-        if len(leaves) != len(self._declared) or not all(fits):
+        pairs = zip(tensors, self._declared, strict=False)
+        are_fit = all(spec.is_compatible_with(x) for x, spec in pairs)
+        if len(leaves) != len(self._declared) or not are_fit:
             raise errors.ArgumentError(
                 f"{self._name} was given {errors.shown(leaves)}, but its "
                 f"input_signature is {list(self._declared)}.",
@@ -95,19 +93,8 @@ class Arguments:
 
     def _kind(self) -> tuple[Any, ...]:
         structure = repr(tf.nest.map_structure(lambda _: 0, self._given))
-        others = tuple([(type(x), _hashed(x)) for x in self._leaves])
+        others = tuple([(type(x), self._tried(_hashed, x)) for x in self._leaves])
         kinds = tuple([(type(t), t.dtype, t.shape.rank) for t in self.tensors])
-        try:
-            hash(others)
-        except TypeError:
-            raise errors.ArgumentError(
-                f"{self._name} was given arguments that are neither arrays nor "
-                "hashable: "
-                + ", ".join(errors.shown(x) for x in self._leaves if not _hashes(x))
-                + ".",
-                fix="pass arrays, tensors, numbers and strings; refer to other objects "
-                "inside the function.",
-            ) from None
         return structure, tuple(self._indices), others, kinds
 
     @property
@@ -187,15 +174,9 @@ def _tensor(leaf: Any) -> Any:
 
 def _hashed(value: Any) -> Any:
     """Returns what stands for a value in a key: variables are compared as objects."""
-    return value.ref() if isinstance(value, tf.Variable) else value
-
-
-def _hashes(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+    key = value.ref() if isinstance(value, tf.Variable) else value
+    hash(key)  # which not all values have
+    return key
 
 
 def _of_equal_sizes(tensors: Sequence[Any]) -> list[Any]:

@@ -58,9 +58,8 @@ class DistributedFunction:
         functools.update_wrapper(self, function)
         self._function, self._repl = function, repl
         self._owner, self._declared = owner, declared
-        self._traces: dict[
-            Hashable, ByShape[WholeBatchFunction]
-        ] = {}  # by kinds of arguments
+        # By kinds of arguments.
+        self._traces: dict[Hashable, ByShape[WholeBatchFunction]] = {}
         self._found: dict[Hashable, WholeBatchFunction] = {}  # by kinds and shapes
         self._lock, self._made = threading.RLock(), Made()
         self._warns, self._counts = True, collections.Counter[Hashable]()

@@ -69,9 +69,9 @@ def _refuse_stateful(model: Any) -> None:
     import keras
 
     for layer in inside(model):
-        if getattr(layer, "stateful", False) is True and hasattr(layer, "reset_state"):
-            if isinstance(layer, keras.metrics.Metric):
-                continue
+        is_kept = getattr(layer, "stateful", False) is True
+        is_metric = isinstance(layer, keras.metrics.Metric)
+        if is_kept and hasattr(layer, "reset_state") and not is_metric:
             raise errors.ArgumentError(
                 f"the layer {layer.name} of the model {model.name} is stateful: it "
                 "keeps state for each row of a batch, but a replica gets only some of "
