@@ -38,7 +38,7 @@ def prepare(repl: Any, model: Any) -> None:
         variables = model.trainable_variables
         inside = list(filter(_is_replicated, variables))
         _check(repl, f"the model {model.name}", inside or variables, _CREATE)
-        for metric in metrics(model):
+        for metric in _metrics(model):
             owner = f"the metric {metric.name} of the model {model.name}"
             _check(repl, owner, metric.variables, _MAKE)
         _refuse_stateful(model)
@@ -111,18 +111,12 @@ def _leads_on(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, (*kinds, *_CONTAINERS))
 
 
-def metrics(model: Any) -> list[Any]:
+def _metrics(model: Any) -> list[Any]:
     """Returns the metrics of a model, whether it lists them or not."""
     import keras
 
-    def is_public(metric: Any) -> bool:
-        """Whether a metric is not one of Keras' internal lists of metrics."""
-        kind = type(metric)
-        is_keras = kind.__module__.partition(".")[0] == "keras"
-        return not is_keras or hasattr(keras.metrics, kind.__name__)
-
     nested = [part for part in inside(model) if isinstance(part, keras.metrics.Metric)]
-    return [*model.metrics, *filter(is_public, nested)]
+    return [*model.metrics, *nested]
 
 
 def places(model: Any) -> Iterator[tuple[Any, Any, Any]]:
