@@ -32,7 +32,7 @@ def of_one_shape(column: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Returns the results, after comparing those shapes that are unknown so far."""
     if len(column) == 1 or all(map(unknown_shapes.is_known, column)):
         return column
-    return unknown_shapes.check_own(
+    return unknown_shapes.check_local(
         "map_reduce",
         column,
         unknown_shapes.equal,

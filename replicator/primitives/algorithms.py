@@ -28,8 +28,8 @@ from replicator import arguments, errors
 from replicator.costs import cost, rates
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import arithmetic, base, levels, partials, reductions
-from replicator.primitives.job import Job
 from replicator.primitives.levels import Received
+from replicator.primitives.reduce_task import ReduceTask
 
 # TensorFlow slices a tensor without a copy if the slice starts at a multiple of this.
 _ALIGNED_BYTES = 64
@@ -56,16 +56,21 @@ def reduce(matched: Matched, column: Sequence[tf.Tensor], k: int = 0) -> Receive
         column: `column[n]` is the tensor of the n-th participant.
         k: The index of the operand, or of the first operand packed into it.
 
+    Returns:
+        What each participant receives.
+
     Raises:
         ArgumentError: The algorithm named by the call does not support the reduction.
     """
     op, dtype = matched.options["op"], column[0].dtype
-    named, owner = matched.algorithm(k), matched.owner(k)
-    requested = named or matched.policy.algorithm
+    named_algorithm, owner = matched.algorithm(k), matched.owner(k)
+    requested = named_algorithm or matched.policy.algorithm
     if requested == "nccl":
         _check_gpus(matched)
-    if named and not supports(named, op, dtype):
-        raise _unsupported(matched, named, f"cannot do the {op} of {dtype.name}")
+    if named_algorithm and not supports(named_algorithm, op, dtype):
+        raise _unsupported(
+            matched, named_algorithm, f"cannot do the {op} of {dtype.name}"
+        )
     supported = [name for name in ALGORITHMS if supports(name, op, dtype)]
     hub = matched.hub(cost.tensor_bytes(column[0]), owner)
     leaders = levels.leaders(matched, hub, cost.tensor_bytes(column[0]))
@@ -79,17 +84,17 @@ def reduce(matched: Matched, column: Sequence[tf.Tensor], k: int = 0) -> Receive
             cost.known_bytes(column[0]),
             leader_devices,
         )
-    matched.notes.algorithms.append(levels.said(matched, name))
+    matched.notes.algorithms.append(levels.display_name(matched, name))
     unique_name = f"{matched.calls[0].key}:{column[0].name}"
-    job = Job(
-        op,
-        column,
-        matched.devices,
-        matched.group,
-        matched.devices.index(hub),
-        unique_name,
+    task = ReduceTask(
+        op=op,
+        column=column,
+        devices=matched.devices,
+        group=matched.group,
+        hub=matched.devices.index(hub),
+        name=unique_name,
     )
-    return partials.all_reduce(job, leaders, ALGORITHMS[name])
+    return partials.all_reduce(task, leaders, ALGORITHMS[name])
 
 
 def supports(name: str, op: str, dtype: tf.DType) -> bool:
@@ -101,52 +106,52 @@ def supports(name: str, op: str, dtype: tf.DType) -> bool:
     return not reductions.REDUCTIONS[op].located
 
 
-def hub(job: Job) -> Received:
+def hub(task: ReduceTask) -> Received:
     """Reduces on one device, in replica order; all replicas read its result.
 
     Moves 2 * (replicas - 1) * bytes(value): in to the hub and out again.
     """
-    with tf.device(job.devices[job.hub]):
-        parts = reductions.combine(job.op, job.column, job.group, job.steps)
-    return [parts for _ in job.column]
+    with tf.device(task.devices[task.hub]):
+        parts = reductions.combine(task.op, task.column, task.group, task.steps)
+    return [parts for _ in task.column]
 
 
-def shuffled(job: Job) -> Received:
+def shuffled(task: ReduceTask) -> Received:
     """Reduces one slice per device, in replica order; every device joins all slices.
 
     A reduce-scatter and an all-gather. Moves 2 * (replicas - 1) * bytes(value), as the
     hub does, but no device sends or receives more than the others.
     """
-    slices = _slices(job)
+    slices = _slices(task)
     reduced = []
     for k, column in enumerate(zip(*slices, strict=True)):
-        with tf.device(job.devices[(job.hub + k) % job.count]):
-            reduced.append(reductions.combine(job.op, column, job.group, job.steps))
+        with tf.device(task.devices[(task.hub + k) % task.count]):
+            reduced.append(reductions.combine(task.op, column, task.group, task.steps))
     parts = list(zip(*reduced, strict=True))
     return [
         [_whole(part, x, device) for part in parts]
-        for x, device in zip(job.column, job.devices, strict=True)
+        for x, device in zip(task.column, task.devices, strict=True)
     ]
 
 
-def tree(job: Job) -> Received:
+def tree(task: ReduceTask) -> Received:
     """Combines pairs of neighbours, then pairs of pairs; results return the same way.
 
     Moves 2 * (replicas - 1) * bytes(value), in 2 * log2(replicas) steps.
     """
-    steps = job.steps
-    results: list[Any] = [None] * job.count
+    steps = task.steps
+    results: list[Any] = [None] * task.count
 
     def leader(low: int, high: int) -> int:
-        return job.hub if low <= job.hub < high else low
+        return task.hub if low <= task.hub < high else low
 
     def up(low: int, high: int) -> tf.Tensor:
         if high - low == 1:
-            with tf.device(job.devices[low]):
-                return steps.widen(job.column[low])
+            with tf.device(task.devices[low]):
+                return steps.widen(task.column[low])
         middle = _middle(low, high)
         lower, upper = up(low, middle), up(middle, high)
-        with tf.device(job.devices[leader(low, high)]):
+        with tf.device(task.devices[leader(low, high)]):
             return arithmetic.fold(steps.pair, [lower, upper])
 
     def down(low: int, high: int, result: tf.Tensor) -> None:
@@ -159,12 +164,12 @@ def tree(job: Job) -> Received:
             if part_leader == leader(low, high):
                 down(*part, result)
                 continue
-            with tf.device(job.devices[part_leader]):
+            with tf.device(task.devices[part_leader]):
                 down(*part, arithmetic.hop(result))
 
-    combined = up(0, job.count)
-    with tf.device(job.devices[job.hub]):
-        down(0, job.count, steps.finish(combined))
+    combined = up(0, task.count)
+    with tf.device(task.devices[task.hub]):
+        down(0, task.count, steps.finish(combined))
     return [[result] for result in results]
 
 
@@ -173,57 +178,57 @@ def _middle(low: int, high: int) -> int:
     return low + (1 << (high - low - 1).bit_length() - 1)
 
 
-def ring(job: Job) -> Received:
+def ring(task: ReduceTask) -> Received:
     """Passes slices around a ring twice: to combine them, then to distribute them.
 
     Each device sends only to the next one, one slice in each of 2 * (replicas - 1)
     steps. Moves 2 * (replicas - 1) * bytes(value). Slice k is combined in the order
     k, k + 1, ..., k - 1.
     """
-    steps, count = job.steps, job.count
-    slices = _slices(job)
-    gathered: list[list[tf.Tensor]] = [[] for _ in job.column]
+    steps, count = task.steps, task.count
+    slices = _slices(task)
+    gathered: list[list[tf.Tensor]] = [[] for _ in task.column]
     for k in range(len(slices[0])):
         order = [(k + step) % count for step in range(count)]
-        with tf.device(job.devices[order[0]]):
+        with tf.device(task.devices[order[0]]):
             partial = steps.widen(slices[order[0]][k])
         for n in order[1:]:
-            with tf.device(job.devices[n]):
+            with tf.device(task.devices[n]):
                 operand = steps.widen(slices[n][k])
                 partial = arithmetic.fold(steps.pair, [partial, operand])
-        with tf.device(job.devices[order[-1]]):
+        with tf.device(task.devices[order[-1]]):
             partial = steps.finish(partial)
         gathered[order[-1]].append(partial)
         for n in order[:-1]:
-            with tf.device(job.devices[n]):
+            with tf.device(task.devices[n]):
                 partial = arithmetic.hop(partial)
             gathered[n].append(partial)
     return [
         [_whole(pieces, x, device)]
-        for pieces, x, device in zip(gathered, job.column, job.devices, strict=True)
+        for pieces, x, device in zip(gathered, task.column, task.devices, strict=True)
     ]
 
 
-def nccl(job: Job) -> Received:
+def nccl(task: ReduceTask) -> Received:
     """Reduces with NVIDIA's NCCL, among the GPUs of one host.
 
     The library chooses the order of summation; it is the same on all GPUs, and from run
     to run on the same machine. NCCL has no CPU kernel.
     """
-    steps, results = job.steps, []
-    for x, device in zip(job.column, job.devices, strict=True):
+    steps, results = task.steps, []
+    for x, device in zip(task.column, task.devices, strict=True):
         with tf.device(device):
             reduced = tf.raw_ops.NcclAllReduce(
                 input=steps.widen(x),
-                reduction=_NCCL_OPS[job.op],
-                num_devices=job.count,
-                shared_name=f"replicator:{job.name}",
+                reduction=_NCCL_OPS[task.op],
+                num_devices=task.count,
+                shared_name=f"replicator:{task.name}",
             )
             results.append([steps.finish(reduced)])
     return results
 
 
-ALGORITHMS: dict[str, Callable[[Job], Received]] = {
+ALGORITHMS: dict[str, Callable[[ReduceTask], Received]] = {
     "hub": hub,
     "shuffled": shuffled,
     "tree": tree,
@@ -232,7 +237,7 @@ ALGORITHMS: dict[str, Callable[[Job], Received]] = {
 }
 
 
-def _slices(job: Job) -> list[list[tf.Tensor]]:
+def _slices(task: ReduceTask) -> list[list[tf.Tensor]]:
     """Slices each participant's flattened tensor, on its device.
 
     Returns:
@@ -241,19 +246,19 @@ def _slices(job: Job) -> list[list[tf.Tensor]]:
         There is one per participant, or fewer for a tensor of few elements.
     """
     slices = []
-    sizes = {x.shape.num_elements() for x in job.column} - {None}
+    sizes = {x.shape.num_elements() for x in task.column} - {None}
     size = sizes.pop() if len(sizes) == 1 else None  # unknown sizes are left out
-    for x, device in zip(job.column, job.devices, strict=True):
+    for x, device in zip(task.column, task.devices, strict=True):
         with tf.device(device):
             flat = tf.reshape(x, [-1])
             unit = max(1, _ALIGNED_BYTES // max(1, x.dtype.size))
             if size is None:
                 total = tf.size(flat)
-                width = -(-total // (job.count * unit)) * unit
-                starts = [tf.minimum(k * width, total) for k in range(job.count)]
+                width = -(-total // (task.count * unit)) * unit
+                starts = [tf.minimum(k * width, total) for k in range(task.count)]
                 ends = [tf.minimum(start + width, total) for start in starts]
             else:
-                width = max(1, -(-size // (job.count * unit)) * unit)
+                width = max(1, -(-size // (task.count * unit)) * unit)
                 starts = list(range(0, size, width)) or [0]
                 ends = [min(start + width, size) for start in starts]
             slices.append(

@@ -99,7 +99,13 @@ def gather_dense(
         group = of.group
     joined = [axes.joined("all_gather", Value.of(t), axis, len(group)) for t in tensors]
     return base.communicate(
-        *("all_gather", {"axis": axis}, tensors, joined, joined, of, group),
+        "all_gather",
+        {"axis": axis},
+        tensors,
+        results=joined,
+        agreed=joined,
+        of=of,
+        group=group,
         policies=policies,
     )
 
@@ -157,7 +163,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     Between hosts, each host sends its replicas' operands to each other host.
     """
     axis = matched.options["axis"]
-    matched = unknown_shapes.alike(matched, axis)
+    matched = unknown_shapes.check_alike(matched, axis)
     results = []
     for k in range(len(matched.operands[0])):
         column = matched.column(k)
@@ -168,6 +174,6 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
             results.append(levels.join_for_all(matched, column, axis, hub))
         else:
             joined = levels.join(matched, column, axis, hub)
-            received = levels.hand_out(matched, [joined], hub)
+            received = levels.distribute(matched, [joined], hub)
             results.append([part for (part,) in received])
     return [list(row) for row in zip(*results, strict=True)]

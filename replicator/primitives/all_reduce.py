@@ -98,8 +98,8 @@ def all_reduce(
 def weight_of(op: str, weight: Any) -> Any:
     """Returns the weight that `weight="auto"` stands for: `repl.weight`, or None.
 
-    None where all replicas have the same number of examples, and in a mean that an
-    assignment to a variable takes, which weights by itself.
+    None where all replicas have the same number of examples, and in the mean of an
+    assignment to a variable, which applies weights by itself.
     """
     if not (isinstance(weight, str) and weight == "auto"):
         return weight
@@ -194,14 +194,20 @@ def reduce_dense(
     options = base.all_reduce_options(op, algorithm, of)
     if when is None:
         return base.communicate(
-            *("all_reduce", options, tensors, results),
+            "all_reduce",
+            options,
+            tensors,
+            results,
             of=of,
             group=group,
             policies=policies,
             together=together and context.require("all_reduce").is_outermost,
         )
     return base.communicate(
-        *("all_reduce", options, [*tensors, when], results),
+        "all_reduce",
+        options,
+        [*tensors, when],
+        results,
         differentiable=False,
         policies=policies,
         conditional=True,
@@ -321,7 +327,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     Small tensors are first packed into buckets. With the hub this does not change the
     order in which an element is summed; algorithms.py gives the others' orders.
     """
-    matched = unknown_shapes.alike(matched)
+    matched = unknown_shapes.check_alike(matched)
     count = len(matched.operands[0])
     when = None
     if matched.calls[0].conditional:
@@ -376,7 +382,7 @@ def _reduce_one(
         return partials.across(matched, column, when, matched.owner(k))
     if when is None:
         return algorithms.reduce(matched, column, k)
-    matched.notes.algorithms.append(levels.said(matched, "hub"))
+    matched.notes.algorithms.append(levels.display_name(matched, "hub"))
     hub = matched.hub(cost.tensor_bytes(column[0]), matched.owner(k))
     with tf.device(hub):
         parts = tf.cond(
@@ -384,4 +390,4 @@ def _reduce_one(
             lambda: partials.combine(matched, column, hub),
             lambda: [tf.zeros_like(column[0])],
         )
-    return levels.hand_out(matched, parts, hub)
+    return levels.distribute(matched, parts, hub)

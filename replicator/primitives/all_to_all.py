@@ -117,13 +117,13 @@ def exchange(
             "all_to_all", options, tensors, results, of=of, group=group
         )
     index = group.index(context.require("all_to_all").replica_id)
-    known = [
+    static_sizes = [
         None if context.will_be_copied() else tf.get_static_value(own_sizes)
         for own_sizes in sizes
     ]
     results = [
         _uneven(value, split_axis, concat_axis, own_sizes, index)
-        for value, own_sizes in zip(values, known, strict=True)
+        for value, own_sizes in zip(values, static_sizes, strict=True)
     ]
     agreed = [_uneven(value, split_axis, concat_axis, None, index) for value in values]
     # The sizes received from each replica are results too: the gradient's splits.
@@ -216,7 +216,7 @@ def _uneven(
     """Returns dtype and shape after an exchange of slices of different sizes.
 
     All slices that a replica concatenates have the same sizes along the other axes:
-    those of the slice that it keeps.
+    those of the slice that it sends to itself.
     """
     if value.shape is None:
         return value
@@ -258,17 +258,17 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     options, replicas = matched.options, range(len(matched.operands))
     is_uneven = "splits" in options
     count = len(matched.operands[0]) // (2 if is_uneven else 1)
-    matched = _compared(matched, count, is_uneven)
+    matched = _checked(matched, count, is_uneven)
     results: list[list[tf.Tensor]] = [[] for _ in replicas]
     received_sizes: list[list[tf.Tensor]] = [[] for _ in replicas]
     for k in range(count):
         pieces = []
-        for own, device in zip(matched.operands, matched.devices, strict=True):
+        for operands, device in zip(matched.operands, matched.devices, strict=True):
             with tf.device(device):
                 pieces.append(
                     axes.split(
-                        own[k],
-                        own[count + k] if is_uneven else None,
+                        operands[k],
+                        operands[count + k] if is_uneven else None,
                         options["split_axis"],
                         len(replicas),
                     )
@@ -286,15 +286,15 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     return [[*row, *sizes] for row, sizes in zip(results, received_sizes, strict=True)]
 
 
-def _compared(matched: Matched, count: int, given: bool) -> Matched:
-    """Returns the communication with operands that wait until they are checked."""
+def _checked(matched: Matched, count: int, is_uneven: bool) -> Matched:
+    """Returns the communication with operands that wait for run-time checks."""
     columns = [matched.column(k) for k in range(len(matched.operands[0]))]
     for k in range(count):
-        splits = columns[count + k] if given else []
+        splits = columns[count + k] if is_uneven else []
         is_static = [tf.get_static_value(sizes) is not None for sizes in splits]
         all_known = all(map(unknown_shapes.is_known, columns[k])) and all(is_static)
         # A gradient's slices have the sizes in which they were received.
-        if not all_known and not (given and matched.calls[0].backward):
+        if not all_known and not (is_uneven and matched.calls[0].backward):
             columns[k] = _check_shapes(matched, columns[k], splits)
     return matched.passing(list(zip(*columns, strict=True)))
 
@@ -302,7 +302,7 @@ def _compared(matched: Matched, count: int, given: bool) -> Matched:
 def _check_shapes(
     matched: Matched, column: Sequence[tf.Tensor], splits: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns tensors that wait until they and their splits are checked.
+    """Returns tensors that wait for run-time checks of their shapes and splits.
 
     Args:
         matched: The communication.
@@ -312,12 +312,12 @@ def _check_shapes(
     cut, join = (matched.options[name] for name in ("split_axis", "concat_axis"))
     count = len(column)
 
-    def conditions(seen: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        sizes = [unknown_shapes.size_along(shape, cut) for shape in seen]
-        checks = [unknown_shapes.has_axis(seen[0], axis) for axis in (cut, join)]
+    def conditions(vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        sizes = [unknown_shapes.size_along(shape, cut) for shape in vectors]
+        checks = [unknown_shapes.has_axis(vectors[0], axis) for axis in (cut, join)]
         if not splits:
             return [
-                *unknown_shapes.equal(seen),
+                *unknown_shapes.equal(vectors),
                 tf.equal(sizes[0] % count, 0),
                 *checks,
             ]
@@ -326,12 +326,12 @@ def _check_shapes(
                 tf.equal(tf.reduce_sum(split), size),
                 tf.reduce_all(split >= 0),
             ]
-        rank = tf.size(seen[0])
+        rank = tf.size(vectors[0])
         along_one = tf.equal((cut - join) % tf.maximum(rank, 1), 0)
         checks += [along_one | same for same in unknown_shapes.equal(splits)]
         rest = [
             unknown_shapes.without(unknown_shapes.without(shape, cut), join)
-            for shape in seen
+            for shape in vectors
         ]
         return [*checks, *unknown_shapes.equal(rest)]
 
@@ -351,7 +351,7 @@ def _check_shapes(
             f"pass tensors of one shape whose size there is a multiple of {count}, or "
             "say with splits=[...] how much each replica is sent."
         )
-    return unknown_shapes.check(matched, column, conditions, problem, fix, also=splits)
+    return unknown_shapes.check(matched, column, conditions, problem, fix, extra=splits)
 
 
 def _check_joinable(matched: Matched, n: int, column: Sequence[tf.Tensor]) -> None:

@@ -38,13 +38,13 @@ _LINEAR = frozenset(
     "Unpack".split()
 )
 _SUMS = frozenset(("AddN", "AddV2", "Add", "Sub"))
-# Primitives that only move what they are given: a gradient stays one.
+# Primitives that only move their operands: a gradient remains a gradient.
 _MOVES = frozenset(("all_gather", "all_to_all", "broadcast", "permute"))
 _PRODUCTS = frozenset(
     "BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum MatMul Mul MulNoNan".split()
 )
-# Those that treat each element by itself, or only move elements: what is done to a
-# gradient before the step combines it. Sums over examples are not among them.
+# Ops that treat each element by itself, or only move elements, as a step does with a
+# gradient before it combines it. Sums over examples are not among them.
 _ELEMENTWISE = _SUMS | frozenset(
     "BroadcastTo Cast ConcatV2 ExpandDims GatherNd GatherV2 Identity IdentityN Mul "
     "MulNoNan Neg Pack PreventGradient RealDiv Reshape Select SelectV2 Slice Split "
@@ -52,57 +52,57 @@ _ELEMENTWISE = _SUMS | frozenset(
     "UnsortedSegmentSum".split()
 )
 _SCALED = frozenset(("Mul", "MulNoNan", "RealDiv"))
-# Ops that ask for no more than the shape of a value.
+# Ops that depend on the shape of a value only.
 _SHAPES = frozenset(
     "BroadcastGradientArgs OnesLike Rank Shape ShapeN Size ZerosLike".split()
 )
-# Results of passes, and whether tf.stop_gradient was passed, by id.
+# Results of passes by id, and whether they went through tf.stop_gradient.
 Ends: TypeAlias = dict[int, tuple[tf.Tensor, bool]]
 
 
-class Reached(NamedTuple):
+class PassedCalls(NamedTuple):
     """The keys of the calls that gradients are computed from.
 
     Attributes:
-        own: Those that gradients passed through, as far as the graph tells.
+        certain: Those that gradients passed through, as far as the graph tells.
         unless_recorded: Those that they passed through unless a tape recorded their
-            pass: then they are differentiated again, and part of a loss.
+            pass: in that case they are differentiated again and are part of a loss.
     """
 
-    own: set[str]
+    certain: set[str]
     unless_recorded: set[str]
 
 
-def reached(gradients: Sequence[Any], combined: Container[int]) -> Reached:
-    """Returns the calls that gradients pass through, once applied.
+def passed_calls(gradients: Sequence[Any], combined: Container[int]) -> PassedCalls:
+    """Returns the calls that applied gradients passed through.
 
     Args:
         gradients: Tensors, IndexedSlices or None.
-        combined: The ids of tensors that are sums over the replicas already: what they
-            are computed from is complete without being weighed.
+        combined: The ids of tensors that are sums over the replicas already; what they
+            are computed from needs no weights.
     """
-    return _Walk(combined).reached(gradients)
+    return _Walk(combined).passed_calls(gradients)
 
 
-def contained(
+def gradients_in(
     values: Sequence[Any], combined: Container[int], examples: int | None
 ) -> list[tf.Tensor]:
-    """Returns the gradients that values are, each possibly scaled or added to others.
+    """Returns the gradients of which values consist: scaled, or added to others.
 
-    Like gradients of variables, they have no axis of examples: what is computed from a
-    gradient by a sum or a mean over examples is a value, and so is what is divided by
-    a number of them.
+    Like gradients of variables, they have no axis of examples: the result of a sum or a
+    mean over examples is a value and no gradient, and so is anything divided by a
+    number of examples.
 
     Args:
         values: Tensors, IndexedSlices or None.
         combined: The ids of tensors that are sums over the replicas already.
         examples: The number of the replica's examples, if it is known statically.
     """
-    return _Walk(combined).contained(values, examples)
+    return _Walk(combined).gradients_in(values, examples)
 
 
 def is_upstream(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is computed from the gradients given to the running pass.
+    """Whether a tensor is computed from the upstream gradients of the running pass.
 
     Other tensors in a gradient function are values of the forward pass, or computed
     from them once more (tf.recompute_grad). False where no pass is running.
@@ -110,11 +110,11 @@ def is_upstream(tensor: tf.Tensor) -> bool:
     upstream = callers.given_to_pass()
     if upstream is None:
         return False
-    given = {id(x) for x in upstream if x is not None}
+    upstream_ids = {id(x) for x in upstream if x is not None}
     pending, seen = [tensor], {id(tensor)}
     while pending:
         tensor = pending.pop()
-        if id(tensor) in given:
+        if id(tensor) in upstream_ids:
             return True
         op, graph = tensor.op, tensor.graph
         if op.type == "Placeholder" and graph.building_function:
@@ -143,25 +143,27 @@ class _Walk:
         self._ends_of: dict[int, Ends] = {}
         self._seen: dict[tuple[int, bool], tf.Tensor] = {}
 
-    def reached(self, gradients: Sequence[Any]) -> Reached:
+    def passed_calls(self, gradients: Sequence[Any]) -> PassedCalls:
         """Walks from the gradients; see the function of this name."""
         tensors = tf.nest.flatten(list(gradients), expand_composites=True)
         pending = [(x, False) for x in tensors if tf.is_symbolic_tensor(x)]
         while pending:
-            uses, begun = self._through(pending)
+            uses, root_passes = self._through(pending)
             pending = []
             for op, value, doubtful in uses:
                 for end, stopped in self._ends(value).values():
-                    if self._is_factor(op, value, end, begun):
+                    if self._is_factor(op, value, end, root_passes):
                         pending.append((end, doubtful or not stopped))
-        return Reached(self._keys[False], self._keys[True])
+        return PassedCalls(self._keys[False], self._keys[True])
 
-    def contained(self, values: Sequence[Any], examples: int | None) -> list[tf.Tensor]:
+    def gradients_in(
+        self, values: Sequence[Any], examples: int | None
+    ) -> list[tf.Tensor]:
         """Walks from values to the gradients in them; see the function of this name."""
         tensors = tf.nest.flatten(list(values), expand_composites=True)
         pending = [x for x in tensors if tf.is_symbolic_tensor(x)]
         seen: dict[int, tf.Tensor] = {}
-        found = []
+        gradients = []
         while pending:
             tensor = pending.pop()
             if id(tensor) in seen or id(tensor) in self._combined:
@@ -169,40 +171,40 @@ class _Walk:
             seen[id(tensor)] = tensor
             op = tensor.op
             if self._passes.of(op) is not None:
-                found.append(tensor)
+                gradients.append(tensor)
             elif op.type in _ELEMENTWISE:
                 pending += _terms(tensor, examples)
             elif kind_of(op).calls or op.type == "Placeholder":
                 pending += self._results(tensor) or self._sources(tensor)
-        return found
+        return gradients
 
     def _through(
         self, pending: list[tuple[tf.Tensor, bool]]
     ) -> tuple[list[tuple[tf.Operation, tf.Tensor, bool]], set[Any]]:
-        """Walks through what was done to gradients, and the passes they come from.
+        """Walks back through what was done to gradients, and through their passes.
 
         Args:
-            pending: Tensors, and whether they are gradients only unless recorded.
+            pending: Tensors, and whether they count as gradients only unless recorded.
 
         Returns:
-            The values that passes use, with their ops; and the passes whose beginnings
-            were reached.
+            The values that passes use, with their ops; and the passes that begin from
+            ones which the walk reached.
         """
-        uses, begun = [], set()
+        uses, root_passes = [], set()
         while pending:
             tensor, doubtful = pending.pop()
             if (id(tensor), doubtful) in self._seen:
                 continue
             self._seen[id(tensor), doubtful] = tensor
             op = tensor.op
-            own = self._passes.of(op)
-            if own is not None and tapes.begins_pass(op):
-                begun.add(own)
+            pass_id = self._passes.of(op)
+            if pass_id is not None and tapes.begins_pass(op):
+                root_passes.add(pass_id)
                 continue
             call = placeholder.read(op)
-            if own is None and id(tensor) in self._combined:
+            if pass_id is None and id(tensor) in self._combined:
                 continue
-            if own is None:
+            if pass_id is None:
                 if call is not None:
                     self._keys[doubtful].add(call.key)
                 pending += [(x, doubtful) for x in self._sources(tensor)]
@@ -210,25 +212,25 @@ class _Walk:
             calls = control_flow.calls_inside(op) if call is None else (call,)
             self._keys[doubtful].update(inner.key for inner in calls)
             for x in op.inputs:
-                if self._passes.of(x.op) == own:
+                if self._passes.of(x.op) == pass_id:
                     pending.append((x, doubtful))
                 elif op.type not in _SHAPES:
                     uses.append((op, x, doubtful))
-        return uses, begun
+        return uses, root_passes
 
     def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what a tensor is computed from, in and outside of functions."""
+        """Returns what a tensor is computed from, inside functions and outside them."""
         op = tensor.op
         if op.type == "Placeholder":
             outer = self._outer(tensor)
             return [] if outer is None else [outer]
         results = self._results(tensor)
-        if "While" in op.type:  # each iteration uses all results of the one before
+        if "While" in op.type:  # each iteration uses all results of the preceding one
             results = [x for output in op.outputs for x in self._results(output)]
         return [*op.inputs, *results]
 
     def _results(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what a tensor is inside of the functions that its op calls."""
+        """Returns the tensors that a result is inside the functions its op calls."""
         op = tensor.op
         results: list[Any] = []
         for _, body in functions.called_graphs(op) if kind_of(op).calls else ():
@@ -242,35 +244,35 @@ class _Walk:
         ]
 
     def _outer(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns what a function's parameter is outside of it, as far as is known."""
+        """Returns the tensor that is passed as a function's parameter, if known."""
         graph: Any = tensor.graph
         if not graph.building_function:
             return None
         if graph not in self._captured:
-            known = {id(inner): outer for outer, inner in graph.captures}
+            outer_by_id = {id(inner): outer for outer, inner in graph.captures}
             caller = self._caller.get(graph)
             if caller is not None:  # a conditional's first operand is its condition
-                given = list(caller.inputs)[len(caller.inputs) - len(graph.inputs) :]
-                known |= dict(zip(map(id, graph.inputs), given, strict=False))
-            self._captured[graph] = known
+                operands = list(caller.inputs)[len(caller.inputs) - len(graph.inputs) :]
+                outer_by_id |= dict(zip(map(id, graph.inputs), operands, strict=False))
+            self._captured[graph] = outer_by_id
         outer = self._captured[graph].get(id(tensor))
         return outer if tf.is_symbolic_tensor(outer) else None
 
     def _ends(self, value: tf.Tensor) -> Ends:
-        """Returns the gradients that a value is, times constants, if it is any."""
+        """Returns the gradients that a value is a multiple of, if any."""
         pending: list[tuple[tf.Tensor, list[tf.Tensor] | None]] = [(value, None)]
         while pending:
             tensor, sources = pending.pop()
-            if sources is not None:  # the ends of which are known by now
+            if sources is not None:  # whose ends are known by now
                 self._ends_of[id(tensor)] = self._joined(tensor, sources)
             elif id(tensor) not in self._ends_of:
-                self._ends_of[id(tensor)] = {}  # of itself, in a loop
+                self._ends_of[id(tensor)] = {}  # in case of a loop
                 sources = self._factors(tensor)
                 pending += [(tensor, sources), *((x, None) for x in sources)]
         return self._ends_of[id(value)]
 
     def _factors(self, value: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what a value is linear in, unless a pass or another op made it."""
+        """Returns the tensors a value is linear in; none for a result of a pass."""
         op = value.op
         if self._passes.of(op) is not None:
             return []
@@ -283,22 +285,22 @@ class _Walk:
         return [sources[value.value_index]] if op.type == "IdentityN" else sources
 
     def _joined(self, value: tf.Tensor, sources: Sequence[tf.Tensor]) -> Ends:
-        """Returns the gradients that a value is, given what it is linear in."""
+        """Returns a value's gradients, from those of the tensors it is linear in."""
         op = value.op
         if self._passes.of(op) is not None:
             return {id(value): (value, False)}
-        found = [self._ends_of[id(x)] for x in sources]
-        if op.type in _SUMS and not all(found):
+        ends_of_sources = [self._ends_of[id(x)] for x in sources]
+        if op.type in _SUMS and not all(ends_of_sources):
             return {}
         stops = op.type == "StopGradient"
         return {
             key: (end, stopped or stops)
-            for ends in found
+            for ends in ends_of_sources
             for key, (end, stopped) in ends.items()
         }
 
     def _is_factor(
-        self, op: tf.Operation, value: tf.Tensor, end: tf.Tensor, begun: set[Any]
+        self, op: tf.Operation, value: tf.Tensor, end: tf.Tensor, root_passes: set[Any]
     ) -> bool:
         """Whether a pass multiplies its own gradient by a value, and by nothing else.
 
@@ -306,17 +308,17 @@ class _Walk:
             op: The op of the pass.
             value: What it uses of the forward pass.
             end: The gradient that the value is.
-            begun: The passes that begin from ones. Others are given gradients to begin
-                from, so that a value may be one of these, whatever its op.
+            root_passes: The passes that begin from ones. Others begin from gradients
+                that are passed to them, which a value may be, whatever its op.
         """
         if kind_of(op).calls:
-            return True  # as far as can be seen from here
+            return True  # as far as this graph tells
         others = [x for x in op.inputs if x is not value]
-        own = self._passes.of(op)
-        if own in begun:
+        pass_id = self._passes.of(op)
+        if pass_id in root_passes:
             if op.type not in _PRODUCTS:
                 return False
-            if not self._depends(others, lambda x: tapes.begins_pass(x.op), own):
+            if not self._depends(others, lambda x: tapes.begins_pass(x.op), pass_id):
                 return False
         return not self._depends(others, lambda x: x is end)
 
@@ -330,7 +332,7 @@ class _Walk:
 
         Args:
             tensors: The tensors.
-            on: Says which one.
+            on: Whether a tensor is that one.
             within: The pass to stay in, if any.
         """
         pending = list(tensors)
@@ -350,7 +352,7 @@ class _Walk:
 
 
 def _terms(tensor: tf.Tensor, examples: int | None) -> list[tf.Tensor]:
-    """Returns what a tensor consists of, of the operands of an _ELEMENTWISE op."""
+    """Returns the operands of an _ELEMENTWISE op of which its result consists."""
     op, operands = tensor.op, list(tensor.op.inputs)
     if op.type in ("Select", "SelectV2"):
         return operands[1:]
@@ -379,21 +381,21 @@ def _is_fixed(factor: tf.Tensor, examples: int | None) -> bool:
 
 
 class _Passes:
-    """Tells the passes apart: by their graphs, and the ops that they begin from."""
+    """Identifies passes, by their graphs and the ops that they begin from."""
 
     def __init__(self) -> None:
         self._is_part: dict[tf.Operation, bool] = {}
-        self._begun: dict[tf.Graph, list[int]] = {}
+        self._starts: dict[tf.Graph, list[int]] = {}
 
     def of(self, op: tf.Operation) -> Any:
-        """Returns what identifies the pass that an op is part of; None: it is in none.
+        """Returns a key of the pass that an op is part of; None: it is in none.
 
-        Passes that are given gradients to begin from are not told from the one before.
+        A pass that begins from given gradients has the key of the preceding pass.
         """
         if op not in self._is_part:
             self._is_part[op] = tapes.is_part_of_pass(op)
         if not self._is_part[op]:
             return None
-        if op.graph not in self._begun:
-            self._begun[op.graph] = tapes.passes_begun(op.graph)
-        return op.graph, bisect.bisect(self._begun[op.graph], tapes.number_of(op))
+        if op.graph not in self._starts:
+            self._starts[op.graph] = tapes.passes_begun(op.graph)
+        return op.graph, bisect.bisect(self._starts[op.graph], tapes.number_of(op))

@@ -3,7 +3,7 @@
 
 A primitive is one file with three parts: the function a user calls (its meaning), a
 `gradient` (its dual) and a `lower` (its real ops). `permute.py` is the best to read
-first. WORKSPACE.md says what a new primitive needs besides.
+first. WORKSPACE.md says what else a new primitive needs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ from replicator.primitives import flows, weighing
 HALF = (tf.float16, tf.bfloat16)
 # What TensorFlow, NumPy and Python raise for a value that is not a tensor or a nest.
 UNCONVERTED = (
-    *(TypeError, ValueError, OverflowError, AttributeError, NotImplementedError),
-    *(RuntimeError, tf.errors.OpError),
+    AttributeError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    tf.errors.OpError,
 )
 _MANY = 8  # results of one call from which adding their identities in bulk pays
 
@@ -57,10 +62,10 @@ def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
         except errors.ReplicatorError:
             raise  # from a variable that cannot be read here
         except UNCONVERTED as error:
-            shown = f"{type(leaf).__name__} {errors.shown(leaf)}"
+            text = f"{type(leaf).__name__} {errors.shown(leaf)}"
             raise bad_argument(
                 what,
-                f"was given {shown}, which is not a tensor",
+                f"was given {text}, which is not a tensor",
                 "pass tensors, numbers, arrays or variables, or a nest of them.",
             ) from error
     return leaves
@@ -180,7 +185,7 @@ def check_place(what: str, line: str) -> None:
 
 
 def differing(value_of: Callable[[int], bool | int]) -> tf.Tensor:
-    """Returns a constant of the replica being built, which copies may differ in.
+    """Returns a constant of the replica being built that may differ between copies.
 
     Args:
         value_of: Maps the id of any replica to its value: a bool or an int32 scalar.
@@ -191,7 +196,7 @@ def differing(value_of: Callable[[int], bool | int]) -> tf.Tensor:
 
 
 def hidden(value_of: Callable[[int], bool | int]) -> tf.Tensor:
-    """Returns the same as `differing`, from which nothing is computed before it runs.
+    """Returns the same as `differing`, with a value that is unknown until it runs.
 
     Python and static shapes would depend on it, and they are the same for copies.
     """
@@ -222,8 +227,8 @@ def communicate(
         operands: The tensors that this replica passes.
         results: Dtype and static shape of the tensors that it receives.
         agreed: What must match on all replicas; the operands by default.
-        of: Inside a gradient: the call being differentiated, by which gradients are
-            paired: replicas may reach them in different orders.
+        of: Inside a gradient: the call being differentiated. Gradients are paired by
+            it, since replicas may reach them in different orders.
         group: The participating replicas, in order. By default all of them, or inside
             a gradient the group of the call being differentiated.
         channel: The sequence in which this call is counted; its group's by default.
@@ -255,7 +260,7 @@ def communicate(
     key = _next_key(replica, of, group, channel)
     weights: list[tf.Tensor | None] = []
     if of is None:
-        operands, weights = weighing.in_own_gradient(replica, primitive, key, operands)
+        operands, weights = weighing.weighed_operands(replica, primitive, key, operands)
     facts = replica.build.facts[primitive]
     call = Call(
         primitive=primitive,
@@ -287,11 +292,11 @@ def communicate(
     outputs = _identities(op)
     if receipt:
         replica.states.of(flows.Receipts).append(outputs.pop())
-    return weighing.received(outputs, weights)
+    return weighing.unweighed(outputs, weights)
 
 
 def _record(build: context.Build, placed: placeholder.Placeholder) -> None:
-    """Tells tapes the gradient of a call."""
+    """Registers the gradient of a call with the tapes."""
     primitive, op = placed.call.primitive, placed.op
     gradient = build.gradients[primitive]
     tapes.record_gradient(
@@ -369,14 +374,13 @@ def differentiate(
         for result, d in zip(results, upstream[: len(results)], strict=True)
     ]
     with replica.backward_pass():
-        return weighing.taken(
-            *(replica, placed, dense),
-            lambda dense: gradient(placed, dense),
+        return weighing.weighed_gradient(
+            replica, placed, dense, lambda dense: gradient(placed, dense)
         )
 
 
 def _in_dtype_of(result: tf.Tensor, upstream: Any) -> tf.Tensor:
-    """Returns a gradient in the dtype of the result: custom ones may have another."""
+    """Casts a gradient to the result's dtype; custom gradients may have another."""
     upstream = tf.convert_to_tensor(upstream)
     inexact = result.dtype.is_floating and upstream.dtype.is_floating
     if inexact or result.dtype.is_complex and upstream.dtype.is_complex:
@@ -391,7 +395,8 @@ def all_reduce_options(
 
     Args:
         op: The reduction.
-        algorithm: As for `all_reduce`; in the gradient of one, its own is used.
+        algorithm: As for `all_reduce`; ignored in the gradient of an all_reduce, which
+            uses the same as that.
         of: Inside a gradient: the call being differentiated.
     """
     if of is not None and of.primitive == "all_reduce":

@@ -46,7 +46,7 @@ def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:
     """
     members = groups.members("broadcast", group)
     base.check_root("broadcast", root, members)
-    operands, leaves = rooted.handed_in("broadcast", value, root)
+    operands, leaves = rooted.root_operands("broadcast", value, root)
     if not leaves:
         return value
     received = base.communicate(
@@ -124,4 +124,4 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
         sent = [
             rooted.as_agreed(matched, k) for k in range(len(matched.calls[root].agreed))
         ]
-    return levels.hand_out(matched, sent, matched.devices[root])
+    return levels.distribute(matched, sent, matched.devices[root])

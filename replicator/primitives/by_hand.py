@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weighted means of gradients that a step takes by itself, without a wrapped optimizer.
 
-Gradients that passed through communication are of the sum of all replicas' losses. If
-their mean is weighted by `repl.weight`, as a wrapped optimizer weights it, they are
-weighed by the replica whose loss they are of (weighing.py), so that the mean is the
-gradient on one device. Nothing can weigh them by other weights, which may be computed
-only after them: those must be equal.
+Gradients that passed through communication are those of the sum of all replicas'
+losses. If their mean is weighted by `repl.weight`, as in a wrapped optimizer, each is
+weighed by the replica of its loss (weighing.py), so that the mean equals the gradient
+on one device. Other weights may be computed after the gradients, too late to weigh
+them: those must be equal.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _FIX = (
     "multiply each replica's loss by its weight, and sum the gradients over the "
     "replicas."
 )
-_KEEPING = ("Cast", "Identity", "Reshape", "Squeeze", "Mul")  # still its shares
+_SHARE_PRESERVING = ("Cast", "Identity", "Reshape", "Squeeze", "Mul")
 
 
 def of_mean(
     leaves: Sequence[Any], weight: tf.Tensor, members: Sequence[int]
 ) -> tuple[list[Any], bool]:
-    """Has the gradients in a weighted mean weighed by whose losses they are of.
+    """Has the gradients in a weighted mean weighed by the replicas of their losses.
 
     Args:
         leaves: What the step averages: tensors and IndexedSlices.
@@ -40,32 +40,32 @@ def of_mean(
 
     Returns:
         The leaves, which may wait for a run-time check that no weights are needed; and
-        whether their mean is the gradient on one device, so that an optimizer that is
-        given it has nothing to weigh.
+        whether their mean equals the gradient on one device, so that an optimizer has
+        nothing left to weigh.
 
     Raises:
         ArgumentError: An optimizer needs the same gradients unweighed.
         BuildAgain: They need to be weighed and were not in this attempt.
     """
     replica = context.require("all_reduce")
-    own = replica.states.of(weighing.Weighing)
-    if not own.taken or replica.mode.writing is not None:
+    state = replica.states.of(weighing.Weighing)
+    if not state.gradients or replica.mode.writing is not None:
         return list(leaves), False
     if callers.given_to_pass() is not None:
         return list(leaves), False
     count = tf.get_static_value(replica.shard.count)
-    found = applied.contained(leaves, own.combined, count)
-    if found and is_by_examples(replica, weight):
+    gradients = applied.gradients_in(leaves, state.combined, count)
+    if gradients and is_by_examples(replica, weight):
         who = 'all_reduce ("mean")'
-        return weighing.claim(replica, leaves, True, who, found), True
-    if weighing.passed(replica, found):
+        return weighing.claim(replica, leaves, True, who, gradients), True
+    if weighing.passed_communication(replica, gradients):
         return if_equal(replica, leaves, weight, members, "all_reduce"), False
     return list(leaves), False
 
 
 def is_by_examples(replica: context.ReplicaContext, weight: Any) -> bool:
     """Whether a weight is `repl.weight`, possibly cast or multiplied by a constant."""
-    return _behind(replica, weight, _KEEPING) is not None
+    return _share_of(replica, weight, _SHARE_PRESERVING) is not None
 
 
 def exact(replica: context.ReplicaContext, weight: Any) -> Any:
@@ -73,14 +73,14 @@ def exact(replica: context.ReplicaContext, weight: Any) -> Any:
 
     What users get is a float32, which would round means of float64 values.
     """
-    found = _behind(replica, weight, ("Cast", "Identity"))
-    return weight if found is None else found
+    share = _share_of(replica, weight, ("Cast", "Identity"))
+    return weight if share is None else share
 
 
-def _behind(
+def _share_of(
     replica: context.ReplicaContext, weight: Any, passing: Sequence[str]
 ) -> Any | None:
-    """Returns the float64 share from which a weight is computed by some types of ops.
+    """Returns the float64 share from which a weight is computed by ops of some types.
 
     None if it is computed in another way.
     """
@@ -119,7 +119,9 @@ def if_equal(
         who: Who averages the gradients, for messages.
     """
     (total,) = base.communicate(
-        *("all_reduce", base.all_reduce_options("sum"), [weight]),
+        "all_reduce",
+        base.all_reduce_options("sum"),
+        [weight],
         reductions.results("sum", [weight]),
         group=tuple(members),
         differentiable=False,
@@ -137,6 +139,6 @@ def if_equal(
             f"{who} at {errors.user_line()}",
             "weight of the replica, and of all:",
         ]
-        shown = [tf.reshape(x, [1]) for x in (weight, total)]
-        asserted = unknown_shapes.fail_unless([even], message, shown, _FIX)
-    return weighing.waiting(gradients, asserted)
+        vectors = [tf.reshape(x, [1]) for x in (weight, total)]
+        assertion = unknown_shapes.fail_unless([even], message, vectors, _FIX)
+    return weighing.wait_for(gradients, assertion)

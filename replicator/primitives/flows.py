@@ -24,7 +24,7 @@ def places(tensors: Sequence[tf.Tensor]) -> list[int]:
 def spread(
     gradients: Sequence[tf.Tensor], at: Sequence[int], count: int
 ) -> list[tf.Tensor | None]:
-    """Returns `count` gradients: the given ones at their indices, None elsewhere.
+    """Returns `count` gradients: these at their indices, None elsewhere.
 
     Args:
         gradients: The gradients.
@@ -36,7 +36,7 @@ def spread(
 
 
 class Receipts(list[Any]):
-    """For `Replicator.linked`: a scalar zero for each call that only sent something."""
+    """For `Replicator.linked`: a scalar zero for each call that returned nothing."""
 
 
 def last_receipt(what: str) -> tf.Tensor:

@@ -174,7 +174,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     """Concatenates on the root's device, in replica order; moves all other operands."""
     root = matched.group.index(matched.options["root"])
     axis = matched.options["axis"]
-    matched = unknown_shapes.alike(matched, axis)
+    matched = unknown_shapes.check_alike(matched, axis)
     received = [
         levels.join(matched, matched.column(k), axis, matched.devices[root])
         for k in range(len(matched.operands[root]))

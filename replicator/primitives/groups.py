@@ -98,9 +98,9 @@ class Partition:
             ArgumentError: The partition is for another number of replicas.
             ContextError: Read outside a step.
         """
-        return self._own("Partition.own")
+        return self._group_of_replica("Partition.own")
 
-    def _own(self, what: str) -> Group:
+    def _group_of_replica(self, what: str) -> Group:
         """Returns `own`; errors name `what` was called."""
         replica = context.require(what)
         replica.build.refuse_copies("the replica's own group")
@@ -199,7 +199,7 @@ def members(what: str, group: Any) -> tuple[int, ...]:
     if group is None:
         return replica.build.world.everyone
     if isinstance(group, Partition):
-        return group._own(what).members
+        return group._group_of_replica(what).members
     # A Group may come from a Replicator with more replicas.
     checked = make_group(group, replica.num_replicas, what)
     if len(checked) < replica.num_replicas:

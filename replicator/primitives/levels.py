@@ -34,7 +34,7 @@ def leaders(matched: Matched, hub: str, nbytes: int) -> list[int]:
     Args:
         matched: The communication.
         hub: A device that must be one of them.
-        nbytes: How many bytes each will process.
+        nbytes: The number of bytes that each will process.
 
     Returns:
         Indices of participants; all of them if there is only one level.
@@ -55,7 +55,7 @@ def leader(matched: Matched, members: Sequence[int], hub: str, nbytes: int) -> s
     return matched.hubs.next(nbytes, devices)
 
 
-def said(matched: Matched, name: str) -> str:
+def display_name(matched: Matched, name: str) -> str:
     """Returns an algorithm's name as plans show it."""
     return f"{name} of hosts" if hosts.in_levels(matched.devices) else name
 
@@ -85,7 +85,7 @@ def spread(
     return result
 
 
-def hand_out(matched: Matched, parts: Sequence[tf.Tensor], at: str) -> Received:
+def distribute(matched: Matched, parts: Sequence[tf.Tensor], at: str) -> Received:
     """Has all participants read the same tensors, which each host receives once.
 
     Args:
@@ -148,7 +148,7 @@ def join_each(
     axis: int | None,
     places: Sequence[str],
 ) -> dict[str, tf.Tensor]:
-    """Concatenates one tensor per participant on each of some devices, as `join` does.
+    """Concatenates one tensor per participant on several devices, as `join` does.
 
     Args:
         matched: The communication.

@@ -12,7 +12,7 @@ from replicator.primitives import base, flows
 
 
 def linked(loss: Any) -> tf.Tensor:
-    """Returns the loss, made to depend on everything this replica has sent so far.
+    """Returns the loss, now dependent on everything this replica has sent so far.
 
     The sum of all replicas' losses is differentiated, but a tape visits only what the
     replica's own loss depends on. That excludes every `send`, and every `reduce` or

@@ -114,7 +114,8 @@ def recv(spec: Any, source: int, tag: int = 0) -> Any:
         [Value.of(leaf) for leaf in leaves],
     )
     checked = [
-        _alike(tensor, leaf) for tensor, leaf in zip(received, leaves, strict=True)
+        _checked_shape(tensor, leaf)
+        for tensor, leaf in zip(received, leaves, strict=True)
     ]
     return tf.nest.pack_sequence_as(spec, checked)
 
@@ -149,15 +150,15 @@ def _as_spec(leaf: Any) -> tf.TensorSpec | tf.Tensor:
     return tensor
 
 
-def _alike(received: tf.Tensor, leaf: tf.TensorSpec | tf.Tensor) -> tf.Tensor:
-    """Returns the received tensor, checked at run time against the shape of `leaf`.
+def _checked_shape(received: tf.Tensor, leaf: tf.TensorSpec | tf.Tensor) -> tf.Tensor:
+    """Checks the received tensor at run time against the shape of `leaf`.
 
     Adds a check only if the leaf is a tensor whose shape is unknown while the step is
     built; the lowering checks everything else.
     """
     if isinstance(leaf, tf.TensorSpec) or unknown_shapes.is_known(leaf):
         return received
-    checked, _ = unknown_shapes.check_own(
+    checked, _ = unknown_shapes.check_local(
         "recv",
         [received, leaf],
         unknown_shapes.equal,
@@ -275,7 +276,7 @@ def _as_expected(
         (sent,) = unknown_shapes.check(
             matched,
             [sent],
-            lambda seen: unknown_shapes.fits(seen[0], spec),
+            lambda vectors: unknown_shapes.fits(vectors[0], spec),
             "the tensor that was sent does not have the shape that recv was given",
             "pass recv a tf.TensorSpec of the shape that is sent; None is any size.",
             [source],

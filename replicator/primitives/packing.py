@@ -25,7 +25,7 @@ def pack(matched: Matched, buckets: Sequence[Bucket]) -> list[Sequence[tf.Tensor
     Args:
         matched: The communication.
         buckets: Each names operands of one dtype whose shapes differ only in the first
-            size, or a single operand, which is left as it is.
+            size, or a single operand, which stays unchanged.
 
     Returns:
         `packs[b][n]` is the n-th participant's tensor for `buckets[b]`.

@@ -20,65 +20,65 @@ import tensorflow as tf
 from replicator.costs import cost, hosts
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import arithmetic, levels, reductions
-from replicator.primitives.job import Job
 from replicator.primitives.levels import Received
+from replicator.primitives.reduce_task import ReduceTask
 
 # The reduction that computes the value whose owner is sought.
 _VALUES = {"argmin": "min", "argmax": "max"}
 
 
 def all_reduce(
-    job: Job, leaders: Sequence[int], between: Callable[[Job], Received]
+    task: ReduceTask, leaders: Sequence[int], between: Callable[[ReduceTask], Received]
 ) -> Received:
     """Reduces within each host, then between the leaders, who distribute the result.
 
     Args:
-        job: The reduction.
+        task: The reduction.
         leaders: The result of `levels.leaders`.
-        between: The algorithm between hosts, or of the whole job if it has one level.
+        between: The algorithm between hosts, or of the whole task if it has one level.
     """
-    if len(leaders) == job.count:
-        return between(job)
-    if reductions.REDUCTIONS[job.op].located:
-        return _extrema(job, leaders, between)
+    if len(leaders) == task.count:
+        return between(task)
+    if reductions.REDUCTIONS[task.op].located:
+        return _extrema(task, leaders, between)
     column = []
-    for leader, members in zip(leaders, hosts.by_host(job.devices), strict=True):
-        with tf.device(job.devices[leader]):
-            host_tensors = [job.column[n] for n in members]
+    for leader, members in zip(leaders, hosts.by_host(task.devices), strict=True):
+        with tf.device(task.devices[leader]):
+            host_tensors = [task.column[n] for n in members]
             column.append(
-                reductions.partial(job.op, host_tensors, job.steps)
+                reductions.partial(task.op, host_tensors, task.steps)
                 if len(host_tensors) > 1
-                else job.steps.widen(host_tensors[0])
+                else task.steps.widen(host_tensors[0])
             )
     received = between(
-        Job(
-            job.op,
-            column,
-            [job.devices[leader] for leader in leaders],
-            [job.group[leader] for leader in leaders],
-            leaders.index(job.hub),
-            job.name,
-            job.steps,
+        ReduceTask(
+            op=task.op,
+            column=column,
+            devices=[task.devices[leader] for leader in leaders],
+            group=[task.group[leader] for leader in leaders],
+            hub=leaders.index(task.hub),
+            name=task.name,
+            whole_steps=task.steps,
         )
     )
-    return levels.spread(job.devices, leaders, received)
+    return levels.spread(task.devices, leaders, received)
 
 
 def _extrema(
-    job: Job, leaders: Sequence[int], between: Callable[[Job], Received]
+    task: ReduceTask, leaders: Sequence[int], between: Callable[[ReduceTask], Received]
 ) -> Received:
     """Reduces the values, then the ids of the replicas that hold them."""
-    value_job = dataclasses.replace(job, op=_VALUES[job.op])
-    values = all_reduce(value_job, leaders, between)
+    value_task = dataclasses.replace(task, op=_VALUES[task.op])
+    values = all_reduce(value_task, leaders, between)
     ids = []
-    for n, (x, (value,)) in enumerate(zip(job.column, values, strict=True)):
-        with tf.device(job.devices[n]):
+    for n, (x, (value,)) in enumerate(zip(task.column, values, strict=True)):
+        with tf.device(task.devices[n]):
             holder_ids = tf.where(
-                arithmetic.holds(x, value), job.group[n], tf.int32.max
+                arithmetic.holds(x, value), task.group[n], tf.int32.max
             )
             ids.append(arithmetic.ensure_shape(holder_ids, x.shape))
     owners = all_reduce(
-        dataclasses.replace(job, op="min", column=ids), leaders, between
+        dataclasses.replace(task, op="min", column=ids), leaders, between
     )
     return [[*value, *owner] for value, owner in zip(values, owners, strict=True)]
 
@@ -148,4 +148,4 @@ def across(
         result = arithmetic.ensure_shape(steps.finish(total), column[0].shape)
         if when is not None:
             result = tf.where(when, result, tf.zeros_like(result))
-    return levels.hand_out(matched, [result], hub)
+    return levels.distribute(matched, [result], hub)

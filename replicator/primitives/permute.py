@@ -182,16 +182,20 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
                 results.append([tf.zeros_like(x) for x in operands])
                 continue
             ends = matched.group.index(source), n
-            results.append([_sent(matched, ends, k) for k in range(len(operands))])
+            results.append(
+                [_source_tensor(matched, ends, k) for k in range(len(operands))]
+            )
     return results
 
 
-def _sent(matched: Matched, ends: tuple[int, int], k: int) -> tf.Tensor:
+def _source_tensor(matched: Matched, ends: tuple[int, int], k: int) -> tf.Tensor:
     """Returns the source's tensor, checked to be of the shape of the destination's."""
     pair = [matched.operands[n][k] for n in ends]
     if not all(map(unknown_shapes.is_known, pair)):
         pair = unknown_shapes.check(
-            *(matched, pair, unknown_shapes.equal),
+            matched,
+            pair,
+            unknown_shapes.equal,
             "the tensors of source and destination differ in shape",
             unknown_shapes.ONE_SHAPE,
             ends,

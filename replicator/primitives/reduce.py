@@ -51,7 +51,7 @@ def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any
         value: A nest of tensors, as for `all_reduce`.
         root: The replica that receives the result, a member of the group.
         op: As for `all_reduce`; "mean" only where all replicas have the same number of
-            examples: there are no weights.
+            examples, since there are no weights.
         group: The participating replicas, from `Replicator.group` or `groups`; all by
             default. The calling replica must be a member.
 
@@ -143,7 +143,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
 
     Each other host reduces its replicas' tensors first and sends bytes(value).
     """
-    matched = unknown_shapes.alike(matched)
+    matched = unknown_shapes.check_alike(matched)
     root = matched.group.index(matched.options["root"])
     parts = [
         partials.combine(matched, matched.column(k), matched.devices[root])

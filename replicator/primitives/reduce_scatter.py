@@ -132,7 +132,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
     receives one slice from each, the reduction of that host's replicas' slices.
     """
     options, replicas = matched.options, range(len(matched.operands))
-    matched = unknown_shapes.alike(matched, split=options["axis"])
+    matched = unknown_shapes.check_alike(matched, split=options["axis"])
     # results[n][k] is what participant n receives for its k-th tensor: value, owner.
     results: list[list[list[tf.Tensor]]] = [[] for _ in replicas]
     count = len(matched.operands[0]) // (2 if options.get("sized") else 1)

@@ -128,10 +128,10 @@ def check_op(what: str, op: Any) -> None:
 
 
 def refuse_equal_weights(what: str, op: str) -> None:
-    """Raises ArgumentError for a mean that counts replicas the same, not examples.
+    """Raises ArgumentError for a mean that weights replicas equally, not examples.
 
-    all_reduce and gradients weight them; a program in which this mean does not would
-    be silently wrong wherever a batch does not divide evenly.
+    all_reduce and gradients weight examples; a program that mixes both would be
+    silently wrong wherever a batch does not divide evenly.
     """
     if op == "mean" and context.require(what).examples is not None:
         raise base.bad_argument(
@@ -299,7 +299,7 @@ def share(
     return share_of(shares.Reduced(operands, results, totals, of))
 
 
-# --- How they combine -----------------------------------------------------------------
+# --- Pairs -----------------------------------------------------------------
 
 
 def _add(one: tf.Tensor, two: tf.Tensor) -> tf.Tensor:

@@ -43,7 +43,7 @@ def check_dense(what: str, leaves: Sequence[Any], verb: str) -> None:
         )
 
 
-def handed_in(
+def root_operands(
     what: str, value: Any, root: int
 ) -> tuple[list[tf.Tensor], list[tf.Tensor | tf.TensorSpec]]:
     """Reads the argument of a primitive that uses only the root's value.
@@ -104,16 +104,16 @@ def zeros(like: Sequence[tf.Tensor], tied: bool) -> list[tf.Tensor | None]:
 def in_place(
     tensor: tf.Tensor, root: int, members: tuple[int, ...], policy: OperandPolicy
 ) -> tf.Tensor:
-    """Gives replicas the root's tensor in place of their own, which are as good.
+    """Replaces all replicas' tensors, which differ in rounding at most, by the root's.
 
     Args:
-        tensor: What each has computed of the same operands, in its own order.
-        root: The replica whose tensor all get.
+        tensor: The result of each for the same operands, computed in its own order.
+        root: The replica whose tensor all receive.
         members: The replicas.
         policy: The variable that the tensor belongs to.
 
     Returns:
-        The root's tensor, with the gradient of the replica's own.
+        The root's tensor, with the gradient of this replica's.
     """
     (received,) = base.communicate(
         "broadcast",
@@ -127,10 +127,10 @@ def in_place(
     )
 
     @tf.custom_gradient
-    def made(_: tf.Tensor) -> Any:
+    def replaced(_: tf.Tensor) -> Any:
         return tf.identity(received), lambda upstream: upstream
 
-    return made(tensor)
+    return replaced(tensor)
 
 
 def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor:
@@ -158,12 +158,12 @@ def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor
         static_shape is not None and static_shape[0] is not None
     )
 
-    def conditions(seen: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        checks = unknown_shapes.equal(seen)
+    def conditions(vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        checks = unknown_shapes.equal(vectors)
         for spec in specs:
-            checks += unknown_shapes.fits(seen[0], spec)
+            checks += unknown_shapes.fits(vectors[0], spec)
         if not size_is_known:
-            checks.append(tf.equal(unknown_shapes.size_along(seen[0], 0), entries))
+            checks.append(tf.equal(unknown_shapes.size_along(vectors[0], 0), entries))
         return checks
 
     if unknown or not (fits and size_is_known):
@@ -172,7 +172,7 @@ def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor
             [value, *(matched.operands[n][k] for n in unknown)],
             conditions,
             "the root's tensor does not have the shape that the other replicas expect"
-            + _said(specs[:root] + specs[root + 1 :])
+            + _expected_shapes(specs[:root] + specs[root + 1 :])
             + (
                 ""
                 if size_is_known
@@ -187,7 +187,7 @@ def as_agreed(matched: Matched, k: int, entries: int | None = None) -> tf.Tensor
     return tf.identity(value)
 
 
-def _said(specs: Sequence[shapes.Shape]) -> str:
+def _expected_shapes(specs: Sequence[shapes.Shape]) -> str:
     """Returns the shapes that replicas expect, for an error; "" if they expect none."""
     texts = [str(list(spec)).replace("None", "?") for spec in specs if spec is not None]
     return "".join(f", {text}" for text in dict.fromkeys(texts))

@@ -60,7 +60,7 @@ def scatter(
     members = groups.members("scatter", group)
     base.check_root("scatter", root, members)
     axes.check("scatter", axis, optional=True)
-    operands, leaves = rooted.handed_in("scatter", value, root)
+    operands, leaves = rooted.root_operands("scatter", value, root)
     if not leaves:
         return value
     index = members.index(context.require("scatter").replica_id)

@@ -63,10 +63,10 @@ def paired(what: str, slices: tf.IndexedSlices) -> list[tf.Tensor]:
         )
     if rows.as_many(values, indices):
         return [values, indices]
-    return unknown_shapes.check_own(
+    return unknown_shapes.check_local(
         what,
         [values, indices],
-        lambda seen: unknown_shapes.equal([seen[0][:1], seen[1]]),
+        lambda vectors: unknown_shapes.equal([vectors[0][:1], vectors[1]]),
         "the numbers of values and of indices of IndexedSlices differ",
         "shapes of both",
         _FIX,
@@ -81,25 +81,25 @@ def add_up(
 ) -> tf.IndexedSlices:
     """Sums the rows of each index, in their order, and divides the sums.
 
-    Unsummed, an optimizer would square each row by itself (Keras' Adam does), and
-    TensorFlow would add them up in the order in which its threads reach them.
+    Without the sums, an optimizer might square each row by itself (Keras' Adam does),
+    and TensorFlow would add them up in the order in which its threads reach them.
 
     Args:
         slices: The rows of all replicas, concatenated.
         count: The divisor.
-        group: The replicas that sum these rows and need the same bits, if any do: also
-            where one owns the variable, others may compute its norm.
+        group: The replicas that sum these rows and need the same bits, if any. Even
+            where one owns the variable, others may compute a norm.
         policy: The variable of the rows, and the replica that owns it.
 
     Returns:
         Each index once, in the order of first occurrence.
     """
-    indices, places = tf.unique(slices.indices)
+    indices, positions = tf.unique(slices.indices)
     values, dtype = slices.values, slices.values.dtype
     if dtype in base.HALF:
         values = tf.cast(values, tf.float32)
     # On CPUs each thread computes some of the sums and scans all rows in order.
-    sums = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
+    sums = tf.math.unsorted_segment_sum(values, positions, tf.size(indices))
     if len(group) > 1 and in_any_order(group):
         root = policy.owner if policy.owner in group else group[0]
         sums = rooted.in_place(sums, root, group, policy)
@@ -111,8 +111,8 @@ def add_up(
 def in_any_order(group: tuple[int, ...]) -> bool:
     """Whether devices of these replicas may add up rows in another order each time.
 
-    GPUs do, by atomic additions: sums of the same rows differ in their last bits, by
-    which mirrored variables would drift apart.
+    GPUs do, by atomic additions: sums of the same rows differ in their last bits, and
+    mirrored variables would drift apart.
     """
     devices = context.require("all_reduce").build.world.everywhere
     return any(

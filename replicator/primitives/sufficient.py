@@ -3,15 +3,15 @@
 
 graph/matching/factors.py recognises the factors and costs/cost.py decides whether they
 pay. This module concatenates the replicas' factors in replica order, each once per
-device, and multiplies once. A mean divides one of the concatenated factors, so that
-nothing passes over the large product. Products of 16-bit floats are made in float32.
+device, and multiplies once. A mean divides one of the concatenated factors, which are
+smaller than the product. Products of 16-bit floats are computed in float32.
 
-Where devices share a memory, one of them (the hub, or the owner of the result) makes
+Where devices share a memory, one of them (the hub, or the owner of the result) computes
 the product and all read it; otherwise each device concatenates and multiplies for
-itself, and only factors travel. Each of several hosts does so as if it were alone, and
-its replicas' factors are concatenated before they go to the others. All replicas get
-the same bits if their processors multiply alike; where hosts do not, which
-hosts/likeness.py finds, factors are not used.
+itself, and only factors travel. Several hosts do so independently, and the factors of a
+host's replicas are concatenated before they go to the others. All replicas get the same
+bits if their processors multiply alike; hosts/likeness.py finds hosts that do not, and
+then factors are not used.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _find(
     if not any(
         terms and isinstance(terms[0], Product) for terms in factors_of.values()
     ):
-        return {}  # sums of rows, small ones too, are only reduced along with a product
+        return {}  # sums of rows, even small ones, are only reduced with a product
     return {
         k: factors_of[k] if k in factors_of else factors.find(columns[k])
         for k in eligible
@@ -117,7 +117,7 @@ class _Joiner:
     def note_rows(
         self, products: Sequence[Product], counts: Sequence[int | None]
     ) -> None:
-        """Notes how many rows of the products' factors each process has."""
+        """Records how many rows of the products' factors each process has."""
         for side in ([p.left for p in products], [p.right for p in products]):
             self._rows[_key(side)] = counts
 
@@ -160,7 +160,7 @@ class _Joiner:
         }
         if len(results) == 1:
             ((at, result),) = results.items()
-            received = levels.hand_out(self._matched, [result], at)
+            received = levels.distribute(self._matched, [result], at)
             return [part for (part,) in received]
         result_on = {hosts.host_of(device): results[device] for device in results}
         return [
@@ -195,7 +195,7 @@ class _Joiner:
                 transpose_a=left[0].axis == 0,
                 transpose_b=right[0].axis == 1,
             )
-            return _again(after[0], product)
+            return _reapplied(after[0], product)
 
     def add_rows(
         self, sums: Sequence[RowSum], device: str, places: Sequence[str]
@@ -206,14 +206,18 @@ class _Joiner:
             [Factor(row_sum.rows, 0) for row_sum in sums], after, places
         )
         with tf.device(device):
-            return _again(after[0], tf.reduce_sum(_near(device, rows), 0))
+            return _reapplied(after[0], tf.reduce_sum(_near(device, rows), 0))
 
     def _scaled(
         self, column: Sequence[Factor], after: Sequence[After], places: Sequence[str]
     ) -> _Joined:
         """Concatenates one factor per replica, multiplied by the product's scales."""
         scales = tuple(a.scales for a in after)
-        key = tuple(places), _key(column), tuple(_scale_key(own) for own in scales)
+        key = (
+            tuple(places),
+            _key(column),
+            tuple(_scale_key(replica_scales) for replica_scales in scales),
+        )
         if key not in self._joined:
             joined = self._join(column, places, scales)
             if self._constant != 1.0:
@@ -303,7 +307,7 @@ def _multiplied(
     return factor
 
 
-def _again(after: After, tensor: tf.Tensor) -> tf.Tensor:
+def _reapplied(after: After, tensor: tf.Tensor) -> tf.Tensor:
     """Applies to the reduced tensor the steps that followed each replica's product."""
     for kind, argument in reversed(after.steps):
         change = tf.transpose if kind == "Transpose" else tf.reshape

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of all primitives: one line each.
 
-WORKSPACE.md says what a new primitive needs besides.
+WORKSPACE.md says what else a new primitive needs.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class Primitive:
     facts: placeholder.Facts
 
 
-def _whole(file: Any) -> Primitive:
+def _from_module(module: Any) -> Primitive:
     """Returns the primitive that a module of this package defines."""
-    return Primitive(file.lower, file.gradient, file.FACTS)
+    return Primitive(module.lower, module.gradient, module.FACTS)
 
 
 PRIMITIVES = {
-    "all_gather": _whole(all_gather),
-    "all_reduce": _whole(all_reduce),
-    "all_to_all": _whole(all_to_all),
-    "barrier": _whole(barrier),
-    "broadcast": _whole(broadcast),
-    "gather": _whole(gather),
-    "permute": _whole(permute),
+    "all_gather": _from_module(all_gather),
+    "all_reduce": _from_module(all_reduce),
+    "all_to_all": _from_module(all_to_all),
+    "barrier": _from_module(barrier),
+    "broadcast": _from_module(broadcast),
+    "gather": _from_module(gather),
+    "permute": _from_module(permute),
     "recv": Primitive(message.lower, message.recv_gradient, message.RECV),
-    "reduce": _whole(reduce),
-    "reduce_scatter": _whole(reduce_scatter),
-    "scatter": _whole(scatter),
+    "reduce": _from_module(reduce),
+    "reduce_scatter": _from_module(reduce_scatter),
+    "scatter": _from_module(scatter),
     "send": Primitive(message.lower, message.send_gradient, message.SEND),
 }
 

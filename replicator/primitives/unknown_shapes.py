@@ -29,16 +29,19 @@ _MOST = 254  # the most axes of a tensor: an error shows all of its sizes
 Conditions = Callable[[Sequence[tf.Tensor]], Iterable[tf.Tensor]]
 
 
-def alike(
+def check_alike(
     matched: Matched, axis: int | None = None, split: int | None = None
 ) -> Matched:
-    """Returns the communication with operands that wait until their shapes are checked.
+    """Checks at run time that the replicas' operands have the same shapes.
 
     Args:
         matched: The communication.
         axis: The axis along which sizes may differ, from the end if negative; None:
             sizes may not differ.
         split: Another axis that tensors of unknown rank must have.
+
+    Returns:
+        The communication, with operands that wait for the check.
     """
     columns = [
         _compared(matched, matched.column(k), axis, split)
@@ -63,13 +66,13 @@ def _compared(
     if unranked:
         problem += f", or have no axis {needed}"
 
-    def conditions(seen: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def conditions(vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         along = []
         if unranked and needed is not None:
-            along = [has_axis(shape, needed) for shape in seen]
+            along = [has_axis(shape, needed) for shape in vectors]
         if axis is not None:
-            seen = [without(shape, axis) for shape in seen]
-        return [*equal(seen), *along]
+            vectors = [without(shape, axis) for shape in vectors]
+        return [*equal(vectors), *along]
 
     return check(matched, column, conditions, problem, fix)
 
@@ -80,10 +83,10 @@ def check(
     conditions: Conditions,
     problem: str,
     fix: str,
-    who: Sequence[int] | None = None,
-    also: Sequence[tf.Tensor] = (),
+    participants: Sequence[int] | None = None,
+    extra: Sequence[tf.Tensor] = (),
 ) -> list[tf.Tensor]:
-    """Returns tensors that wait until the conditions on their shapes are checked.
+    """Checks conditions on the shapes of tensors at run time.
 
     Args:
         matched: The communication.
@@ -91,67 +94,74 @@ def check(
         conditions: Returns the conditions on the shapes.
         problem: What is wrong if a condition fails.
         fix: What to do about it.
-        who: The participants that the tensors belong to, by index; all by default.
-        also: Int vectors, one per tensor, that the error shows after the shapes.
+        participants: The indices of the participants whose tensors these are; all by
+            default.
+        extra: Int vectors, one per tensor, that the error shows after the shapes.
+
+    Returns:
+        The tensors, which wait for the check.
     """
-    indices = range(len(tensors)) if who is None else who
+    indices = range(len(tensors)) if participants is None else participants
     calls = [matched.calls[n] for n in indices]
     devices = [matched.devices[n] for n in indices]
-    seen = []
+    vectors = []
     for x, device in zip(tensors, devices, strict=True):
         with tf.device(device):
-            seen.append(shapes.when_run(x))
-    of = f"shapes{' and splits' if also else ''} on {_replicas(calls)}:"
+            vectors.append(shapes.when_run(x))
+    of = f"shapes{' and splits' if extra else ''} on {_replicas(calls)}:"
     message = [f"{calls[0].primitive}: {problem}.", *_sites(matched.calls), of]
     with tf.device(hosts.cpu_of(matched.devices[0])):
-        checks = list(conditions(seen))
+        checks = list(conditions(vectors))
         if not checks:  # a single replica has nothing to compare
             return list(tensors)
-        asserted = fail_unless(checks, message, [*seen, *also], fix)
+        assertion = fail_unless(checks, message, [*vectors, *extra], fix)
     checked = []
     for x, device in zip(tensors, devices, strict=True):
-        with tf.device(device), tf.control_dependencies([asserted]):
+        with tf.device(device), tf.control_dependencies([assertion]):
             checked.append(tf.identity(x))
     return checked
 
 
-def check_own(
+def check_local(
     primitive: str,
     tensors: Sequence[tf.Tensor],
     conditions: Conditions,
     problem: str,
-    shown: str,
+    description: str,
     fix: str,
-    seen: Sequence[tf.Tensor] | None = None,
+    vectors: Sequence[tf.Tensor] | None = None,
 ) -> list[tf.Tensor]:
-    """Returns tensors of the replica being built that wait until they are checked.
+    """Checks tensors of the replica being built at run time.
 
     Args:
         primitive: The name of the call.
         tensors: The tensors.
-        conditions: Returns the conditions on `seen`.
+        conditions: Returns the conditions on `vectors`.
         problem: What is wrong if a condition fails.
-        shown: Describes `seen`.
+        description: Describes `vectors`.
         fix: What to do about it.
-        seen: Int vectors; the shapes of the tensors by default.
+        vectors: Int vectors; the shapes of the tensors by default.
+
+    Returns:
+        The tensors, which wait for the check.
     """
     replica, line = context.require(primitive), errors.user_line()
-    seen = [shapes.when_run(x) for x in tensors] if seen is None else seen
+    vectors = [shapes.when_run(x) for x in tensors] if vectors is None else vectors
     message = [
         f"{primitive}{on_replica(replica)}: {problem}.",
         f"at {line}",
-        f"{shown}:",
+        f"{description}:",
     ]
     with tf.device(hosts.cpu_of(replica.device)):
-        asserted = fail_unless(list(conditions(seen)), message, seen, fix)
-    with tf.control_dependencies([asserted]):
+        assertion = fail_unless(list(conditions(vectors)), message, vectors, fix)
+    with tf.control_dependencies([assertion]):
         return [tf.identity(x) for x in tensors]
 
 
 def on_replica(replica: context.ReplicaContext) -> str:
-    """Returns e.g. " on replica 1" for a message in the graph; "" if that is copied.
+    """Returns e.g. " on replica 1" for a message in the graph; "" if it is copied.
 
-    A copy would name the replica it was copied from.
+    A copy would name the replica that it was copied from.
     """
     is_traced = replica.build.all_traced
     return f" on replica {replica.replica_id}" if is_traced else ""
@@ -160,7 +170,7 @@ def on_replica(replica: context.ReplicaContext) -> str:
 def of_shape(
     primitive: str, tensor: tf.Tensor, shape: Sequence[int], name: str, fix: str
 ) -> tf.Tensor:
-    """Returns an argument of a given shape, checked at run time if it is not static.
+    """Returns an argument of a required shape, checked at run time if not static.
 
     Args:
         primitive: The name of the call.
@@ -171,10 +181,10 @@ def of_shape(
     """
     if is_known(tensor):
         return tensor
-    (checked,) = check_own(
+    (checked,) = check_local(
         primitive,
         [tensor],
-        lambda seen: fits(seen[0], tuple(shape)),
+        lambda vectors: fits(vectors[0], tuple(shape)),
         f"was given {name} whose shape is not {list(shape)}",
         f"shape of {name}",
         fix,
@@ -185,21 +195,21 @@ def of_shape(
 
 def fail_unless(
     conditions: Sequence[tf.Tensor],
-    said: Sequence[str],
-    seen: Sequence[tf.Tensor],
+    message: Sequence[str],
+    vectors: Sequence[tf.Tensor],
     fix: str,
 ) -> tf.Operation:
     """Returns an op that fails unless all conditions hold; to be placed on a CPU.
 
     Args:
         conditions: Bool scalars, at least one.
-        said: The message; its last line describes `seen`.
-        seen: Int vectors that the error shows.
+        message: The message; its last line describes `vectors`.
+        vectors: Int vectors that the error shows.
         fix: What to do about it.
     """
     return tf.raw_ops.Assert(
         condition=tf.reduce_all(tf.stack(conditions)),
-        data=[*said, *seen, f"Fix: {fix}"],
+        data=[*message, *vectors, f"Fix: {fix}"],
         summarize=_MOST,
     )
 
@@ -246,9 +256,9 @@ def is_known_to_fit(tensor: tf.Tensor, spec: Shape) -> bool:
     )
 
 
-def equal(seen: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def equal(vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Compares the first vector with each of the others; lengths may differ."""
-    return [_same(seen[0], other) for other in seen[1:]]
+    return [_same(vectors[0], other) for other in vectors[1:]]
 
 
 def _same(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:

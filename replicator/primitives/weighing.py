@@ -6,13 +6,13 @@ by its examples needs the weighted sum instead. For a replica's own loss, that i
 factor of its gradients. Gradients that arrive from other replicas, through the forward
 pass's communication, must be weighed by the replica whose loss they are of, not by the
 one that receives them. So if a wrapped optimizer takes such a mean, the step is built a
-second time: gradients are multiplied by their replica's weight before they are sent and
+second time: gradients are multiplied by the sender's weight before they are sent and
 divided by the receiver's weight when they arrive.
 
 A communication's gradients belong to the optimizer whose applied gradients passed
 through them (applied.py), or to a weighted mean that the step takes by itself
 (by_hand.py). An optimizer that sums takes them unweighed; no gradient can be both. Any
-other gradient is a value like any other, that of the sum of all replicas' losses.
+other gradient is an ordinary value, of the sum of all replicas' losses.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from replicator.costs import hosts
 from replicator.graph.ir import placeholder
 from replicator.primitives import applied, unknown_shapes
 
-_WEIGHED = "gradients weighed by whose losses they are of"  # key in Build.knowledge
+_WEIGHED = "gradients weighed by the replicas of their losses"  # in Build.knowledge
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
-    """One time that the gradient of a call was taken.
+class GradientRecord:
+    """One computation of the gradient of a call.
 
     Attributes:
         key: The key of the call.
-        number: How many times its gradient was taken before.
-        calls: The keys of the calls that this gradient made.
+        number: How many times its gradient was computed before.
+        calls: The keys of the calls that this gradient makes.
         recorded: Whether a tape recorded it.
-        unclear: Where the step's own gradient function made the call: what it is, if
-            nothing tells whether it passes gradients on.
+        unclear: A description of the call, if it is in a gradient function of the step
+            and nothing tells whether it passes gradients on; else "".
     """
 
     key: str
@@ -57,15 +57,15 @@ class Weighing:
     """What is known of a replica's gradients where numbers of examples may differ.
 
     Attributes:
-        taken: The gradients of its calls that were computed.
+        gradients: The gradients of its calls that were computed.
         claims: The optimizer that has applied each of these gradients, by the key of
             the call and the number of its gradient.
-        combined: The sums over replicas that step_fn took by itself, by their ids.
+        combined: The sums over replicas that step_fn computed itself, by their ids.
         weights: The tensors that `weight` has returned, by their ids, and the share
             that each stands for.
     """
 
-    taken: list[Taken] = dataclasses.field(default_factory=list)
+    gradients: list[GradientRecord] = dataclasses.field(default_factory=list)
     claims: dict[tuple[str, int], Claim] = dataclasses.field(default_factory=dict)
     combined: dict[int, Any] = dataclasses.field(default_factory=dict)
     weights: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
@@ -82,63 +82,65 @@ def weight(replica: context.ReplicaContext) -> tf.Tensor | None:
     if share is None:
         return None
     weight, weights = tf.cast(share, tf.float32), replica.states.of(Weighing).weights
-    for tensor in (weight, share):  # held, as they are looked up by their ids
+    for tensor in (weight, share):  # references keep the ids unique
         weights[id(tensor)] = tensor, share
     return weight
 
 
-def taken(
+def weighed_gradient(
     replica: context.ReplicaContext,
     placed: placeholder.Placeholder,
     upstream: Sequence[tf.Tensor],
-    take: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor | None]],
+    gradient: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor | None]],
 ) -> list[tf.Tensor | None]:
-    """Takes the gradient of a call, weighed if an earlier attempt found that necessary.
+    """Computes the gradient of a call, weighed if an earlier build attempt needed that.
 
     Args:
-        replica: The replica that takes it.
+        replica: The replica that computes it.
         placed: The call.
         upstream: The gradients of its results.
-        take: Computes the gradients of its operands from them.
+        gradient: Computes the gradients of its operands from them.
     """
     if replica.examples is None:
-        return list(take(upstream))
+        return list(gradient(upstream))
     key = placed.call.key
-    number = replica.count(("gradients taken of", key))
+    number = replica.count(("gradients computed of", key))
     counter = ("gradient of", key)  # under which base.py counts the calls
     first = replica.counted(counter)
     weighed = (key, number) in replica.build.knowledge.get(_WEIGHED, ())
     if weighed:
         weight = _relative_weight(replica)
         upstream = [_times(d, weight) for d in upstream]
-    gradients = take(upstream)
+    gradients = gradient(upstream)
     last = replica.counted(counter)
     calls = tuple(f"{key}/{k}" for k in range(first, last))
     recorded = tapes.is_recorded([*placed.op.inputs, *placed.op.outputs])
-    replica.states.of(Weighing).taken.append(Taken(key, number, calls, recorded))
+    replica.states.of(Weighing).gradients.append(
+        GradientRecord(key, number, calls, recorded)
+    )
     if not weighed:
         return list(gradients)
     return [None if d is None else _divided(d, weight) for d in gradients]
 
 
-_OWN = -1  # the number of a call that is itself part of a gradient
+_CUSTOM = -1  # the number of a call that is itself part of a custom gradient
 # Only one replica's operands count, or there are none on the receiver.
 _ONE_SIDED = frozenset(("broadcast", "gather", "recv", "reduce", "scatter", "send"))
 
 
-def in_own_gradient(
+def weighed_operands(
     replica: context.ReplicaContext,
     primitive: str,
     key: str,
     operands: Sequence[tf.Tensor],
 ) -> tuple[list[tf.Tensor], list[tf.Tensor | None]]:
-    """Weighs what the step's own gradient function sends, as of tf.custom_gradient.
+    """Weighs what a gradient function of the step sends, as of tf.custom_gradient.
 
     Args:
-        replica: The replica that sends it.
+        replica: The replica that sends.
         primitive: The name of the call's primitive.
         key: The key of the call.
-        operands: What it passes.
+        operands: The operands that the step passes.
 
     Returns:
         The operands, and the weight by which each was multiplied, if any.
@@ -150,28 +152,30 @@ def in_own_gradient(
         or callers.given_to_pass() is None
     ):
         return list(operands), weights
-    # Under a tape, a forward pass is being repeated.
+    # Under a tape, the function repeats a forward pass.
     unclear = primitive in _ONE_SIDED and not tapes.may_record()
     upstream = [applied.is_upstream(x) for x in operands]
     if not (unclear or any(upstream)):
         return list(operands), weights
     what = f"{primitive} at {errors.user_line()}" if unclear else ""
     recorded = tapes.is_recorded(operands)
-    replica.states.of(Weighing).taken.append(Taken(key, _OWN, (key,), recorded, what))
-    if not unclear and (key, _OWN) in replica.build.knowledge.get(_WEIGHED, ()):
+    replica.states.of(Weighing).gradients.append(
+        GradientRecord(key, _CUSTOM, (key,), recorded, what)
+    )
+    if not unclear and (key, _CUSTOM) in replica.build.knowledge.get(_WEIGHED, ()):
         weight = _relative_weight(replica)
         weights = [weight if x else None for x in upstream]
     pairs = list(zip(operands, weights, strict=True))
     return [x if weight is None else _times(x, weight) for x, weight in pairs], weights
 
 
-def received(
+def unweighed(
     results: list[tf.Tensor], weights: Sequence[tf.Tensor | None]
 ) -> list[tf.Tensor]:
-    """Divides what arrives by the weights of what was sent; see `in_own_gradient`.
+    """Divides results by the weights of what was sent; see `weighed_operands`.
 
     Args:
-        results: What the call gave: as many as its operands, or else all of one kind.
+        results: The call's results: one per operand, or else all of one kind.
         weights: The weight of each operand, if any.
     """
     used = [weight for weight in weights if weight is not None]
@@ -187,11 +191,11 @@ def received(
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """How an optimizer takes gradients.
+    """How an optimizer uses gradients.
 
     Attributes:
-        weighed: Whether gradients from other replicas are weighed by the replicas whose
-            losses they are of.
+        weighed: Whether gradients from other replicas are weighed by the replicas of
+            their losses.
         who: The optimizer and how it combines, for messages.
         line: The user's line.
     """
@@ -206,7 +210,7 @@ def claim(
     gradients: Sequence[Any],
     weighed: bool,
     who: str,
-    found: Sequence[Any] | None = None,
+    sources: Sequence[Any] | None = None,
 ) -> list[Any]:
     """Has gradients from other replicas weighed, or left as they are, for an optimizer.
 
@@ -217,7 +221,7 @@ def claim(
         gradients: The gradients: tensors, IndexedSlices or None.
         weighed: Whether the mean weighs each replica by its examples.
         who: The optimizer that combines them, for messages.
-        found: Those that are weighed, if the gradients are computed from them.
+        sources: The gradients to weigh, if `gradients` are computed from others.
 
     Returns:
         The gradients, which may wait for a run-time check that weights are not needed.
@@ -226,21 +230,21 @@ def claim(
         ArgumentError: Another optimizer needs the same gradients the other way.
         BuildAgain: They need to be weighed and were not in this attempt.
     """
-    own = replica.states.of(Weighing)
-    if not own.taken:
+    state = replica.states.of(Weighing)
+    if not state.gradients:
         return list(gradients)
     new_claim = Claim(weighed, who, errors.user_line())
     to_weigh, conflict = set(), None
-    entries = _applied(replica, gradients if found is None else found)
+    entries = _applied(replica, gradients if sources is None else sources)
     for entry in entries:
-        earlier = own.claims.setdefault((entry.key, entry.number), new_claim)
-        if earlier.weighed == weighed:
+        existing = state.claims.setdefault((entry.key, entry.number), new_claim)
+        if existing.weighed == weighed:
             to_weigh.add((entry.key, entry.number))
         else:
-            conflict = earlier
+            conflict = existing
     if weighed and not to_weigh <= replica.build.knowledge.get(_WEIGHED, frozenset()):
-        previous = replica.build.knowledge.get(_WEIGHED, frozenset())
-        replica.build.knowledge[_WEIGHED] = previous | to_weigh
+        known = replica.build.knowledge.get(_WEIGHED, frozenset())
+        replica.build.knowledge[_WEIGHED] = known | to_weigh
         raise context.BuildAgain
     unclear = [entry.unclear for entry in entries if entry.unclear]
     if weighed and unclear:
@@ -250,30 +254,34 @@ def claim(
     return list(gradients)
 
 
-def passed(replica: context.ReplicaContext, gradients: Sequence[Any]) -> bool:
+def passed_communication(
+    replica: context.ReplicaContext, gradients: Sequence[Any]
+) -> bool:
     """Whether gradients passed through communication."""
-    return bool(replica.states.of(Weighing).taken and _applied(replica, gradients))
+    return bool(replica.states.of(Weighing).gradients and _applied(replica, gradients))
 
 
-def _applied(replica: context.ReplicaContext, gradients: Sequence[Any]) -> list[Taken]:
-    """Returns what was taken for these gradients, and not for a loss."""
-    own = replica.states.of(Weighing)
-    reached = applied.reached(gradients, own.combined)
+def _applied(
+    replica: context.ReplicaContext, gradients: Sequence[Any]
+) -> list[GradientRecord]:
+    """Returns the computations that contributed to gradients, and not to a loss."""
+    state = replica.states.of(Weighing)
+    passed = applied.passed_calls(gradients, state.combined)
     entries = [
         entry
-        for entry in own.taken
-        if not reached.own.isdisjoint(entry.calls)
-        or not (entry.recorded or reached.unless_recorded.isdisjoint(entry.calls))
+        for entry in state.gradients
+        if not passed.certain.isdisjoint(entry.calls)
+        or not (entry.recorded or passed.unless_recorded.isdisjoint(entry.calls))
     ]
-    # What they differentiated again is part of the loss: a gradient penalty.
-    differentiated = {entry.key for entry in entries if entry.number != _OWN}
+    # A call that was differentiated again is part of the loss: a gradient penalty.
+    differentiated = {entry.key for entry in entries if entry.number != _CUSTOM}
     return [entry for entry in entries if differentiated.isdisjoint(entry.calls)]
 
 
 def note_combined(combined: Sequence[Any], op: str, members: Sequence[int]) -> None:
-    """Notes what step_fn reduced by itself over the replicas, without weights.
+    """Records what step_fn itself reduced over the replicas, without weights.
 
-    Sums of gradients are complete: an optimizer's mean of them changes nothing.
+    Such gradients are complete: an optimizer's mean of them changes nothing.
 
     Args:
         combined: The results.
@@ -288,35 +296,35 @@ def note_combined(combined: Sequence[Any], op: str, members: Sequence[int]) -> N
         replica.states.of(Weighing).combined.update((id(x), x) for x in tensors)
 
 
-def _about_both(first: Claim, own: Claim) -> tuple[str, list[str], str]:
+def _about_both(first: Claim, second: Claim) -> tuple[str, list[str], str]:
     """Returns the problem of gradients that two optimizers take, the sites, the fix.
 
     Args:
-        first: The claim that came first.
-        own: The claim being made.
+        first: The first claim.
+        second: The second claim.
     """
     return (
         f"{first.who} is also given. They come from other replicas, weighted for one "
         "of the two by each replica's number of examples",
-        [f"{claimant.who} at {claimant.line}" for claimant in (first, own)],
+        [f"{claimant.who} at {claimant.line}" for claimant in (first, second)],
         "take the gradients of each optimizer with its own call of tape.gradient, "
         "with a tf.GradientTape(persistent=True); or feed batches that divide evenly "
         "among the replicas.",
     )
 
 
-def _about_unclear(calls: Sequence[str], own: Claim) -> tuple[str, list[str], str]:
+def _about_unclear(calls: Sequence[str], claimant: Claim) -> tuple[str, list[str], str]:
     """Returns the problem of calls that cannot be weighed, the sites, the fix.
 
     Args:
         calls: The calls.
-        own: The claim being made.
+        claimant: The claim on their gradients.
     """
     return (
         "a gradient function of yours gets from other replicas by a call that only one "
         "of them sends or receives. Nothing tells what it sends, so it cannot be "
         "weighted by each replica's number of examples",
-        [*calls, f"{own.who} at {own.line}"],
+        [*calls, f"{claimant.who} at {claimant.line}"],
         "in the gradient function use all_reduce or all_gather; or leave it out: the "
         "calls of the forward pass have gradients; or feed batches that divide evenly "
         "among the replicas.",
@@ -330,7 +338,7 @@ def _if_even(
     sites: Sequence[str],
     fix: str,
 ) -> list[Any]:
-    """Returns gradients that wait for a check that replicas have equally many examples.
+    """Checks at run time that all replicas have the same number of examples.
 
     Each replica then weighs 1, so that nothing needs to be weighed.
 
@@ -340,6 +348,9 @@ def _if_even(
         which: Which gradients they are, and why they cannot be weighed.
         sites: The calls; that of the optimizer is the last.
         fix: The way out.
+
+    Returns:
+        The gradients, which wait for the check.
     """
     who = sites[-1].rpartition(" at ")[0]
     problem = (
@@ -353,14 +364,14 @@ def _if_even(
     with tf.device(hosts.cpu_of(replica.device)):
         even = tf.equal(shard.count * replica.num_replicas, shard.total)
         message = [f"{problem}.", *sites, "examples of the replica, and of all:"]
-        shown = [tf.reshape(size, [1]) for size in sizes]
-        asserted = unknown_shapes.fail_unless([even], message, shown, fix)
-    return waiting(gradients, asserted)
+        vectors = [tf.reshape(size, [1]) for size in sizes]
+        assertion = unknown_shapes.fail_unless([even], message, vectors, fix)
+    return wait_for(gradients, assertion)
 
 
-def waiting(gradients: Sequence[Any], asserted: tf.Operation) -> list[Any]:
-    """Returns gradients that wait for an assertion."""
-    with tf.control_dependencies([asserted]):
+def wait_for(gradients: Sequence[Any], assertion: tf.Operation) -> list[Any]:
+    """Makes gradients wait for an assertion."""
+    with tf.control_dependencies([assertion]):
         return [
             None
             if gradient is None
@@ -369,7 +380,7 @@ def waiting(gradients: Sequence[Any], asserted: tf.Operation) -> list[Any]:
         ]
 
 
-def is_known(replica: context.ReplicaContext) -> bool:
+def is_active(replica: context.ReplicaContext) -> bool:
     """Whether this build weighs gradients from other replicas."""
     return _WEIGHED in replica.build.knowledge
 

@@ -23,14 +23,14 @@ _SMALL = 1000  # the most elements for which tf.zeros makes a constant
 
 
 def reduce(
-    matched: Matched, columns: Sequence[Sequence[tf.Tensor]], among: Iterable[int]
+    matched: Matched, columns: Sequence[Sequence[tf.Tensor]], candidates: Iterable[int]
 ) -> dict[int, list[tf.Tensor]]:
     """Reduces, by sum or mean, the operands that are zeros on most replicas.
 
     Args:
         matched: The communication.
         columns: `columns[k][n]` is the k-th operand of participant n.
-        among: The operands to consider, by k.
+        candidates: The operands to consider, by k.
 
     Returns:
         By k, what each participant receives. Operands left out must be reduced as
@@ -41,7 +41,7 @@ def reduce(
     if matched.crossing is not None:  # other processes' operands are not known here
         return {}
     results = {}
-    for k in among:
+    for k in candidates:
         column = columns[k]
         nonzero = [n for n, x in enumerate(column) if not is_zeros(x)]
         if len(nonzero) in (0, len(column)) or matched.algorithm(k) is not None:
@@ -55,25 +55,25 @@ def reduce(
     return results
 
 
-def _place(matched: Matched, k: int, left: Sequence[int]) -> str | None:
+def _place(matched: Matched, k: int, nonzero: Sequence[int]) -> str | None:
     """Returns the device on which to combine the nonzero operands; None: do not."""
     owner = matched.owner(k)
     in_levels = hosts.in_levels(matched.devices)
-    if owner is not None and not (in_levels and len(left) > 1):
+    if owner is not None and not (in_levels and len(nonzero) > 1):
         return matched.devices[matched.group.index(owner)]
-    if owner is None and not in_levels and len(left) == 1:
-        return matched.devices[left[0]]
+    if owner is None and not in_levels and len(nonzero) == 1:
+        return matched.devices[nonzero[0]]
     return None
 
 
 def _combined(
-    matched: Matched, column: Sequence[tf.Tensor], left: Sequence[int], at: str
+    matched: Matched, column: Sequence[tf.Tensor], nonzero: Sequence[int], at: str
 ) -> list[tf.Tensor]:
     """Combines the nonzero tensors of a column; returns one result per participant."""
     op = matched.options["op"]
     steps = reductions.steps_of(op, column[0].dtype, len(column))
     with tf.device(at):
-        tensors = [column[n] for n in left]
+        tensors = [column[n] for n in nonzero]
         (result,) = reductions.combine(op, tensors, matched.group, steps)
     return [result for _ in column]
 

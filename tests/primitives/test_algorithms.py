@@ -386,13 +386,13 @@ def test_nothing_of_a_ring_is_optimized_away() -> None:
 # --- NCCL: without a GPU, the graph is inspected, not run -----------------------------
 
 
-def _gpu_job(op: str, dtype: str = "float32") -> algorithms.Job:
+def _gpu_task(op: str, dtype: str = "float32") -> algorithms.ReduceTask:
     devices = [f"/job:localhost/replica:0/task:0/device:GPU:{n}" for n in range(2)]
     column = []
     for device in devices:
         with tf.device(device):
             column.append(tf.zeros([5], dtype))
-    return algorithms.Job(op, column, devices, (0, 1), 0, "3:x")
+    return algorithms.ReduceTask(op, column, devices, (0, 1), 0, "3:x")
 
 
 @pytest.mark.parametrize(
@@ -402,17 +402,17 @@ def _gpu_job(op: str, dtype: str = "float32") -> algorithms.Job:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_nccl_is_one_op_on_each_gpu(op: str, reduction: str, dtype: str) -> None:
     with tf.Graph().as_default() as graph:
-        job = _gpu_job(op, dtype)
-        results = algorithms.nccl(job)
+        task = _gpu_task(op, dtype)
+        results = algorithms.nccl(task)
         ops = [o for o in graph.get_operations() if o.type == "NcclAllReduce"]
-        assert [o.device for o in ops] == list(job.devices)
+        assert [o.device for o in ops] == list(task.devices)
         assert len({o.get_attr("shared_name") for o in ops}) == 1
         for graph_op in ops:
             assert graph_op.get_attr("num_devices") == 2
             assert graph_op.get_attr("reduction").decode() == reduction
         wide = tf.float32 if op in ("sum", "mean", "prod") else tf.as_dtype(dtype)
         assert {o.get_attr("T") for o in ops} == {wide}
-        for (result,), device in zip(results, job.devices, strict=True):
+        for (result,), device in zip(results, task.devices, strict=True):
             assert (result.dtype, result.device) == (dtype, device)
 
 

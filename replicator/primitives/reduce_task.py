@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job: one reduction for all participants, as an algorithm is given it."""
+"""ReduceTask: one reduction for all participants, the argument of an algorithm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicator.primitives import reductions
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class ReduceTask:
     """One reduction for all participants.
 
     Attributes:
@@ -20,10 +20,10 @@ class Job:
         column: `column[n]` is the tensor of the n-th participant.
         devices: `devices[n]` is its device.
         group: `group[n]` is its replica's id.
-        hub: The participant that does work which is done only once.
+        hub: The participant that does what needs to be done only once.
         name: Unique per communication; used as NCCL's shared_name.
-        whole: If `column` holds partial results, one per host: the steps of the whole
-            reduction. None: this is the whole reduction.
+        whole_steps: If `column` holds partial results, one per host: the steps of the
+            whole reduction. None: this is the whole reduction.
     """
 
     op: str
@@ -32,7 +32,7 @@ class Job:
     group: Sequence[int]
     hub: int
     name: str = ""
-    whole: reductions.Steps | None = None
+    whole_steps: reductions.Steps | None = None
 
     @property
     def count(self) -> int:
@@ -42,6 +42,6 @@ class Job:
     @property
     def steps(self) -> reductions.Steps:
         """The steps of the reduction, which combine pair by pair."""
-        if self.whole is not None:
-            return self.whole
+        if self.whole_steps is not None:
+            return self.whole_steps
         return reductions.steps_of(self.op, self.column[0].dtype, self.count)
