@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator._tf import traces as tf_traces
-from replicator.graph.ir.placeholder import Facts, Gradient
+from replicator.graph.ir.placeholder import Gradient, PrimitiveFacts
 from replicator.graph.order.effects import Claim, Ledger
 from replicator.graph.passes.owners import Aliases
 from replicator.options import Options
@@ -116,7 +116,7 @@ class Build:
     ledger: Ledger
     aliases: Aliases
     gradients: Mapping[str, Gradient]
-    facts: Mapping[str, Facts]
+    facts: Mapping[str, PrimitiveFacts]
     knowledge: dict[Any, Any] = dataclasses.field(default_factory=dict)
     states: States = dataclasses.field(default_factory=States)
     in_functions: bool = False

@@ -17,15 +17,15 @@ import tensorflow as tf
 from replicator.costs import cost
 from replicator.graph.ir.placeholder import (
     Call,
-    Facts,
     OperandPolicy,
     Placeholder,
+    PrimitiveFacts,
     Value,
 )
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import axes, base, flows, groups, levels, unknown_shapes
 
-FACTS = Facts(algorithm="hub", same_for_all=True, joins=True)
+FACTS = PrimitiveFacts(algorithm="hub", same_for_all=True, joins=True)
 
 
 def all_gather(value: Any, axis: int | None = None, group: Any = None) -> Any:

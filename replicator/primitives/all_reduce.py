@@ -24,9 +24,9 @@ from replicator.costs import cost
 from replicator.graph.ir.placeholder import (
     NO_POLICY,
     Call,
-    Facts,
     OperandPolicy,
     Placeholder,
+    PrimitiveFacts,
 )
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import (
@@ -47,7 +47,7 @@ from replicator.primitives import (
 )
 from replicator.primitives.levels import Received
 
-FACTS = Facts(algorithm="hub", same_for_all=True, reduces_for_all=True)
+FACTS = PrimitiveFacts(algorithm="hub", same_for_all=True, reduces_for_all=True)
 
 
 def all_reduce(
@@ -116,7 +116,7 @@ def combine(
     policies: Sequence[OperandPolicy] | None = None,
     group: tuple[int, ...] | None = None,
     algorithm: str | None = None,
-    together: bool = False,
+    joinable: bool = False,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces gradients over all replicas, each to where it is needed.
 
@@ -129,7 +129,7 @@ def combine(
         policies: The variable of each gradient, and how it is communicated.
         group: The ids of the participating replicas; all by default.
         algorithm: As for `all_reduce`.
-        together: As for `reduce_dense`.
+        joinable: As for `reduce_dense`.
 
     Returns:
         The reduced gradients, on every replica; unread copies are pruned, so they cost
@@ -138,7 +138,7 @@ def combine(
     leaves = base.flatten(list(gradients), "all_reduce")
     group = groups.members("all_reduce", None) if group is None else group
     if weight is not None:
-        return _weighted_mean(leaves, op, weight, group, policies, algorithm, together)
+        return _weighted_mean(leaves, op, weight, group, policies, algorithm, joinable)
     policies = policies or [NO_POLICY] * len(leaves)
     is_sparse = [isinstance(leaf, tf.IndexedSlices) for leaf in leaves]
     dense = [k for k in range(len(leaves)) if not is_sparse[k]]
@@ -149,7 +149,7 @@ def combine(
             group=group,
             policies=[policies[k] for k in dense],
             algorithm=algorithm,
-            together=together,
+            joinable=joinable,
         )
         if dense
         else []
@@ -171,7 +171,7 @@ def reduce_dense(
     group: tuple[int, ...] | None = None,
     policies: Sequence[OperandPolicy] | None = None,
     algorithm: str | None = None,
-    together: bool = False,
+    joinable: bool = False,
 ) -> list[tf.Tensor]:
     """Puts one all_reduce call for several tensors into the graph.
 
@@ -184,7 +184,7 @@ def reduce_dense(
         group: The participating replicas; by default all, or those of `of`.
         policies: The variable of each tensor, and how it is communicated.
         algorithm: As for `all_reduce`; a gradient uses its call's algorithm.
-        together: Whether the call may be merged with others of this kind that come
+        joinable: Whether the call may be merged with others of this kind that come
             soon after it, unless it is in a function.
 
     Returns:
@@ -201,7 +201,7 @@ def reduce_dense(
             of=of,
             group=group,
             policies=policies,
-            together=together and context.require("all_reduce").is_outermost,
+            joinable=joinable and context.require("all_reduce").is_outermost,
         )
     return base.communicate(
         "all_reduce",
@@ -221,7 +221,7 @@ def _weighted_mean(
     group: tuple[int, ...],
     policies: Sequence[OperandPolicy] | None,
     algorithm: str | None,
-    together: bool,
+    joinable: bool,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Sums the weighted values and the weights in one call, then divides."""
     if op != "mean":
@@ -244,7 +244,7 @@ def _weighted_mean(
     if policies is not None:
         policies = [*policies, NO_POLICY]
     *sums, total = combine(
-        [*scaled, weight], "sum", None, policies, group, algorithm, together
+        [*scaled, weight], "sum", None, policies, group, algorithm, joinable
     )
 
     def divided(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

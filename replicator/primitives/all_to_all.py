@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
+from replicator.graph.ir.placeholder import Call, Placeholder, PrimitiveFacts, Value
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import (
     arithmetic,
@@ -27,7 +27,7 @@ from replicator.primitives import (
     unknown_shapes,
 )
 
-FACTS = Facts()
+FACTS = PrimitiveFacts()
 
 
 def all_to_all(

@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.ir.placeholder import Facts, Placeholder
+from replicator.graph.ir.placeholder import Placeholder, PrimitiveFacts
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import base, groups
 
-FACTS = Facts(algorithm="order", orders_effects=True)
+FACTS = PrimitiveFacts(algorithm="order", orders_effects=True)
 
 
 def barrier(group: Any = None) -> None:

@@ -216,7 +216,7 @@ def communicate(
     differentiable: bool = True,
     policies: Sequence[OperandPolicy] | None = None,
     states: int = 0,
-    together: bool = False,
+    joinable: bool = False,
     conditional: bool = False,
 ) -> list[tf.Tensor]:
     """Puts one communication call into the sub-graph of the replica being built.
@@ -238,7 +238,7 @@ def communicate(
         differentiable: Whether gradients flow through it, by its dual in table.py.
         policies: One per operand, if any operand belongs to a variable.
         states: How many trailing operands, and results, are states; see `Call`.
-        together: As in `Call`.
+        joinable: As in `Call`.
         conditional: As in `Call`.
 
     Returns:
@@ -278,7 +278,7 @@ def communicate(
         policies=tuple(policies or ()),
         states=states,
         assignment=replica.mode.writing,
-        together=together,
+        joinable=joinable,
         conditional=conditional,
     )
     op_results = [*results, Value("float32", ())] if receipt else results

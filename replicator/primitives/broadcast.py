@@ -13,11 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
+from replicator.graph.ir.placeholder import Call, Placeholder, PrimitiveFacts, Value
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import all_reduce, base, groups, levels, rooted
 
-FACTS = Facts(same_for_all=True)
+FACTS = PrimitiveFacts(same_for_all=True)
 
 
 def broadcast(value: Any, root: int = 0, group: Any = None) -> Any:

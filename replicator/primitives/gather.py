@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.ir.placeholder import Call, Facts, Placeholder
+from replicator.graph.ir.placeholder import Call, Placeholder, PrimitiveFacts
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import (
     axes,
@@ -26,7 +26,7 @@ from replicator.primitives import (
     unknown_shapes,
 )
 
-FACTS = Facts(joins=True)
+FACTS = PrimitiveFacts(joins=True)
 
 
 def gather(

@@ -15,12 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
-from replicator.graph.ir.placeholder import Call, Facts, Placeholder, Value
+from replicator.graph.ir.placeholder import Call, Placeholder, PrimitiveFacts, Value
 from replicator.graph.ir.shapes import Shape
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import base, flows, unknown_shapes
 
-SEND, RECV = Facts(end="sends"), Facts(end="receives")
+SEND, RECV = PrimitiveFacts(end="sends"), PrimitiveFacts(end="receives")
 
 
 def send(value: Any, destination: int, tag: int = 0) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import arguments, context, errors
-from replicator.graph.ir.placeholder import Call, Facts, Placeholder
+from replicator.graph.ir.placeholder import Call, Placeholder, PrimitiveFacts
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import base, flows, groups, rooted, unknown_shapes
 
-FACTS = Facts()
+FACTS = PrimitiveFacts()
 
 Pairs = Sequence[tuple[int, int]]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.ir.placeholder import Facts, Placeholder
+from replicator.graph.ir.placeholder import Placeholder, PrimitiveFacts
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import (
     base,
@@ -30,7 +30,7 @@ from replicator.primitives import (
     weighing,
 )
 
-FACTS = Facts()
+FACTS = PrimitiveFacts()
 
 
 def reduce(value: Any, root: int = 0, op: str = "sum", group: Any = None) -> Any:

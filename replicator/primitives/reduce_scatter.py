@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
-from replicator.graph.ir.placeholder import Facts, Placeholder, Value
+from replicator.graph.ir.placeholder import Placeholder, PrimitiveFacts, Value
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import (
     all_gather,
@@ -31,7 +31,7 @@ from replicator.primitives import (
     weighing,
 )
 
-FACTS = Facts()
+FACTS = PrimitiveFacts()
 
 
 def reduce_scatter(

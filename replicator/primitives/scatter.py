@@ -14,11 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
-from replicator.graph.ir.placeholder import Facts, Placeholder
+from replicator.graph.ir.placeholder import Placeholder, PrimitiveFacts
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import axes, base, flows, gather, groups, rooted
 
-FACTS = Facts()
+FACTS = PrimitiveFacts()
 
 
 def scatter(

@@ -26,7 +26,7 @@ from replicator.costs import cost, hosts
 from replicator.graph.ir import shapes
 from replicator.graph.lowering.matched import Matched
 from replicator.graph.matching import factors
-from replicator.graph.matching.factors import After, Factor, Product, RowSum
+from replicator.graph.matching.factors import Epilogue, Factor, Product, RowSum
 from replicator.primitives import base, levels
 
 
@@ -183,36 +183,39 @@ class _Joiner:
             places: The devices that concatenate factors: this one, or one per host.
         """
         left, right = [p.left for p in products], [p.right for p in products]
-        after = [p.after for p in products]
+        epilogues = [p.epilogue for p in products]
         # A bias' gradient sums the right factor's rows and can reuse it once scaled.
         if products[0].right.width <= 4 * products[0].left.width:
-            sides = self._join(left, places), self._scaled(right, after, places)
+            sides = self._join(left, places), self._scaled(right, epilogues, places)
         else:
-            sides = self._scaled(left, after, places), self._join(right, places)
+            sides = self._scaled(left, epilogues, places), self._join(right, places)
         with tf.device(device):
             product = tf.linalg.matmul(
                 *(_near(device, side) for side in sides),
                 transpose_a=left[0].axis == 0,
                 transpose_b=right[0].axis == 1,
             )
-            return _reapplied(after[0], product)
+            return _reapplied(epilogues[0], product)
 
     def add_rows(
         self, sums: Sequence[RowSum], device: str, places: Sequence[str]
     ) -> tf.Tensor:
         """Computes the sum or mean of the replicas' sums of rows on a device."""
-        after = [row_sum.after for row_sum in sums]
+        epilogues = [row_sum.epilogue for row_sum in sums]
         rows = self._scaled(
-            [Factor(row_sum.rows, 0) for row_sum in sums], after, places
+            [Factor(row_sum.rows, 0) for row_sum in sums], epilogues, places
         )
         with tf.device(device):
-            return _reapplied(after[0], tf.reduce_sum(_near(device, rows), 0))
+            return _reapplied(epilogues[0], tf.reduce_sum(_near(device, rows), 0))
 
     def _scaled(
-        self, column: Sequence[Factor], after: Sequence[After], places: Sequence[str]
+        self,
+        column: Sequence[Factor],
+        epilogues: Sequence[Epilogue],
+        places: Sequence[str],
     ) -> _Joined:
         """Concatenates one factor per replica, multiplied by the product's scales."""
-        scales = tuple(a.scales for a in after)
+        scales = tuple(epilogue.scales for epilogue in epilogues)
         key = (
             tuple(places),
             _key(column),
@@ -307,9 +310,9 @@ def _multiplied(
     return factor
 
 
-def _reapplied(after: After, tensor: tf.Tensor) -> tf.Tensor:
+def _reapplied(epilogue: Epilogue, tensor: tf.Tensor) -> tf.Tensor:
     """Applies to the reduced tensor the steps that followed each replica's product."""
-    for kind, argument in reversed(after.steps):
+    for kind, argument in reversed(epilogue.steps):
         change = tf.transpose if kind == "Transpose" else tf.reshape
         tensor = change(tensor, argument)
-    return tf.cast(tensor, after.dtype)
+    return tf.cast(tensor, epilogue.dtype)

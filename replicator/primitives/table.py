@@ -41,7 +41,7 @@ class Primitive:
 
     lower: Lowering
     gradient: placeholder.Gradient
-    facts: placeholder.Facts
+    facts: placeholder.PrimitiveFacts
 
 
 def _from_module(module: Any) -> Primitive:

@@ -66,7 +66,9 @@ class Weighing:
     """
 
     gradients: list[GradientRecord] = dataclasses.field(default_factory=list)
-    claims: dict[tuple[str, int], Claim] = dataclasses.field(default_factory=dict)
+    claims: dict[tuple[str, int], GradientClaim] = dataclasses.field(
+        default_factory=dict
+    )
     combined: dict[int, Any] = dataclasses.field(default_factory=dict)
     weights: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
@@ -190,7 +192,7 @@ def unweighed(
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
+class GradientClaim:
     """How an optimizer uses gradients.
 
     Attributes:
@@ -233,7 +235,7 @@ def claim(
     state = replica.states.of(Weighing)
     if not state.gradients:
         return list(gradients)
-    new_claim = Claim(weighed, who, errors.user_line())
+    new_claim = GradientClaim(weighed, who, errors.user_line())
     to_weigh, conflict = set(), None
     entries = _applied(replica, gradients if sources is None else sources)
     for entry in entries:
@@ -296,7 +298,9 @@ def note_combined(combined: Sequence[Any], op: str, members: Sequence[int]) -> N
         replica.states.of(Weighing).combined.update((id(x), x) for x in tensors)
 
 
-def _about_both(first: Claim, second: Claim) -> tuple[str, list[str], str]:
+def _about_both(
+    first: GradientClaim, second: GradientClaim
+) -> tuple[str, list[str], str]:
     """Returns the problem of gradients that two optimizers take, the sites, the fix.
 
     Args:
@@ -313,7 +317,9 @@ def _about_both(first: Claim, second: Claim) -> tuple[str, list[str], str]:
     )
 
 
-def _about_unclear(calls: Sequence[str], claimant: Claim) -> tuple[str, list[str], str]:
+def _about_unclear(
+    calls: Sequence[str], claimant: GradientClaim
+) -> tuple[str, list[str], str]:
     """Returns the problem of calls that cannot be weighed, the sites, the fix.
 
     Args:

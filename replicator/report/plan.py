@@ -165,9 +165,9 @@ def make_plan(
 def _row(kept: Communication, algorithm: str) -> Row:
     options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
     options.pop("algorithm", None)  # the row's algorithm says that
-    place = kept.place
+    nesting = kept.nesting
     if kept.calls[0].conditional:
-        place = place.inside("conditional (when due)", None)
+        nesting = nesting.inside("conditional (when due)", None)
     return Row(
         primitive=kept.calls[0].pairs_as,
         reduction=options.pop("op", ""),
@@ -176,8 +176,8 @@ def _row(kept: Communication, algorithm: str) -> Row:
         operands=tuple(call.operands for call in kept.calls),
         links=kept.links,
         algorithm=", ".join(kept.algorithms) or algorithm,
-        path=place.path,
-        times=place.times,
+        path=nesting.path,
+        times=nesting.times,
         lines=_lines(kept.calls),
         backward=kept.calls[0].backward,
         wires=kept.wires,

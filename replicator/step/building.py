@@ -70,7 +70,7 @@ def _build_until_known(
     """Builds a step, and rebuilds it while attempts learn facts the next one needs."""
     knowledge: dict[Any, Any] = {}
     created: dict[str, context.Created] = {}
-    noted: dict[int, Any] = {}
+    recorded: dict[int, Any] = {}
     while True:
         knowledge_before = dict(knowledge)
         start = graphs.operation_count(graph)
@@ -79,7 +79,7 @@ def _build_until_known(
             settings.options,
             graph,
             settings.ledger,
-            owners.Aliases(graph, settings.world, noted),
+            owners.Aliases(graph, settings.world, recorded),
             table.GRADIENTS,
             table.FACTS,
             knowledge,
@@ -94,7 +94,7 @@ def _build_until_known(
             assert knowledge != knowledge_before, (
                 "a build that learned nothing asked for another"
             )
-            noted = build.aliases.noted()
+            recorded = build.aliases.recorded()
         except BaseException:
             _abandon(graph, start)
             raise

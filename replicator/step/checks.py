@@ -80,7 +80,7 @@ def check_writes(
     build: context.Build,
 ) -> None:
     """Raises ContextError if a step writes variables created outside the context."""
-    owners = {**factory.owners(), **build.aliases.noted()}
+    owners = {**factory.owners(), **build.aliases.recorded()}
     initializers = factory.initializers
     outermost = Captures().outermost
     for replica_id, ops in zip(build.compared, replicas, strict=True):
@@ -124,7 +124,7 @@ def check_components(
     This happens in functions that the step calls but that were traced elsewhere; no
     gradient would reach the replica's own component.
     """
-    owners = {**factory.owners(), **build.aliases.noted()}
+    owners = {**factory.owners(), **build.aliases.recorded()}
     initializers = factory.initializers
     outermost = Captures().outermost
     for replica_id, ops in zip(build.compared, replicas, strict=True):
@@ -191,7 +191,7 @@ def check_differentiated(
     build: context.Build,
 ) -> None:
     """Raises ContextError if one replica's gradients go back beyond the step."""
-    owners = {**factory.owners(), **build.aliases.noted()}
+    owners = {**factory.owners(), **build.aliases.recorded()}
     found = foreign.differentiated(
         replicas, before, lambda tensor: id(tensor) in owners
     )

@@ -9,7 +9,7 @@ from replicator import errors
 from replicator.costs import cost, hosts
 from replicator.graph.ir.kinds import acting
 from replicator.graph.lowering import crossing, rewrite
-from replicator.graph.passes import joins, kernels, owners, reads, together
+from replicator.graph.passes import joinable_calls, joins, kernels, owners, reads
 from replicator.primitives import table
 from replicator.step.draft import Draft
 from replicator.variables import storage
@@ -20,7 +20,7 @@ _WRITTEN_TOGETHER = "written by one op together with variables elsewhere"
 def join_calls(draft: Draft) -> None:
     """Makes one call of several that may travel together."""
     if draft.settings.peers is None:  # else each process has to join the same ones
-        draft.replicas = together.join(
+        draft.replicas = joinable_calls.join(
             draft.replicas, draft.scopes, draft.build.aliases.variable
         )
 

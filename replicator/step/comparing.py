@@ -83,7 +83,7 @@ def check_equality(draft: Draft) -> None:
         if draft.settings.peers is not None:
             draft.settings.peers.same("writes variables", equal, _SAME_WRITES)
             used_variables = {
-                id(variable): variable for variable in build.aliases.noted().values()
+                id(variable): variable for variable in build.aliases.recorded().values()
             }
             elsewhere.check_equal(draft.settings.peers, used_variables.values())
 

@@ -12,7 +12,7 @@ from replicator._tf import choice
 from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import has_effect
 from replicator.graph.matching import leftover
-from replicator.graph.order import in_turn, ordering, phases
+from replicator.graph.order import ordering, phases, shared_resources
 from replicator.step import outputs
 from replicator.step.draft import Draft
 from replicator.variables import in_graphs
@@ -45,19 +45,19 @@ def order_effects(draft: Draft) -> None:
     graph, ledger = draft.build.graph, draft.build.ledger
     fitting = ledger.optimizers_ops(graph) if draft.several else None
     separate = functools.partial(
-        phases.separate, left_out=initializers, fitting=fitting
+        phases.separate, initializers=initializers, fitting=fitting
     )
     if graph.building_function:
         before = ordering.order_in_function(
             replicas, added, merged, draft.earlier, initializers, bool(draft.sharing)
         )
-        in_turn.take(replicas, initializers, before)
+        shared_resources.order(replicas, initializers, before)
         must_run = [op for ops in acts for op in ops]
         end = None if choice.is_step(graph) else ordering.marker("written")
-        separate([*must_run, *results], before, earlier=draft.previous, end=end)
+        separate([*must_run, *results], before, ops_before_step=draft.previous, end=end)
         return
     must_run = ordering.order_in_session(replicas, added, initializers)
-    in_turn.take(replicas, initializers, {})
+    shared_resources.order(replicas, initializers, {})
     separate([*must_run, *results], {})
     draft.done = tf.group(*must_run, name="step") if must_run else None
 
@@ -92,7 +92,7 @@ def check_initialized(draft: Draft) -> None:
 
     A session that ran the variables' initializers before has not initialized them.
     """
-    variables = draft.build.aliases.noted().values()
+    variables = draft.build.aliases.recorded().values()
     late = {id(v): v for v in variables if v.storage.late}.values()
     if late:
         in_graphs.assert_initialized(late, set(draft.ops()) - draft.initializers)

@@ -58,7 +58,7 @@ def _held(value: Any) -> tf.Tensor:
         # An eager tensor from outside the step: only a function can capture it.
         if not tf.compat.v1.get_default_graph().building_function:
             value = value.numpy()
-    return control_flow.held(identities.seen_through(base.usable(value)))
+    return control_flow.identity_if_rewired(identities.seen_through(base.usable(value)))
 
 
 def as_outputs(returned: Any, step_fn: Any) -> Any:

@@ -76,7 +76,9 @@ def run(draft: Draft) -> Built:
         for recording in recordings:
             if apply in _STAGES:
                 _STAGES[apply](recording, draft)
-    used = {id(variable): variable for variable in draft.build.aliases.noted().values()}
+    used = {
+        id(variable): variable for variable in draft.build.aliases.recorded().values()
+    }
     variables = tuple(used.values())
     build = draft.build
     pulled = pulls.nbytes(

@@ -240,7 +240,7 @@ def combined(value: tf.Tensor, op: str, variable: Any, weight: Any = None) -> An
     """
     reductions.check("all_reduce", value, op)
     policies = [variable.policy]
-    return all_reduce.combine([value], op, weight, policies, together=True)[0]
+    return all_reduce.combine([value], op, weight, policies, joinable=True)[0]
 
 
 def claim(variable: Any, replica: context.ReplicaContext) -> effects.Claim | None:

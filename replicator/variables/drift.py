@@ -62,7 +62,7 @@ def check(
         BuildAgain: What an optimizer writes has to be aggregated, or integers that may
             differ have to be compared, so the build starts over.
     """
-    handles = {**factory.owners(), **build.aliases.noted()}
+    handles = {**factory.owners(), **build.aliases.recorded()}
     variables: dict[str, Any] = {}
 
     def variable_of(handle: tf.Tensor) -> Any:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator._tf import control_flow, ops, tapes, variables
 from replicator.graph.passes.rows import gathered, vector
-from replicator.graph.passes.ties import GRADIENT_TYPE, STAND_IN
+from replicator.graph.passes.ties import GRADIENT_TYPE, PLACEHOLDER_VARIABLE
 
 
 def joined(variable: Any) -> tf.Tensor:
@@ -124,7 +124,7 @@ def _stand_in(variable: Any, around: tf.Graph) -> tf.Tensor:
     with around.as_default(), tf.control_dependencies(None), tf.name_scope("parts"):
         zeros = tf.zeros(variable.shape, variable.dtype)
         result = _tie(around, variable.handle, zeros, None, variable.shape)
-    ops.set_text_attr(result.op, STAND_IN, STAND_IN)
+    ops.set_text_attr(result.op, PLACEHOLDER_VARIABLE, PLACEHOLDER_VARIABLE)
     return result
 
 

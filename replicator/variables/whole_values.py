@@ -36,7 +36,7 @@ def read(variable: Any) -> tf.Tensor:
     if variable.placement.grows:
         return all_gather.all_gather(own, axis=0)
     if variable.placement.is_aggregated:
-        return all_reduce.combine([own], "mean", None, together=True)[0]
+        return all_reduce.combine([own], "mean", None, joinable=True)[0]
     return broadcast.broadcast(own, root=0)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constants of the library that differ between replicas, like a replica's position.
 
-Such a constant carries the values of all replicas in an attribute, so that a copy can
-be given its own with build="clone". Constants of users carry no such attribute.
+Such a constant carries the values of all replicas in an attribute, from which
+build="clone" gives each copy its value. Constants of users carry no such attribute.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def constant(values: Sequence[bool] | Sequence[int], replica_id: int) -> tf.Tens
             are never used.
         replica_id: The replica being built.
     """
-    made = tf.constant(values[replica_id])
-    ops.set_ints_attr(made.op, ATTRIBUTE, [int(value) for value in values])
-    return made
+    tensor = tf.constant(values[replica_id])
+    ops.set_ints_attr(tensor.op, ATTRIBUTE, [int(value) for value in values])
+    return tensor
 
 
 def give(node: Any, replica_id: int) -> bool:
@@ -38,7 +38,7 @@ def give(node: Any, replica_id: int) -> bool:
         replica_id: The replica that the copy belongs to.
 
     Returns:
-        Whether the node is such a constant; others are left alone.
+        Whether the node is such a constant; others are left unchanged.
     """
     if ATTRIBUTE not in node.attr:
         return False

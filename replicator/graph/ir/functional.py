@@ -3,8 +3,8 @@
 
 A program that disables TensorFlow 2's behavior gets TensorFlow 1's control flow outside
 of tf.functions: Switch, Merge, Enter and others among all ops, which no pass knows. So
-`control_flow` turns on that of TensorFlow 2 wherever Replicator builds or has the user
-build, and the rest, which was built elsewhere, is refused.
+`control_flow` turns on that of TensorFlow 2 wherever Replicator or the user builds a
+step; TensorFlow 1's control flow from elsewhere is refused.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _FIX = (
 
 
 class _Blocks:
-    """The blocks of `control_flow` in all threads: TensorFlow's switch is of a process.
+    """The blocks of `control_flow` in all threads: TensorFlow has a switch per process.
 
     Attributes:
-        lock: Held while the switch is turned.
+        lock: Held while the switch changes.
         count: The number of open blocks.
-        was_on: Whether it was on before the first of these.
+        was_on: Whether the switch was on before the first of them.
     """
 
     lock = threading.Lock()
@@ -47,11 +47,11 @@ def control_flow() -> Iterator[None]:
     """Turns on the control flow of TensorFlow 2 in this block.
 
     Blocks may be nested, and overlap in several threads: it stays on until the last of
-    them ends, also for other code that runs meanwhile.
+    them ends, even for other code that runs meanwhile.
     """
     with _Blocks.lock:
         if not _Blocks.count:
-            # Asked in a function, TensorFlow says what holds there: it is on.
+            # In a function, TensorFlow would answer that it is on, as it is there.
             with tf.Graph().as_default():
                 _Blocks.was_on = tf.compat.v1.control_flow_v2_enabled()
         _Blocks.count += 1
@@ -66,7 +66,7 @@ def control_flow() -> Iterator[None]:
 
 
 def refuse_raw(ops: Iterable[tf.Operation], fix: str = _FIX) -> None:
-    """Raises if there is control flow of TensorFlow 1 among ops.
+    """Refuses control flow of TensorFlow 1 among ops.
 
     Args:
         ops: The ops.
@@ -89,15 +89,15 @@ def refuse_raw(ops: Iterable[tf.Operation], fix: str = _FIX) -> None:
 
 
 def _sites(ops: Sequence[tf.Operation]) -> list[str] | None:
-    """Returns the line of ops; imported ones have none, but what uses them may."""
-    todo, found = [*ops], set(ops)
-    for one in todo:
-        call = placeholder.read(one)
-        line = errors.line_of(one) if call is None else call.line
+    """Returns the line of ops; imported ops have none, but their users may."""
+    queue, visited = [*ops], set(ops)
+    for op in queue:
+        call = placeholder.read(op)
+        line = errors.line_of(op) if call is None else call.line
         if line != errors.UNKNOWN:
-            return [f"at {line}" if one in ops else f"imported, and used at {line}"]
-        for user in (user for tensor in one.outputs for user in tensor.consumers()):
-            if user not in found:
-                todo.append(user)
-                found.add(user)
+            return [f"at {line}" if op in ops else f"imported, and used at {line}"]
+        for user in (user for tensor in op.outputs for user in tensor.consumers()):
+            if user not in visited:
+                queue.append(user)
+                visited.add(user)
     return None  # the line that is running

@@ -33,7 +33,7 @@ GRADIENT_TYPE = "ReplicatorCommunication"
 TYPE = "PyFuncStateless"
 _MARK = "replicator:"
 _NO_NAME = re.compile(r"[^0-9]+")  # everything in a key but its numbers
-_REMEMBERED = 1024  # calls whose parsed attributes are cached
+_CACHED = 1024  # the number of calls whose parsed attributes are cached
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Value:
     Attributes:
         dtype: The name of the dtype, e.g. "float32".
         shape: The sizes, None for each one that is only known when the step runs; None
-            in place of them all if the rank is.
+            in place of all sizes if the rank is unknown.
     """
 
     dtype: str
@@ -74,7 +74,7 @@ class OperandPolicy(NamedTuple):
         variable: The variable's key; "" for an operand that belongs to none.
         owner: The replica that needs the result, if only one does.
         algorithm: How it is reduced, one of ALGORITHM_NAMES; None: as the call says.
-        bucket: Only operands of one bucket travel together.
+        bucket: Only operands of the same bucket may share a message.
     """
 
     variable: str = ""
@@ -87,8 +87,8 @@ NO_POLICY = OperandPolicy()
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
-    """What passes ask of a primitive, answered in the primitive's own file.
+class PrimitiveFacts:
+    """What passes need to know of a primitive, defined in the primitive's own file.
 
     Attributes:
         algorithm: How its data travels, for plans. "hub": one device does the work and
@@ -139,7 +139,7 @@ class Call:
         merged: The lines of further calls that were merged into this one.
         assignment: The assignment whose value the replicas agree on by this call, if
             any: the variable's name, the method, and the variable's key.
-        together: Whether it may be merged with calls that come soon after it.
+        joinable: Whether it may be joined with calls that come soon after it.
         conditional: Whether its last operand, a bool equal on all replicas, says at run
             time whether anything is communicated.
     """
@@ -155,12 +155,12 @@ class Call:
     line: str
     receipt: bool = False
     watched: bool = False
-    facts: Facts = Facts()
+    facts: PrimitiveFacts = PrimitiveFacts()
     policies: tuple[OperandPolicy, ...] = ()
     states: int = 0
     merged: tuple[str, ...] = ()
     assignment: tuple[str, str, str] | None = None
-    together: bool = False
+    joinable: bool = False
     conditional: bool = False
 
     def same_for_all(self, count: int) -> int:
@@ -218,10 +218,10 @@ class Call:
         if self.channel and self.pairs_as != "message":
             options += f" group={list(self.group)}"
         values = self.agreed if self.pairs_as == "message" else self.operands
-        shown = "".join(f" {value}," for value in values[:3]).rstrip(",")
+        text = "".join(f" {value}," for value in values[:3]).rstrip(",")
         more = f", ... ({len(values)} tensors)" if len(values) > 3 else ""
         origin = "in the gradient, " if self.backward else ""
-        return f"{self.primitive}{options}{shown}{more} {origin}at {self.line}"
+        return f"{self.primitive}{options}{text}{more} {origin}at {self.line}"
 
     def site(self) -> str:
         """Returns the error message line that locates the call."""
@@ -320,7 +320,7 @@ def token_of(call: Call) -> str:
 
 
 def set_key(op: tf.Operation, call: Call, key: str) -> None:
-    """Gives a placeholder op, which describes `call`, another key."""
+    """Changes the key of a placeholder op, which describes `call`."""
     ops.set_text_attr(op, "token", token_of(dataclasses.replace(call, key=key)))
 
 
@@ -331,12 +331,12 @@ def read(op: tf.Operation) -> Call | None:
     return call_of(op.get_attr("token"))
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
+@functools.lru_cache(maxsize=_CACHED)
 def call_of(token: bytes) -> Call | None:
     """Returns the call that a placeholder's attribute describes; None for any other.
 
-    Cached, as passes read each call many times, and the text of a call with hundreds of
-    tensors is long.
+    Cached, since passes read each call many times, and the text of a call with hundreds
+    of tensors is long.
     """
     text = token.decode()
     if not text.startswith(_MARK):
@@ -345,7 +345,7 @@ def call_of(token: bytes) -> Call | None:
     fields["group"] = tuple(fields["group"])
     fields["merged"] = tuple(fields["merged"])
     fields["assignment"] = fields["assignment"] and tuple(fields["assignment"])
-    fields["facts"] = Facts(**fields["facts"])
+    fields["facts"] = PrimitiveFacts(**fields["facts"])
     fields["policies"] = tuple(OperandPolicy(*policy) for policy in fields["policies"])
     for name in ("operands", "agreed"):
         fields[name] = tuple(

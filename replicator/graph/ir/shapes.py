@@ -60,10 +60,10 @@ def when_run(tensor: tf.Tensor) -> tf.Tensor:
     from it.
     """
     hidden = tf.raw_ops.OptionalFromValue(components=[tensor])
-    (seen,) = tf.raw_ops.OptionalGetValue(
+    (value,) = tf.raw_ops.OptionalGetValue(
         optional=hidden, output_types=[tensor.dtype], output_shapes=[None]
     )
-    return tf.shape(seen)
+    return tf.shape(value)
 
 
 def defined(tensor: tf.Tensor) -> tuple[int, ...]:

@@ -2,10 +2,9 @@
 """Communicates between processes that each build their own graph.
 
 Processes exchange data by TensorFlow's collectives, with one member per process, which
-match by keys derived from the plan on which all processes agreed earlier. `gather`
-gives each process what the others pass, bit for bit, from which it computes its own
-replicas' results as if it had built all of them. Large sums use `reduce`, which moves
-less.
+match by keys derived from the plan on which all processes agreed before. `gather` gives
+each process what the others pass, bit for bit, and it computes its replicas' results
+from that as if it had built all replicas. Large sums use `reduce`, which moves less.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ class Crossing:
 
     Attributes:
         processes: The processes that take part, ascending.
-        own: This process.
+        process: This process.
         device: Where this process sends and receives.
         group_key: Identifies the group of processes.
         order: `order[k]` is the process whose part comes k-th in a gathered tensor,
             among all processes.
         key: The next collective key.
-        sent: How many bytes this process passes to each other one, for plans.
-        messages: In how many collectives it passes them.
+        sent: The bytes that this process passes to each other process, for plans.
+        messages: The number of collectives in which it passes them.
         factors: The operands reduced by their factors, with each process's number of
             rows.
     """
 
     processes: tuple[int, ...]
-    own: int
+    process: int
     device: str
     group_key: int
     order: tuple[int, ...]
@@ -64,8 +63,8 @@ class Crossing:
         """Returns the arguments of the next collective, and counts it.
 
         Args:
-            nbytes: How much it sends.
-            count: How many keys it needs.
+            nbytes: The number of bytes that it sends.
+            count: The number of keys that it needs.
         """
         self.key += count
         self.sent += nbytes
@@ -121,7 +120,7 @@ class Crossing:
             self,
             self.processes,
             [[Value(x.dtype.name, shape)] for shape in static_shapes],
-            [(x,) if process == self.own else None for process in self.processes],
+            [(x,) if process == self.process else None for process in self.processes],
         )
         with tf.device(self.device):
             return tf.concat([part for (part,) in rows], axis)
@@ -145,13 +144,13 @@ class Ways:
 
     Attributes:
         elsewhere: The calls of all replicas.
-        own: This process.
+        process: This process.
         order: As in `Crossing`.
         used: The first keys of all channels in use.
     """
 
     elsewhere: Elsewhere
-    own: int
+    process: int
     order: tuple[int, ...]
     used: set[int] = dataclasses.field(default_factory=set)
 
@@ -175,7 +174,7 @@ class Ways:
         self, call: Call, replica_ids: Sequence[int], offset: int
     ) -> Crossing | None:
         processes = self.elsewhere.processes(replica_ids)
-        if processes == (self.own,):
+        if processes == (self.process,):
             return None
         key = self.elsewhere.first[call.key] + offset
         if key in self.used or processes not in self.elsewhere.groups:
@@ -196,7 +195,7 @@ class Ways:
         self.used.add(key)
         device = hosts.cpu_of(self.elsewhere.world.devices[0])
         group = self.elsewhere.groups[processes]
-        return Crossing(processes, self.own, device, group, self.order, key)
+        return Crossing(processes, self.process, device, group, self.order, key)
 
 
 def ops_of(graph: tf.Graph) -> list[tf.Operation]:
@@ -232,10 +231,10 @@ def exchanged(
         crossing: The channel to the other processes.
         processes: `processes[n]` is the process of the n-th participant.
         values: `values[n]` are dtype and shape of all that it passes.
-        operands: What it passes; None if it is built elsewhere.
+        operands: The tensors that it passes; None if another process builds it.
     """
     static = all(_is_known(value) for passed in values for value in passed)
-    local = [n for n, process in enumerate(processes) if process == crossing.own]
+    local = [n for n, process in enumerate(processes) if process == crossing.process]
     with tf.device(crossing.device):
         pieces = [words.of(x) for n in local for x in operands[n] or ()]
         packed = tf.concat(pieces, 0) if pieces else tf.zeros([0], tf.int32)
@@ -249,7 +248,7 @@ def exchanged(
         if not static:
             arrived = crossing.gather_any(packed, tf.reduce_max(list(sizes.values())))
         elif most := max(sizes.values()):
-            padded = tf.pad(packed, [[0, most - sizes[crossing.own]]])
+            padded = tf.pad(packed, [[0, most - sizes[crossing.process]]])
             arrived = crossing.gather(tf.ensure_shape(padded, [most]))
         else:
             arrived = dict.fromkeys(crossing.processes, packed)
@@ -308,7 +307,7 @@ def _dynamic(
     processes: Sequence[int],
     values: Sequence[Sequence[Value]],
     operands: Sequence[Sequence[tf.Tensor] | None],
-    mine: tf.Tensor,
+    packed: tf.Tensor,
 ) -> tuple[dict[int, tf.Tensor], list[list[tf.Tensor]]]:
     """Exchanges shapes first; returns each process's size in words, and all shapes."""
     ranks = [[len(value.shape or ()) for value in passed] for passed in values]
@@ -320,7 +319,9 @@ def _dynamic(
     ]
     sent = tf.concat([tf.zeros([0], tf.int32), *local_shapes], 0)
     most = max(lengths.values())
-    sent = tf.ensure_shape(tf.pad(sent, [[0, most - lengths[crossing.own]]]), [most])
+    sent = tf.ensure_shape(
+        tf.pad(sent, [[0, most - lengths[crossing.process]]]), [most]
+    )
     received = crossing.gather(sent)
     offsets = dict.fromkeys(crossing.processes, 0)
     sizes: dict[int, Any] = dict.fromkeys(crossing.processes, 0)
@@ -335,5 +336,5 @@ def _dynamic(
             passed_shapes.append(shape)
             sizes[process] += words.count(shape, value.dtype)
         all_shapes.append(passed_shapes)
-    sizes[crossing.own] = tf.size(mine)
+    sizes[crossing.process] = tf.size(packed)
     return sizes, all_shapes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports replicas that choose different branches or numbers of loop turns.
+"""Reports replicas that choose different branches or numbers of loop iterations.
 
-A merged conditional takes one branch, and a merged loop makes one number of turns.
-Unless the replicas' own choices are known to agree, they are compared at run time and a
+A merged conditional takes one branch, and a merged loop makes one number of iterations.
+Unless the replicas' choices are known to agree, they are compared at run time and a
 difference is an error, where another system would hang.
 """
 
@@ -27,7 +27,7 @@ _FIX = (
 def agreed(
     regions: Sequence[Region],
     answers: Sequence[tf.Tensor],
-    said: tuple[str, str] | None,
+    outcomes: tuple[str, str] | None,
     labels: Labels,
     ways: Ways | None = None,
     depth: int = 0,
@@ -36,9 +36,9 @@ def agreed(
 
     Args:
         regions: The conditional or loop of each replica.
-        answers: Which branch each would take, or whether it would make another turn.
-        said: What a replica does that answers False, and True, for messages; None if
-            the answer is the number of a branch.
+        answers: Which branch each would take, or whether it would iterate again.
+        outcomes: What a replica does that answers False, and True, for messages; None
+            if the answer is the number of a branch.
         labels: Identifies values that are the same on all replicas.
         ways: The channels to replicas built by other processes, if any.
         depth: How many control flow ops enclose this one.
@@ -51,7 +51,7 @@ def agreed(
         return answers[0]
     # On a host CPU, where conditionals and loops need the answer anyway.
     with tf.device(hosts.cpu_of(regions[0].calls[0].device)):
-        if said is not None:
+        if outcomes is not None:
             answers = [tf.cast(answer, tf.bool) for answer in answers]
         else:
             count = len(regions[0].op.get_attr("branches"))
@@ -59,7 +59,7 @@ def agreed(
         alike = tf.reduce_all([tf.equal(answers[0], other) for other in answers[1:]])
 
         def fail() -> tf.Operation:
-            return tf.debugging.Assert(False, _message(regions, ids, answers, said))
+            return tf.debugging.Assert(False, _message(regions, ids, answers, outcomes))
 
         check = tf.cond(alike, tf.no_op, fail)  # builds the message only on failure
         with tf.control_dependencies([check.op]):
@@ -102,7 +102,7 @@ def _message(
     regions: Sequence[Region],
     ids: Sequence[int],
     answers: Sequence[tf.Tensor],
-    said: tuple[str, str] | None,
+    outcomes: tuple[str, str] | None,
 ) -> list[tf.Tensor]:
     """Returns the message of the assertion, in pieces."""
     construct = regions[0].construct
@@ -110,11 +110,11 @@ def _message(
     for replica_id, answer in zip(ids, answers, strict=True):
         does = (
             tf.strings.join(["takes branch ", tf.strings.as_string(answer)])
-            if said is None
-            else tf.where(answer, said[1], said[0])
+            if outcomes is None
+            else tf.where(answer, outcomes[1], outcomes[0])
         )
         pieces.append(tf.strings.join([f"replica {replica_id} ", does]))
     calls = regions[0].calls
-    shown = "; ".join(map(str, calls[:3]))
+    text = "; ".join(map(str, calls[:3]))
     more = f"; ... ({len(calls)} calls)" if len(calls) > 3 else ""
-    return [*pieces, f"the {construct} holds {shown}{more}", _FIX]
+    return [*pieces, f"the {construct} holds {text}{more}", _FIX]

@@ -10,12 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from replicator._tf import functions
-from replicator.graph.matching.control_flow import held
+from replicator.graph.matching.control_flow import identity_if_rewired
 
 
 @dataclasses.dataclass(frozen=True)
-class Copy:
-    """A copy of a function's ops in another graph.
+class InlinedFunction:
+    """The copies of a function's ops in another graph.
 
     Attributes:
         ops: The ops, in the order in which the user built them.
@@ -33,7 +33,7 @@ def copy(
     outputs: Sequence[tf.Tensor],
     arguments: Sequence[tf.Tensor],
     scope: str,
-) -> Copy:
+) -> InlinedFunction:
     """Copies a function's ops into the default graph, applied to the arguments.
 
     Args:
@@ -67,15 +67,15 @@ def copy(
     def copy_of(op: tf.Operation) -> tf.Operation:
         return target.get_operation_by_name(f"{scope}/{op.name}")
 
-    return Copy(
+    return InlinedFunction(
         ops=[
             copy_of(op) for op in graph.get_operations() if op.name not in argument_of
         ],
-        # Rewiring a placeholder also replaces it among the results, unless held.
+        # Rewiring a placeholder would also replace it among the results.
         results=[
             argument_of[t.op.name]
             if t.op.name in argument_of
-            else held(copy_of(t.op).outputs[t.value_index])
+            else identity_if_rewired(copy_of(t.op).outputs[t.value_index])
             for t in outputs
         ],
         must_run=[

@@ -19,7 +19,7 @@ class Notes:
 
     Attributes:
         algorithms: The algorithms used, where the primitive has several.
-        moved: (participant, tensor) for what is sent in place of operands.
+        moved: (participant, tensor) for each tensor that is sent in place of operands.
     """
 
     algorithms: list[str] = dataclasses.field(default_factory=list)
@@ -35,7 +35,7 @@ class Matched:
         operands: `operands[n][k]` is the k-th tensor that this replica passes.
         devices: `devices[n]` is where it runs.
         hubs: Assigns devices to shared work.
-        policy: What else decides how it is lowered.
+        policy: Everything else that decides how it is lowered.
         notes: What the lowering reports of its work.
         crossing: The channel to the processes that build the other participants; the
             calls here are then the local ones only. None if all participants are here.
@@ -71,7 +71,7 @@ class Matched:
         """Returns the device that does work for all participants.
 
         Args:
-            nbytes: How much work there is.
+            nbytes: The amount of work.
             owner: The id of the only replica that needs the result, whose device is
                 then used; by default, the device with the least shared work so far.
         """
@@ -80,13 +80,13 @@ class Matched:
         return self.hubs.next(nbytes, [self.devices[self.group.index(owner)]])
 
     def owner(self, k: int) -> int | None:
-        """Returns the replica that alone needs the k-th result, if one does."""
+        """Returns the only replica that needs the k-th result, if there is one."""
         return self.calls[0].policy(k).owner
 
     def algorithm(self, k: int) -> str | None:
         """Returns the user's choice of how to reduce the k-th operands, if any."""
-        named: str | None = self.options.get("algorithm")
-        return named or self.calls[0].policy(k).algorithm
+        algorithm: str | None = self.options.get("algorithm")
+        return algorithm or self.calls[0].policy(k).algorithm
 
 
 # A lowering returns `results[n][k]`, what participant n receives as its k-th result.

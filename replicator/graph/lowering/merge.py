@@ -4,10 +4,10 @@
 The merged op takes the concatenated inputs of all replicas, and calls functions that
 hold the bodies of all replicas side by side. Inside, communication is matched, lowered
 and rewired as on any other level. The merged op takes one branch or makes one number of
-turns; a replica that would have chosen otherwise causes an error at run time, where
-other systems would hang.
+iterations; a replica that would have chosen otherwise causes an error at run time,
+where other systems would hang.
 
-Ops without communication inside are left alone: there, replicas stay independent.
+Ops without communication inside stay as they are: there, replicas are independent.
 
 Source: TF-Replicator (Buchlovsky et al. 2019, arXiv:1902.00465) rewrites the top level
 of the graph; merging applies the same idea one level down.
@@ -25,40 +25,40 @@ from replicator._tf import control_flow, effects
 from replicator._tf import functions as tf_functions
 from replicator._tf import ops as tf_ops
 from replicator.graph.equal.value_numbering import Labels
-from replicator.graph.lowering import crossing, inline, turns
+from replicator.graph.lowering import crossing, inline, iterations
 from replicator.graph.lowering.crossing import Ways
 from replicator.graph.lowering.disagreement import agreed
-from replicator.graph.lowering.record import Place, function_name
+from replicator.graph.lowering.record import Nesting, function_name
 from replicator.graph.matching.control_flow import CONSTRUCTS, Region
 from replicator.graph.order import phases
 
-# Rewrites one level, given each replica's ops, the replicas' ids and the level's place;
+# Rewrites a level, from each replica's ops, the replicas' ids and the level's nesting;
 # returns the ops, with merged ops in place of those they replace.
 Rewrite = Callable[
-    [Sequence[Sequence[tf.Operation]], Sequence[int], Place], list[list[tf.Operation]]
+    [Sequence[Sequence[tf.Operation]], Sequence[int], Nesting], list[list[tf.Operation]]
 ]
 
 # What a replica does that answers False, and True; for messages.
-_TURN = ("stops", "runs another iteration")
+_ITERATION = ("stops", "runs another iteration")
 _BRANCH = ("takes the false branch", "takes the true branch")
 
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """The ops to merge, and what merging them needs.
+    """The arguments of `merge`.
 
     Attributes:
         regions: The ops, in replica order, of one construct.
         rewrite: Rewrites what is inside.
         labels: Identifies values that are the same on all replicas.
-        place: Where the ops are.
+        nesting: Where the ops are.
         ways: The channels to replicas built by other processes, if any.
     """
 
     regions: Sequence[Region]
     rewrite: Rewrite
     labels: Labels
-    place: Place
+    nesting: Nesting
     ways: Ways | None
 
 
@@ -66,7 +66,7 @@ def merge(
     regions: Sequence[Region],
     rewrite: Rewrite,
     labels: Labels,
-    place: Place,
+    nesting: Nesting,
     ways: Ways | None = None,
 ) -> tf.Operation:
     """Replaces one op per replica by one op for all of them.
@@ -75,7 +75,7 @@ def merge(
         regions: The ops, in replica order, of one construct.
         rewrite: Rewrites what is inside.
         labels: Identifies values that are the same on all replicas.
-        place: Where the ops are.
+        nesting: Where the ops are.
         ways: The channels to replicas built by other processes, if any.
 
     Returns:
@@ -91,7 +91,7 @@ def merge(
     build = {"conditional": _conditional, "loop": _loop, "function": _call}[construct]
     with tf.control_dependencies(None), tf.device(None):
         with tf.name_scope(f"merged_{construct}"):
-            new = build(Merge(regions, rewrite, labels, place, ways))
+            new = build(Merge(regions, rewrite, labels, nesting, ways))
     tf_ops.add_control_inputs(new, before)
     tf_ops.set_read_only_inputs(new, _read_only(old, new))
     outputs = iter(new.outputs)
@@ -110,30 +110,30 @@ def _read_only(old: Sequence[tf.Operation], new: tf.Operation) -> list[int]:
     reads = set[int]()
     writes = set[int]()
     for op in old:
-        read, written = effects.resources_touched(op)
-        reads, writes = reads | read, writes | written
+        read_ids, written_ids = effects.resources_touched(op)
+        reads, writes = reads | read_ids, writes | written_ids
     return [n for n, t in enumerate(new.inputs) if id(t) in reads - writes]
 
 
-def _loop(job: Merge) -> tf.Operation:
-    old, labels = [region.op for region in job.regions], job.labels
+def _loop(request: Merge) -> tf.Operation:
+    old, labels = [region.op for region in request.regions], request.labels
     outputs = [tensor for op in old for tensor in op.outputs]
 
-    same_turns = []
+    same_iterations = []
 
     def agree(conditions: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        same_turns.append(labels.same(conditions))
-        return [_agreed(job, conditions, _TURN)]
+        same_iterations.append(labels.same(conditions))
+        return [_agreed(request, conditions, _ITERATION)]
 
     loop_labels = labels.of_loops(old)
     input_labels = [loop_labels[: len(op.inputs)] for op in old]
-    inside = job.place.inside("loop condition", None)
-    condition = _function(job, "cond", inside, input_labels, agree)
-    total = turns.count(old[0]) if same_turns[0] else None
+    inside = request.nesting.inside("loop condition", None)
+    condition = _function(request, "cond", inside, input_labels, agree)
+    total = iterations.count(old[0]) if same_iterations[0] else None
     # Communication between processes has keys for one copy of the body only.
-    repeat = turns.at_once(old, total) if job.ways is None else 1
-    inside = job.place.inside("loop body", total)
-    body = _function(job, "body", inside, input_labels, repeat=repeat)
+    repeat = iterations.unroll_factor(old, total) if request.ways is None else 1
+    inside = request.nesting.inside("loop body", total)
+    body = _function(request, "body", inside, input_labels, repeat=repeat)
     new = _operation(
         tf.raw_ops.While if _any_stateful(old) else tf.raw_ops.StatelessWhile,
         input=[tensor for op in old for tensor in op.inputs],
@@ -145,33 +145,37 @@ def _loop(job: Merge) -> tf.Operation:
     control_flow.lower_in_place(new)
     count = len(new.outputs) // len(old)
     for n, label in enumerate(loop_labels[:count]):
-        if label is not None:  # equal in each of equally many turns
+        if label is not None:  # equal in each of equally many iterations
             at_the_end = labels.new()
             for tensor in new.outputs[n::count]:
                 labels.set(tensor, at_the_end)
     return new
 
 
-def _conditional(job: Merge) -> tf.Operation:
-    old = [region.op for region in job.regions]
-    two = "If" in old[0].type
-    chosen = _agreed(job, [op.inputs[0] for op in old], _BRANCH if two else None)
-    input_labels = [[job.labels.of(tensor) for tensor in op.inputs[1:]] for op in old]
+def _conditional(request: Merge) -> tf.Operation:
+    old = [region.op for region in request.regions]
+    is_if = "If" in old[0].type
+    branch_index = _agreed(
+        request, [op.inputs[0] for op in old], _BRANCH if is_if else None
+    )
+    input_labels = [
+        [request.labels.of(tensor) for tensor in op.inputs[1:]] for op in old
+    ]
     stateful = _any_stateful(old)
 
     def branch(attribute: str, name: str, position: int = 0) -> Any:
-        inside = job.place.inside(f"conditional ({name})", None)
-        return _function(job, attribute, inside, input_labels, position=position)
+        inside = request.nesting.inside(f"conditional ({name})", None)
+        return _function(request, attribute, inside, input_labels, position=position)
 
     arguments = {
         "input": [tensor for op in old for tensor in op.inputs[1:]],
         "Tout": [tensor.dtype for op in old for tensor in op.outputs],
         "output_shapes": [tensor.shape for op in old for tensor in op.outputs],
     }
-    if two:
+    if is_if:
         new = _operation(
             tf.raw_ops.If if stateful else tf.raw_ops.StatelessIf,
-            cond=chosen,
+            cond=branch_index,
             then_branch=branch("then_branch", "true"),
             else_branch=branch("else_branch", "false"),
             **arguments,
@@ -180,7 +184,7 @@ def _conditional(job: Merge) -> tf.Operation:
         count = len(old[0].get_attr("branches"))
         new = _operation(
             tf.raw_ops.Case if stateful else tf.raw_ops.StatelessCase,
-            branch_index=chosen,
+            branch_index=branch_index,
             branches=[branch("branches", f"branch {n}", n) for n in range(count)],
             **arguments,
         )
@@ -188,11 +192,11 @@ def _conditional(job: Merge) -> tf.Operation:
     return new
 
 
-def _call(job: Merge) -> tf.Operation:
-    old = [region.op for region in job.regions]
-    input_labels = [[job.labels.of(tensor) for tensor in op.inputs] for op in old]
-    inside = job.place.inside(function_name(old[0]))
-    body = _function(job, "f", inside, input_labels)
+def _call(request: Merge) -> tf.Operation:
+    old = [region.op for region in request.regions]
+    input_labels = [[request.labels.of(tensor) for tensor in op.inputs] for op in old]
+    inside = request.nesting.inside(function_name(old[0]))
+    body = _function(request, "f", inside, input_labels)
     stateful = _any_stateful(old)
     arguments = [tensor for op in old for tensor in op.inputs]
     dtypes = [tensor.dtype for op in old for tensor in op.outputs]
@@ -220,10 +224,12 @@ def _call(job: Merge) -> tf.Operation:
 
 
 def _agreed(
-    job: Merge, answers: Sequence[tf.Tensor], said: tuple[str, str] | None
+    request: Merge, answers: Sequence[tf.Tensor], outcomes: tuple[str, str] | None
 ) -> tf.Tensor:
-    depth = len(job.place.path)
-    return agreed(job.regions, answers, said, job.labels, job.ways, depth)
+    depth = len(request.nesting.path)
+    return agreed(
+        request.regions, answers, outcomes, request.labels, request.ways, depth
+    )
 
 
 def _in_session() -> bool:
@@ -244,10 +250,10 @@ def _any_stateful(ops: Sequence[tf.Operation]) -> bool:
 
 
 def _function(
-    job: Merge,
+    request: Merge,
     attribute: str,
-    place: Place,
-    given: Sequence[Sequence[int | None]],
+    nesting: Nesting,
+    labels_by_replica: Sequence[Sequence[int | None]],
     finish: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
     position: int = 0,
     repeat: int = 1,
@@ -255,10 +261,11 @@ def _function(
     """Adds a function that holds one function of each replica.
 
     Args:
-        job: The ops that call the functions.
+        request: The ops that call the functions.
         attribute: The attribute that names these, e.g. "body".
-        place: Where the functions are.
-        given: `given[n][k]` is the label of the n-th replica's k-th argument, or None.
+        nesting: Where the functions are.
+        labels_by_replica: `labels_by_replica[n][k]` is the label of the n-th replica's
+            k-th argument, or None.
         finish: Maps the results of all replicas to the results of the merged function.
         position: The index of the function in an attribute that lists several.
         repeat: How many times to apply the functions, each time to their own results.
@@ -266,19 +273,21 @@ def _function(
     Returns:
         The merged function's name, as an op attribute.
     """
-    regions = job.regions
+    regions = request.regions
     joint = tf_functions.new_function_graph(f"merged_{attribute}")
     functions = [tf_functions.function_body(r.op, attribute, position) for r in regions]
     arguments = [
-        _arguments(joint, graph.inputs, own_labels, job.labels)
-        for (graph, _), own_labels in zip(functions, given, strict=True)
+        _arguments(joint, graph.inputs, own_labels, request.labels)
+        for (graph, _), own_labels in zip(functions, labels_by_replica, strict=True)
     ]
     must_run: list[tf.Operation] = []
     with joint.as_default():
-        for turn in range(repeat):
+        for iteration in range(repeat):
             copies = [
                 inline.copy(
-                    *function, tensors, f"turn_{turn}/replica_{region.replica_id}"
+                    *function,
+                    tensors,
+                    f"iteration_{iteration}/replica_{region.replica_id}",
                 )
                 for region, function, tensors in zip(
                     regions, functions, arguments, strict=True
@@ -287,18 +296,20 @@ def _function(
             arguments = [copy.results for copy in copies]
             replicas = [copy.ops for copy in copies]
             ids = [region.replica_id for region in regions]
-            rewritten = job.rewrite(replicas, ids, place.again() if turn else place)
+            rewritten = request.rewrite(
+                replicas, ids, nesting.repeat() if iteration else nesting
+            )
             must_run += _renamed(copies, rewritten)
         returned = [tensor for tensors in arguments for tensor in tensors]
         if finish is not None:
             returned = list(finish(returned))
         results = [tensor.op for tensor in returned]
-        if job.ways is not None:
+        if request.ways is not None:
             must_run += crossing.ops_of(joint)
         must_run += phases.separate(
             [*must_run, *results], {}, frozenset(), fitting=frozenset()
         )
-        if attribute == "cond" and must_run:  # whose result is all that the loop needs
+        if attribute == "cond" and must_run:  # the loop uses nothing but its result
             with tf.device(returned[0].device), tf.control_dependencies(must_run):
                 returned = [tf.identity(returned[0])]
     return tf_functions.finish_function(joint, returned, list(dict.fromkeys(must_run)))
@@ -318,7 +329,8 @@ def _arguments(
 
 
 def _renamed(
-    copies: Sequence[inline.Copy], rewritten: Sequence[Sequence[tf.Operation]]
+    copies: Sequence[inline.InlinedFunction],
+    rewritten: Sequence[Sequence[tf.Operation]],
 ) -> list[tf.Operation]:
     """Returns the ops that must run, with merged ops in place of those they replace."""
     renamed = {

@@ -23,22 +23,22 @@ _FUNCTION_NAME = re.compile(r"__(?:inference|forward|backward)_(.+)_\d+$")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """The position of a graph level within the control flow.
+class Nesting:
+    """The control flow around a graph level.
 
     Attributes:
         path: The enclosing control flow, outermost first; empty at the top level.
         times: How often the level runs per step; None where that is only known when the
             step runs.
-        repeated: Whether the level is another copy of one already recorded.
+        repeated: Whether the level is another copy of one that is already recorded.
     """
 
     path: tuple[str, ...] = ()
     times: int | None = 1
     repeated: bool = False
 
-    def inside(self, name: str, times: int | None = 1) -> Place:
-        """Returns the place of a level nested in this one.
+    def inside(self, name: str, times: int | None = 1) -> Nesting:
+        """Returns the nesting of a level inside this one.
 
         Args:
             name: The control flow, e.g. "loop body".
@@ -47,8 +47,8 @@ class Place:
         total = None if self.times is None or times is None else self.times * times
         return dataclasses.replace(self, path=(*self.path, name), times=total)
 
-    def again(self) -> Place:
-        """Returns the place of another copy of this level."""
+    def repeat(self) -> Nesting:
+        """Returns the nesting of another copy of this level."""
         return dataclasses.replace(self, repeated=True)
 
 
@@ -109,7 +109,7 @@ class Communication:
     Attributes:
         calls: The call of each participant, in replica order.
         links: How much each replica's device sends to each other's.
-        place: Where in the control flow it is.
+        nesting: The control flow around it.
         algorithms: The algorithms used; empty for the primitive's only one.
         wires: What travels between hosts; empty on one host.
         seconds: How long it takes with nothing else running; None on one host.
@@ -117,7 +117,7 @@ class Communication:
 
     calls: tuple[Call, ...]
     links: tuple[Link, ...]
-    place: Place
+    nesting: Nesting
     algorithms: tuple[str, ...] = ()
     wires: tuple[Wire, ...] = ()
     seconds: float | None = None
@@ -228,8 +228,8 @@ def _reads(
         yield tensor, reader
         if tensor.ref() not in operands and tensor.op not in seen:
             seen.add(tensor.op)
-            place = of_device.get(tensor.op.device)
-            waiting += [(read, place) for read in tensor.op.inputs]
+            replica_here = of_device.get(tensor.op.device)
+            waiting += [(x, replica_here) for x in tensor.op.inputs]
 
 
 def add(sizes: Iterable[int | None]) -> int | None:

@@ -20,7 +20,7 @@ from replicator.costs import cost, hosts
 from replicator.graph.ir.placeholder import Call, Placeholder
 from replicator.graph.lowering import crossing, fence, merge, schedule, unread
 from replicator.graph.lowering.matched import Lowering, Matched, Notes
-from replicator.graph.lowering.record import Communication, Place, links, wires
+from replicator.graph.lowering.record import Communication, Nesting, links, wires
 from replicator.graph.matching import (
     control_flow,
     deadlock,
@@ -41,30 +41,30 @@ class _Lowered:
         sent: `sent[n]` is what participant n sends, or what is sent in its place.
         results: What the lowering returned.
         readers: `readers[n][k]` are the ops that read participant n's k-th result.
-        place: Where in the control flow it is.
+        nesting: The control flow around it.
     """
 
     communication: Matched
     sent: Sequence[Sequence[tf.Tensor]]
     results: Sequence[Sequence[tf.Tensor]]
     readers: Sequence[Sequence[Sequence[tf.Operation]]]
-    place: Place
+    nesting: Nesting
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Everything that lowering depends on, and what it has lowered.
+    """Everything that lowering depends on, and its results so far.
 
     Attributes:
         world: All replicas, and which of them are built here.
         lowerings: The lowering of each primitive.
         hubs: Assigns devices to shared work.
-        policy: What else decides how communication is lowered.
+        policy: Everything else that decides how communication is lowered.
         handles: Identifies values and variables that are the same on all replicas.
         initializers: Ops that initialise variables and so are not part of the step.
-        precise: Whether TensorFlow must be kept from treating replicas differently.
+        precise: Whether to prevent TensorFlow from treating replicas differently.
         lowered: The communications lowered so far.
-        pruned: The ops that only removed writes would have used, and these writes.
+        pruned: The removed writes, and the ops that only they would have used.
         ways: The channels to replicas built by other processes; None if there are none.
         calls: All calls of the local replicas, on any level; for messages.
     """
@@ -127,12 +127,14 @@ def check(
     ]
     if peers is not None:
         reports = [
-            elsewhere.own(*sites_and_ops)
+            elsewhere.report_of(*sites_and_ops)
             for sites_and_ops in zip(sites, replicas, strict=True)
         ]
         return elsewhere.check(peers, handles.world, reports, what)
     calls = [_all_calls(s) for s in sites]
-    differentiates = any(call.backward for own in calls for call in own)
+    differentiates = any(
+        call.backward for replica_calls in calls for call in replica_calls
+    )
     passes = [gradients.passes(ops) for ops in replicas] if differentiates else []
     match.check(calls, [_inside(s) for s in sites], passes)
     return None
@@ -174,7 +176,7 @@ def rewrite(
         precise=precision.may_be_lowered(),
         ways=ways,
     )
-    rewritten = _rewrite_level(replicas, world.local, target, Place())
+    rewritten = _rewrite_level(replicas, world.local, target, Nesting())
     communications = tuple(_recorded(lowered, target) for lowered in target.lowered)
     return Rewritten(rewritten, communications, target.pruned)
 
@@ -196,15 +198,17 @@ def _rewrite_level(
     replicas: Sequence[Sequence[tf.Operation]],
     replica_ids: Sequence[int],
     target: Target,
-    place: Place,
+    nesting: Nesting,
 ) -> list[list[tf.Operation]]:
     """Rewrites one graph; `replicas[n]` are the ops of `replica_ids[n]`."""
     sites = [
         control_flow.find_sites(ops, r, target.handles)
         for ops, r in zip(replicas, replica_ids, strict=True)
     ]
-    if not place.path:
-        target.calls.extend(c for own in sites for site in own for c in site.calls)
+    if not nesting.path:
+        target.calls.extend(
+            c for replica_sites in sites for site in replica_sites for c in site.calls
+        )
     nodes = match.pair(sites, target.world.local, target.calls)
     for ops, replica_sites in zip(replicas, sites, strict=True):
         fence.put_up(ops, replica_sites, target.initializers)
@@ -214,13 +218,13 @@ def _rewrite_level(
         calls = [site for site in node if isinstance(site, Placeholder)]
         regions = [site for site in node if not isinstance(site, Placeholder)]
         if calls:
-            results = _lower(calls, target, place)
+            results = _lower(calls, target, nesting)
             count = calls[0].call.same_for_all(len(results[0]))
             target.handles.labels.join([tensors[:count] for tensors in results])
             _rewire(calls, results)
             if calls[0].call.facts.orders_effects:
                 fence.join([call.op for call in calls], _way(calls[0].call, target))
-            if place.path:
+            if nesting.path:
                 # A session inlines functions, and may not prune what they hold.
                 tf_ops.abandon([call.op for call in calls])
         else:
@@ -228,7 +232,7 @@ def _rewrite_level(
                 regions,
                 lambda inner, ids, at: _rewrite_level(inner, ids, target, at),
                 target.handles.labels,
-                place,
+                nesting,
                 target.ways,
             )
             merged.update({region.op: new for region in regions})
@@ -244,14 +248,14 @@ def _with(
     replaced: Mapping[tf.Operation, tf.Operation],
     replicas: Sequence[Sequence[tf.Operation]],
 ) -> list[list[tf.Operation]]:
-    """Returns each replica's ops, with the replacements in place of those replaced."""
+    """Returns each replica's ops, some of them replaced by others."""
     if not replaced:
         return [list(ops) for ops in replicas]
     return [[replaced.get(op, op) for op in ops] for ops in replicas]
 
 
 def _lower(
-    matched: Sequence[Placeholder], target: Target, place: Place
+    matched: Sequence[Placeholder], target: Target, nesting: Nesting
 ) -> Sequence[Sequence[tf.Tensor]]:
     """Adds the real ops of one communication; returns results by local participant."""
     call = matched[0].call
@@ -264,13 +268,13 @@ def _lower(
     if len(communication.calls) > len(matched):  # keep the local replicas' results
         ids = [p.replica_id for p in matched]
         results = [results[communication.group.index(r)] for r in ids]
-    if not place.repeated:
+    if not nesting.repeated:
         notes = communication.notes
         sent = [list(tensors) for tensors in communication.operands]
         for n, tensor in notes.moved:
             sent[n].append(tensor)
         readers = [[result.consumers() for result in p.results] for p in matched]
-        target.lowered.append(_Lowered(communication, sent, results, readers, place))
+        target.lowered.append(_Lowered(communication, sent, results, readers, nesting))
     if target.precise and call.facts.same_for_all:
         with tf.name_scope("keep_precision"), tf.control_dependencies(None):
             results = precision.keep(results)
@@ -329,11 +333,11 @@ def _recorded(lowered: _Lowered, target: Target) -> Communication:
     algorithms = tuple(dict.fromkeys(communication.notes.algorithms))
     if target.ways is not None:
         calls = tuple(target.ways.elsewhere.partners(communication.calls[0]))
-        return Communication(calls, (), lowered.place, algorithms)
+        return Communication(calls, (), lowered.nesting, algorithms)
     results = _read_results(lowered, target.pruned)
     transfers = communication.group, lowered.sent, results, target.world.devices
     record = Communication(
-        communication.calls, links(*transfers), lowered.place, algorithms
+        communication.calls, links(*transfers), lowered.nesting, algorithms
     )
     if not hosts.are_several(target.world.devices):
         return record

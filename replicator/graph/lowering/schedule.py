@@ -76,16 +76,16 @@ class _Clock:
         self._free: dict[Any, float] = {}  # by device or host, and by ends of links
 
     def read(self, tensor: tf.Tensor, device: str, reader: tf.Operation | None) -> None:
-        """Notes that a tensor is read on a device."""
+        """Records that a tensor is read on a device."""
         places = self._readers.setdefault(tensor.ref(), {})
         places.setdefault(device, []).append(reader)
 
     def make(self, tensor: tf.Tensor, time: float) -> None:
-        """Notes that a tensor is computed at a time."""
+        """Records that a tensor is computed at a time."""
         self._push(time, tensor, None)
 
     def add(self, op: tf.Operation) -> None:
-        """Notes that an op runs once it has its inputs."""
+        """Records that an op runs once it has its inputs."""
         self._missing[op] = len(op.inputs)
         for x in op.inputs:
             self.read(x, op.device, op)
@@ -99,7 +99,7 @@ class _Clock:
             time, _, tensor, device = heapq.heappop(self._events)
             if device is None:
                 for place in self._readers.get(tensor.ref(), ()):
-                    self._push(self._sent(tensor, place, time), tensor, place)
+                    self._push(self._arrival(tensor, place, time), tensor, place)
                 continue
             for op in self._readers[tensor.ref()][device]:
                 if op is not None:
@@ -120,8 +120,8 @@ class _Clock:
         for tensor in op.outputs:
             self.make(tensor, end)
 
-    def _sent(self, tensor: tf.Tensor, device: str, time: float) -> float:
-        """Returns when a tensor that was just computed arrives at a device."""
+    def _arrival(self, tensor: tf.Tensor, device: str, time: float) -> float:
+        """Returns when a newly computed tensor arrives at a device."""
         source = tensor.device
         if not source or source == device:
             return time

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the ops that compute only what removed writes would have written.
 
-Of all writes to a variable that one replica owns, only the owner's is kept (see
+Of all writes to a variable that one replica owns, only the owner's remains (see
 passes/owners.py). What only the others would have read is pruned: a reduced gradient,
 for instance, is not sent to replicas that do not apply it.
 """

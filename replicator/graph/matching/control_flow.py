@@ -63,17 +63,17 @@ class Region:
         return f"replica {self.replica_id} ({self.calls[0].device}): {self}"
 
     def __str__(self) -> str:
-        shown = "; ".join(map(str, self.calls[:3]))
+        text = "; ".join(map(str, self.calls[:3]))
         more = f"; ... ({len(self.calls)} calls)" if len(self.calls) > 3 else ""
-        return f"a {self.construct} ({self.op.name}) with {shown}{more}"
+        return f"a {self.construct} ({self.op.name}) with {text}{more}"
 
 
-def refuse_outside(graph: tf.Graph, built: tf.Graph, what: str, line: str) -> None:
-    """Raises unless a call is in a place that the post-pass reaches.
+def refuse_outside(graph: tf.Graph, step_graph: tf.Graph, what: str, line: str) -> None:
+    """Refuses a call in a place that the post-pass does not reach.
 
     Args:
         graph: The graph to which ops are being added.
-        built: The graph into which the step is built.
+        step_graph: The graph into which the step is built.
         what: The call, e.g. "all_reduce on replica 0".
         line: The user's line.
 
@@ -81,14 +81,14 @@ def refuse_outside(graph: tf.Graph, built: tf.Graph, what: str, line: str) -> No
         ReplicatorError: The call is in a tf.init_scope, in a function compiled by XLA,
             or in a function outside the step.
     """
-    problem, fix = _obstacle(graph, built)
+    problem, fix = _obstacle(graph, step_graph)
     if problem:
         raise errors.ReplicatorError(
             errors.compose(f"{what} is {problem}.", [f"at {line}"], fix)
         )
 
 
-def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
+def _obstacle(graph: tf.Graph, step_graph: tf.Graph) -> tuple[str, str]:
     """Returns (problem with the place, fix), or empty strings if there is none."""
     if tf.executing_eagerly():
         return "in a tf.init_scope", "communicate outside of it, in the step itself."
@@ -99,7 +99,7 @@ def _obstacle(graph: tf.Graph, built: tf.Graph) -> tuple[str, str]:
                 "device",
                 "communicate before or after it, or leave out jit_compile=True.",
             )
-        if graph is built:
+        if graph is step_graph:
             return "", ""
         outer = getattr(graph, "outer_graph", None)
         if outer is None:
@@ -171,15 +171,15 @@ def _calls_in(op: tf.Operation) -> Iterable[Call]:
                 yield from _calls_in(inner)
 
 
-def held(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor, behind an identity if rewiring may replace its op.
+def identity_if_rewired(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor, or an identity of it if rewiring may replace its op.
 
-    The identity also counts as a consumer, which shows that the whole value is needed
-    where communication could otherwise replace a product by its factors, or a variable
-    read by a read of some rows.
+    The identity also counts as a consumer of the whole value; otherwise communication
+    could replace a product by its factors, or a read of a variable by a read of some
+    rows.
     """
     op = tensor.op
-    replaced = op.type in factors.TAKEN_APART or op.type in (
+    replaced = op.type in factors.TRACED_OPS or op.type in (
         "ReadVariableOp",
         "GatherV2",
         "VariableShape",

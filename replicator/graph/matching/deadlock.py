@@ -64,7 +64,7 @@ def one_order(nodes: Sequence[Node], sites: Sequence[Sequence[Site]]) -> bool:
         for replica_sites in sites
         for before, after in zip(replica_sites, replica_sites[1:], strict=False)
     ]
-    return _find_circle(nodes, in_order) is None
+    return _find_cycle(nodes, in_order) is None
 
 
 def waits(sites: Sequence[Site], ops: Sequence[tf.Operation]) -> list[tuple[int, int]]:
@@ -89,19 +89,19 @@ def refuse(nodes: Sequence[Node], pairs: Sequence[tuple[Site, Site]]) -> None:
         nodes: The groups of ops that are merged into one.
         pairs: (before, after), of all replicas.
     """
-    cycle = _find_circle(nodes, pairs)
+    cycle = _find_cycle(nodes, pairs)
     if cycle is not None:
         _raise(cycle)
 
 
 def _shared_mutexes(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
     """Returns the ids of the mutexes that several replicas lock."""
-    seen: set[int] = set()
+    locked_before: set[int] = set()
     shared: set[int] = set()
     for ops in replicas:
         locked = {id(op.inputs[0]) for op in ops if op.type == "MutexLock"}
-        shared |= seen & locked
-        seen |= locked
+        shared |= locked_before & locked
+        locked_before |= locked
     return shared
 
 
@@ -114,20 +114,22 @@ def _refuse_locked(
     """
     site_of = {site.op: site for site in sites}
     nothing: frozenset[tf.Operation] = frozenset()
-    taken: dict[tf.Operation, frozenset[tf.Operation]] = {}  # locks above each op
+    acquired: dict[tf.Operation, frozenset[tf.Operation]] = {}  # locks above each op
     released: dict[tf.Operation, frozenset[tf.Operation]] = {}
     for op in ops:
         sources = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-        taken[op] = nothing.union(*(taken.get(source, nothing) for source in sources))
+        acquired[op] = nothing.union(
+            *(acquired.get(source, nothing) for source in sources)
+        )
         released[op] = nothing.union(
             *(released.get(source, nothing) for source in sources)
         )
         if op.type == "MutexLock" and id(op.inputs[0]) in shared:
-            taken[op] |= {op}
+            acquired[op] |= {op}
         elif op.type == "ConsumeMutexLock":
             released[op] |= {op.inputs[0].op}
         site = site_of.get(op)
-        if site is None or not taken[op] - released[op]:
+        if site is None or not acquired[op] - released[op]:
             continue
         if any(len(call.group) > 1 for call in site.calls):
             raise errors.DeadlockError(
@@ -183,15 +185,15 @@ def _data_order(
     return pairs
 
 
-def _find_circle(
+def _find_cycle(
     nodes: Sequence[Node], pairs: Sequence[tuple[Site, Site]]
 ) -> list[tuple[Site, Site]] | None:
     """Returns the links (before, after) of a cycle of nodes, or None."""
     node_of = {id(site): n for n, node in enumerate(nodes) for site in node}
     count = len(nodes)
     after: list[list[tuple[Site, Site]]] = [[] for _ in range(count)]
-    for earlier, later in pairs:
-        after[node_of[id(earlier)]].append((earlier, later))
+    for first, second in pairs:
+        after[node_of[id(first)]].append((first, second))
     state = [0] * count  # 0: unvisited, 1: on the path, 2: done
     for start in range(count):
         if state[start]:
@@ -220,11 +222,11 @@ def _find_circle(
     return None
 
 
-def _raise(circle: Sequence[tuple[Site, Site]]) -> None:
-    start = min(range(len(circle)), key=lambda n: circle[n][0].replica_id)
+def _raise(cycle: Sequence[tuple[Site, Site]]) -> None:
+    start = min(range(len(cycle)), key=lambda n: cycle[n][0].replica_id)
     lines = [
         f"{before.site()}\n    must happen before {after}"
-        for before, after in [*circle[start:], *circle[:start]]
+        for before, after in [*cycle[start:], *cycle[:start]]
     ]
     raise errors.DeadlockError(
         errors.compose(

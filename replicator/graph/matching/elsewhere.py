@@ -28,7 +28,7 @@ from replicator.world import World
 _SAME_PLACES = (
     "let all replicas communicate inside the same branches, loops and functions."
 )
-# How many keys a collective takes whose size is only known when the step runs.
+# The number of keys of a collective whose size is only known when the step runs.
 DYNAMIC = 31
 
 
@@ -49,7 +49,7 @@ class Elsewhere:
     calls: Mapping[str, Mapping[int, Call]]
     first: Mapping[str, int]
     groups: Mapping[tuple[int, ...], int]
-    factors: Sequence[Mapping[str, Mapping[int, factors.Facts]]]
+    factors: Sequence[Mapping[str, Mapping[int, factors.FactorReport]]]
 
     def by_factors(
         self, call: Call, policy: cost.Policy
@@ -74,16 +74,19 @@ class Elsewhere:
             and (call.options.get("algorithm") or call.policy(k).algorithm) is None
         }
         products = {
-            k: self._counts(call, [facts[k].known for facts in reported])
+            k: self._counts(call, [facts[k].static_rows for facts in reported])
             for k, fact in alike.items()
             if fact.of is None
             and cost.rows_pay(
                 sum(facts[k].rows for facts in reported),
-                *(fact.widths, fact.size, len(reported), policy),
+                fact.widths,
+                fact.size,
+                len(reported),
+                policy,
                 crosses=True,
             )
         }
-        # Row sums whose rows move with one of the products anyway.
+        # Sums of rows that move with one of the products anyway.
         return products | {k: [] for k, fact in alike.items() if fact.of in products}
 
     def _counts(self, call: Call, counts: Sequence[int | None]) -> list[int | None]:
@@ -109,12 +112,12 @@ class Elsewhere:
         return [self.calls[call.key][r] for r in call.group]
 
     def processes(self, replica_ids: Sequence[int]) -> tuple[int, ...]:
-        """Returns the processes that build the given replicas, ascending."""
+        """Returns the processes that build some replicas, ascending."""
         return tuple(sorted({self.world.processes[r] for r in replica_ids}))
 
 
 @dataclasses.dataclass(frozen=True)
-class Own:
+class ReplicaReport:
     """What this process reports of one of its replicas.
 
     Attributes:
@@ -127,12 +130,14 @@ class Own:
 
     calls: list[Call]
     paths: dict[str, str]
-    levels: list[levels.Level]
-    factors: dict[str, dict[int, factors.Facts]]
+    levels: list[levels.LevelReport]
+    factors: dict[str, dict[int, factors.FactorReport]]
     passes: gradients.Passes
 
 
-def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> Own:
+def report_of(
+    sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]
+) -> ReplicaReport:
     """Collects what this process reports of one replica.
 
     Args:
@@ -146,14 +151,16 @@ def own(sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]) -> O
             calls.setdefault(call.key, call)
         _note_paths(site.op, "", paths)
     operand_factors = {
-        site.call.key: factors.facts(site.operands)
+        site.call.key: factors.reports(site.operands)
         for site in sites
         if isinstance(site, Placeholder) and site.call.facts.reduces_for_all
     }
     own_calls = list(calls.values())
     differentiates = any(call.backward for call in own_calls)
     passes = gradients.passes(ops if differentiates else [])
-    return Own(own_calls, paths, levels.own(sites, ops), operand_factors, passes)
+    return ReplicaReport(
+        own_calls, paths, levels.levels_of(sites, ops), operand_factors, passes
+    )
 
 
 def _note_paths(op: Any, path: str, paths: dict[str, str]) -> None:
@@ -170,13 +177,15 @@ def _note_paths(op: Any, path: str, paths: dict[str, str]) -> None:
             _note_paths(inner, inside, paths)
 
 
-def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhere:
+def check(
+    peers: Peers, world: World, local_reports: Sequence[ReplicaReport], what: str
+) -> Elsewhere:
     """Raises unless the calls of all replicas pair, whichever process builds them.
 
     Args:
         peers: The processes.
         world: All replicas.
-        told: The report of each local replica.
+        local_reports: The report of each local replica.
         what: What is being built, for messages.
 
     Returns:
@@ -192,11 +201,13 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
                 [placeholder.token_of(c), replica.paths.get(c.key, "")]
                 for c in replica.calls
             ]
-            for replica in told
+            for replica in local_reports
         ],
-        "levels": [[level.stops for level in replica.levels] for replica in told],
-        "factors": [replica.factors for replica in told],
-        "passes": [dataclasses.asdict(replica.passes) for replica in told],
+        "levels": [
+            [level.stops for level in replica.levels] for replica in local_reports
+        ],
+        "factors": [replica.factors for replica in local_reports],
+        "passes": [dataclasses.asdict(replica.passes) for replica in local_reports],
     }
     reports = peers.exchange(what, report)
     calls: list[list[Call]] = [[] for _ in world.everyone]
@@ -204,8 +215,8 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
     paths: dict[str, dict[int, str]] = {}
     for process in peers.everyone:
         ids = [r for r in world.everyone if world.processes[r] == process]
-        for r, made in zip(ids, reports[process]["passes"], strict=True):
-            passes[r] = gradients.Passes(**made)
+        for r, fields in zip(ids, reports[process]["passes"], strict=True):
+            passes[r] = gradients.Passes(**fields)
         for r, tokens in zip(ids, reports[process]["replicas"], strict=True):
             for token, path in tokens:
                 call = placeholder.call_of(token.encode())
@@ -219,7 +230,9 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
             partners.setdefault(call.key, {})[r] = call
     _check_paths(partners, paths)
     reported = [report["levels"] for report in reports]
-    levels.check(peers, world, [replica.levels for replica in told], reported, calls)
+    levels.check(
+        peers, world, [replica.levels for replica in local_reports], reported, calls
+    )
     depths = {
         key: next(iter(by_replica.values())).count("/")
         for key, by_replica in paths.items()
@@ -231,35 +244,37 @@ def check(peers: Peers, world: World, told: Sequence[Own], what: str) -> Elsewhe
 
 
 def _all_factors(
-    world: World, heard: Sequence[Any]
-) -> list[dict[str, dict[int, factors.Facts]]]:
+    world: World, reports: Sequence[Any]
+) -> list[dict[str, dict[int, factors.FactorReport]]]:
     """Returns the operands of all replicas that can be reduced by their factors."""
-    waiting = [iter(report["factors"]) for report in heard]
+    iterators = [iter(report["factors"]) for report in reports]
     return [
         {
             key: {
-                int(k): factors.Facts(*of_operand) for k, of_operand in of_call.items()
+                int(k): factors.FactorReport(*of_operand)
+                for k, of_operand in of_call.items()
             }
-            for key, of_call in next(waiting[process]).items()
+            for key, of_call in next(iterators[process]).items()
         }
         for process in world.processes
     ]
 
 
 def _check_paths(
-    together: Mapping[str, Mapping[int, Call]], paths: Mapping[str, Mapping[int, str]]
+    calls_by_key: Mapping[str, Mapping[int, Call]],
+    paths: Mapping[str, Mapping[int, str]],
 ) -> None:
-    for key, calls in together.items():
+    for key, calls in calls_by_key.items():
         first, *others = calls
         for r in others:
             if paths[key][r] != paths[key][first]:
-                shown = [_shown(paths[key][replica]) for replica in (first, r)]
-                if shown[0] == shown[1]:  # in another branch, say
-                    shown = [f"in {paths[key][replica][1:]}" for replica in (first, r)]
+                texts = [_place_text(paths[key][replica]) for replica in (first, r)]
+                if texts[0] == texts[1]:  # in another branch, say
+                    texts = [f"in {paths[key][replica][1:]}" for replica in (first, r)]
                 raise errors.MismatchError(
                     errors.compose(
                         "the replicas communicate at different places in the control "
-                        f"flow: {shown[0]} on replica {first}, {shown[1]} on replica "
+                        f"flow: {texts[0]} on replica {first}, {texts[1]} on replica "
                         f"{r}.",
                         [calls[first].site(), calls[r].site()],
                         _SAME_PLACES,
@@ -267,7 +282,7 @@ def _check_paths(
                 )
 
 
-def _shown(path: str) -> str:
+def _place_text(path: str) -> str:
     inside = path.rpartition("/")[2].rpartition(" ")[0]
     return f"inside a {inside}" if inside else "at the top level"
 
@@ -275,46 +290,47 @@ def _shown(path: str) -> str:
 def _numbered(
     peers: Peers,
     world: World,
-    together: Mapping[str, Mapping[int, Call]],
+    calls_by_key: Mapping[str, Mapping[int, Call]],
     depths: Mapping[str, int],
     first: int,
-    found: Sequence[Mapping[str, Mapping[int, factors.Facts]]],
+    factors_by_replica: Sequence[Mapping[str, Mapping[int, factors.FactorReport]]],
 ) -> Elsewhere:
     """Reserves keys, the same in all processes, for each call that crosses processes.
 
     Args:
         peers: The processes.
         world: All replicas.
-        together: The calls that pair, by key and then by replica.
+        calls_by_key: The calls that pair, by key and then by replica.
         depths: How many control flow ops enclose each call.
         first: A key that no process has used yet.
-        found: As `Elsewhere.factors`.
+        factors_by_replica: As `Elsewhere.factors`.
     """
     count, firsts = 0, {}
     everyone = tuple(peers.everyone)
     groups = {everyone: peers.keys.group(everyone)}
-    for key in sorted(together):
-        calls = together[key]
+    for key in sorted(calls_by_key):
+        calls = calls_by_key[key]
         processes = tuple(sorted({world.processes[r] for r in calls}))
         if len(processes) > 1:
             firsts[key] = count
-            count += _numbers(calls, found) + depths[key] + 1
+            count += _numbers(calls, factors_by_replica) + depths[key] + 1
             groups[processes] = peers.keys.group(processes)
     base = peers.keys.take(first, count)
     numbers = {key: base + number for key, number in firsts.items()}
-    return Elsewhere(world, together, numbers, groups, found)
+    return Elsewhere(world, calls_by_key, numbers, groups, factors_by_replica)
 
 
 def _numbers(
-    calls: Mapping[int, Call], found: Sequence[Mapping[str, Mapping[int, Any]]]
+    calls: Mapping[int, Call],
+    factors_by_replica: Sequence[Mapping[str, Mapping[int, Any]]],
 ) -> int:
     """Returns a bound on the keys of a call: two factors per operand, and one more."""
     operands = max(len(call.operands) for call in calls.values())
     values = [value for call in calls.values() for value in call.operands]
     rows = [
-        facts.known
+        facts.static_rows
         for r, call in calls.items()
-        for facts in found[r].get(call.key, {}).values()
+        for facts in factors_by_replica[r].get(call.key, {}).values()
     ]
     static = all(
         value.shape is not None and None not in value.shape for value in values

@@ -27,10 +27,9 @@ from replicator.graph.ir import shapes
 
 _UNKNOWN_EXAMPLES = 64  # assumed batch size where it is only known when the step runs
 # The ops between an operand and its factors, including the product or the sum itself.
-TAKEN_APART = {
-    *("MatMul", "BiasAddGrad", "Sum"),
-    *("Cast", "Identity", "Mul", "RealDiv", "Reshape", "Transpose"),
-}
+TRACED_OPS = frozenset(
+    "BiasAddGrad Cast Identity MatMul Mul RealDiv Reshape Sum Transpose".split()
+)
 _HALF = (tf.float16, tf.bfloat16)
 _FLOATING = (*_HALF, tf.float32, tf.float64)
 
@@ -65,7 +64,7 @@ class Factor:
 
 
 @dataclasses.dataclass(frozen=True)
-class After:
+class Epilogue:
     """The ops between a product and its reduction.
 
     Attributes:
@@ -86,18 +85,18 @@ class Product:
     Attributes:
         left: [rows, m] or [m, rows].
         right: [rows, n] or [n, rows].
-        after: What is applied to their product, [m, n].
+        epilogue: What is applied to their product, [m, n].
     """
 
     left: Factor
     right: Factor
-    after: After
+    epilogue: Epilogue
 
     @property
     def form(self) -> Any:
         """What must agree for products to be summed by their factors."""
         sides = [(f.tensor.dtype, f.axis, f.width) for f in (self.left, self.right)]
-        return (*sides, self.after.steps)
+        return (*sides, self.epilogue.steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,40 +105,40 @@ class RowSum:
 
     Attributes:
         rows: [..., n].
-        after: What is applied to the sum, [n].
+        epilogue: What is applied to the sum, [n].
     """
 
     rows: tf.Tensor
-    after: After
+    epilogue: Epilogue
 
     @property
     def form(self) -> Any:
         """What must agree for row sums to be computed from concatenated rows."""
-        return (self.rows.dtype, shapes.sizes(self.rows)[-1], self.after.steps)
+        return (self.rows.dtype, shapes.sizes(self.rows)[-1], self.epilogue.steps)
 
 
-class Facts(NamedTuple):
+class FactorReport(NamedTuple):
     """What a process reports of an operand that can be reduced by its factors.
 
     Attributes:
         form: What must agree on all replicas.
-        known: The number of rows; None where it is only known when the step runs.
-        rows: The same, estimated where unknown; 0 for a row sum, whose rows move
-            anyway.
+        static_rows: The number of rows; None if it is only known when the step runs.
+        rows: The number of rows, estimated where unknown; 0 for a row sum, whose rows
+            move anyway.
         widths: The row widths of both factors.
         size: Bytes per element.
         of: For a row sum, the index of the product whose rows it shares.
     """
 
     form: str
-    known: int | None = None
+    static_rows: int | None = None
     rows: int = 0
     widths: tuple[int, int] = (0, 0)
     size: int = 0
     of: int | None = None
 
-    def alike(self, other: Facts) -> bool:
-        """Whether the operands of two replicas can be reduced together by factors."""
+    def alike(self, other: FactorReport) -> bool:
+        """Whether the operands of two replicas can be reduced by their factors."""
         return (self.form, self.of) == (other.form, other.of)
 
 
@@ -161,37 +160,41 @@ def find(column: Sequence[tf.Tensor]) -> list[Any] | None:
     return None
 
 
-def facts(operands: Sequence[tf.Tensor]) -> dict[int, Facts]:
+def reports(operands: Sequence[tf.Tensor]) -> dict[int, FactorReport]:
     """Returns what other processes must know of one replica's factors.
 
     Args:
         operands: The replica's operands of one communication.
 
     Returns:
-        Facts by operand index: of products, and of row sums whose rows move with one of
-        these products anyway.
+        Reports by operand index: of products, and of row sums whose rows move with one
+        of these products anyway.
     """
     candidates = {k: _split_product(tensor) for k, tensor in enumerate(operands)}
-    reported: dict[int, Facts] = {}
+    reported: dict[int, FactorReport] = {}
     sides: dict[tuple[int, int], int] = {}
     for k, operand in candidates.items():
         if isinstance(operand, Product):
             count = shapes.sizes(operand.left.tensor)[operand.left.axis]
             widths = (operand.left.width, operand.right.width)
             size = operand.left.tensor.dtype.size
-            reported[k] = Facts(_shown(operand), count, operand.left.rows, widths, size)
+            reported[k] = FactorReport(
+                _form_text(operand), count, operand.left.rows, widths, size
+            )
             for side in (operand.left, operand.right):
                 rows = origin(side.tensor) if side.axis == 0 else side.tensor
                 sides[id(rows), side.axis] = k
     for k, operand in candidates.items():
         if isinstance(operand, RowSum) and (id(origin(operand.rows)), 0) in sides:
-            reported[k] = Facts(_shown(operand), of=sides[id(origin(operand.rows)), 0])
+            reported[k] = FactorReport(
+                _form_text(operand), of=sides[id(origin(operand.rows)), 0]
+            )
     return reported
 
 
-def _shown(own: Product | RowSum) -> str:
-    scales = [kind for kind, _ in own.after.scales]
-    return repr((type(own).__name__, own.form, scales))
+def _form_text(operand: Product | RowSum) -> str:
+    scales = [kind for kind, _ in operand.epilogue.scales]
+    return repr((type(operand).__name__, operand.form, scales))
 
 
 def origin(tensor: tf.Tensor) -> tf.Tensor:
@@ -223,14 +226,14 @@ def _split_product(tensor: tf.Tensor) -> Product | RowSum | None:
     while len(tensor.consumers()) == 1 and not ops.control_outputs(tensor.op):
         op = tensor.op
         inputs = list(op.inputs)
-        after = After(tuple(scales), tuple(steps), dtype)
+        epilogue = Epilogue(tuple(scales), tuple(steps), dtype)
         if op.type == "MatMul":
-            return _product(op, after)
+            return _product(op, epilogue)
         if op.type in ("BiasAddGrad", "Sum"):
-            return _row_sum(op, after)
+            return _row_sum(op, epilogue)
         if op.type == "Cast":
-            # Products are made in float32 at least. Fewer digits ask for rounding, more
-            # of them for sums in the wider dtype.
+            # Products are computed in float32 at least. A narrower dtype would need
+            # rounding; a wider one, sums in that dtype.
             if inputs[0].dtype not in _HALF or tensor.dtype != tf.float32:
                 return None
         elif op.type in ("Mul", "RealDiv") and inputs[1].shape.rank == 0:
@@ -251,7 +254,7 @@ def _split_product(tensor: tf.Tensor) -> Product | RowSum | None:
     return None
 
 
-def _product(op: tf.Operation, after: After) -> Product | None:
+def _product(op: tf.Operation, epilogue: Epilogue) -> Product | None:
     left, right = op.inputs
     if left.dtype != right.dtype or left.dtype not in _FLOATING:
         return None
@@ -265,10 +268,10 @@ def _product(op: tf.Operation, after: After) -> Product | None:
     )
     if None in widths:
         return None
-    return Product(left_factor, right_factor, after)
+    return Product(left_factor, right_factor, epilogue)
 
 
-def _row_sum(op: tf.Operation, after: After) -> RowSum | None:
+def _row_sum(op: tf.Operation, epilogue: Epilogue) -> RowSum | None:
     rows = op.inputs[0]
     shape = shapes.static(rows)
     if shape is None or len(shape) < 2 or shape[-1] is None:
@@ -284,4 +287,4 @@ def _row_sum(op: tf.Operation, after: After) -> RowSum | None:
             return None
     elif op.get_attr("data_format") != b"NHWC":
         return None
-    return RowSum(rows, after)
+    return RowSum(rows, epilogue)

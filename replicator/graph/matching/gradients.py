@@ -4,11 +4,11 @@
 Gradients of a call are paired by their number: the n-th that one replica takes with the
 n-th of the others. If two losses depend on the call and replicas differentiate them in
 another order, or if one of the losses depends on it on one replica only, the gradient
-of one loss would be added to that of the other. The passes tell, which are the calls of
-tape.gradient or tf.gradients: a gradient that pairs with one of another pass, though
-its replica makes that pass, too, is out of order. A pass is known by its line and, for
-collectives, by its number among those of the line. Messages are often differentiated in
-another order at the two ends, as by the stages of a pipeline.
+of one loss would be added to that of the other. The passes, which are the calls of
+tape.gradient or tf.gradients, reveal this: a gradient is out of order if it pairs with
+one of another pass that its replica makes, too. A pass is identified by its line and,
+for collectives, by its number among those of the line. The two ends of a message often
+differentiate in another order, as the stages of a pipeline do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Passes:
     Those of given gradients (output_gradients, grad_ys) are not found.
 
     Attributes:
-        counts: How many there are at each line.
+        counts: The number of passes at each line.
         numbers: The number, from 1 on, of the pass that each call in a gradient belongs
             to, by its key.
     """
@@ -43,26 +43,26 @@ class Passes:
 
 def passes(ops: Iterable[tf.Operation]) -> Passes:
     """Returns the passes among a replica's ops, which are in build order."""
-    found = Passes()
-    _count(ops, "", found)
-    return found
+    result = Passes()
+    _count(ops, "", result)
+    return result
 
 
-def _count(ops: Iterable[tf.Operation], line: str, found: Passes) -> None:
+def _count(ops: Iterable[tf.Operation], line: str, result: Passes) -> None:
     """Adds the passes of one graph, built in a pass at `line` or in none."""
     before = False
     for op in ops:
         begins = tapes.begins_pass(op)
         if begins and not before:
             line = errors.line_of(op)
-            found.counts[line] = found.counts.get(line, 0) + 1
+            result.counts[line] = result.counts.get(line, 0) + 1
         before = begins
         call = placeholder.read(op)
         if call is not None and call.backward and call.line == line:
-            found.numbers[call.key] = found.counts[line]
+            result.numbers[call.key] = result.counts[line]
         elif kind_of(op).calls:
             for _, body in functions.called_graphs(op):
-                _count(body.get_operations(), line, found)
+                _count(body.get_operations(), line, result)
 
 
 def out_of_order(
@@ -81,8 +81,8 @@ def out_of_order(
     for replica_calls in calls:
         for call in replica_calls:
             if call.backward:
-                own = lines.setdefault((call.replica_id, _forward(call)), set())
-                own.add(call.line)
+                call_lines = lines.setdefault((call.replica_id, _forward(call)), set())
+                call_lines.add(call.line)
 
     def passed(by: Call, at: Call) -> bool:
         """Whether the replica of one call takes gradients at the line of another."""
@@ -102,14 +102,19 @@ def out_of_order(
 
 
 def _numbered_otherwise(first: Call, other: Call, passes: Sequence[Passes]) -> bool:
-    """Whether calls are of different passes at one line, of which both replicas do."""
+    """Whether calls are of different passes at a line where both replicas have both."""
     if first.pairs_as == "message":
         return False
-    own, others = (passes[call.replica_id] for call in (first, other))
-    numbers = own.numbers.get(first.key, 0), others.numbers.get(other.key, 0)
+    first_passes, other_passes = (passes[call.replica_id] for call in (first, other))
+    numbers = (
+        first_passes.numbers.get(first.key, 0),
+        other_passes.numbers.get(other.key, 0),
+    )
     if numbers[0] == numbers[1] or not all(numbers):
         return False
-    return max(numbers) <= min(own.counts[first.line], others.counts[first.line])
+    return max(numbers) <= min(
+        first_passes.counts[first.line], other_passes.counts[first.line]
+    )
 
 
 def _forward(call: Call) -> str:

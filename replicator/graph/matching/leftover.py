@@ -3,7 +3,7 @@
 
 Runs after all passes and changes nothing. A leftover placeholder is a bug of ours: some
 pass did not see it. At run time it would fail with an error that tells the user
-nothing, so it is reported while the step is built.
+nothing, so this check reports it while the step is built.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def check(ops: Sequence[tf.Operation], returned: Any) -> None:
             roots.add(leaf)
         elif tf.is_symbolic_tensor(leaf):
             roots.add(leaf.op)
-    left = _left_in(ops, roots, {})
-    if left:
+    leftover = _left_in(ops, roots, {})
+    if leftover:
         raise errors.InternalError(
             errors.compose(
                 "communication is left in the step that was not matched with that of "
                 "the other replicas, and would fail when the step runs. This is a "
                 "bug in Replicator, not in your code.",
-                [call.site() for call in left[:3]],
+                [call.site() for call in leftover[:3]],
                 "please report it, with step_fn; until it is fixed, it may help to "
                 "communicate outside of this conditional, loop or function.",
             )
@@ -51,14 +51,14 @@ def check(ops: Sequence[tf.Operation], returned: Any) -> None:
 def _left_in(
     ops: Iterable[tf.Operation],
     roots: set[tf.Operation],
-    known: dict[int, list[Call]],
+    cache: dict[int, list[Call]],
 ) -> list[Call]:
     """Returns the calls that a graph depends on, including those in its functions.
 
     Args:
         ops: The ops of the graph.
         roots: The ops needed for their own sake.
-        known: The results for functions visited so far, by the id of their graph.
+        cache: The results for functions visited so far, by the id of their graph.
     """
     candidates = []
     for op in ops:
@@ -67,21 +67,21 @@ def _left_in(
         if op not in roots and not _has_consumers(op):  # true of all replaced ops
             continue
         call = placeholder.read(op)
-        calls = _left_inside(op, known) if call is None else [call]
+        calls = _left_inside(op, cache) if call is None else [call]
         if calls:
             candidates.append((op, calls))
     needed = _with_sources(roots) if candidates else set()
     return [call for op, calls in candidates if op in needed for call in calls]
 
 
-def _left_inside(op: tf.Operation, known: dict[int, list[Call]]) -> list[Call]:
+def _left_inside(op: tf.Operation, cache: dict[int, list[Call]]) -> list[Call]:
     """Returns the calls needed in the functions that an op calls."""
     inside = []
     for _, body in functions.called_graphs(op):
-        if id(body) not in known:
+        if id(body) not in cache:
             roots = {*(tensor.op for tensor in body.outputs), *body.control_outputs}
-            known[id(body)] = _left_in(body.get_operations(), roots, known)
-        inside += known[id(body)]
+            cache[id(body)] = _left_in(body.get_operations(), roots, cache)
+        inside += cache[id(body)]
     return inside
 
 

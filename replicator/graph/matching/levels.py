@@ -25,8 +25,8 @@ from replicator.world import World
 
 
 @dataclasses.dataclass(frozen=True)
-class Level:
-    """What this process reports of one level of a replica.
+class LevelReport:
+    """One level of a replica of this process.
 
     Attributes:
         stops: The communicating ops: the construct, the keys of its calls, its line in
@@ -72,16 +72,16 @@ Stops = Sequence[Sequence[Sequence[Stop]]]
 Paired = tuple[list[tuple[Stop, ...]], list[tuple[int, int]]]
 
 
-def own(
+def levels_of(
     sites: Sequence[Placeholder | Region], ops: Sequence[tf.Operation]
-) -> list[Level]:
+) -> list[LevelReport]:
     """Collects the levels of one replica, of which the first is the step itself.
 
     Args:
         sites: Its communicating ops on the first level.
         ops: All of its ops there.
     """
-    levels: list[Level] = []
+    levels: list[LevelReport] = []
     _collect(sites, ops, levels)
     return levels
 
@@ -89,20 +89,20 @@ def own(
 def _collect(
     sites: Sequence[Placeholder | Region],
     ops: Sequence[tf.Operation],
-    levels: list[Level],
+    levels: list[LevelReport],
 ) -> int:
     """Adds a level and those inside; returns its number."""
     number = len(levels)
     stops: list[tuple[str, list[str], str, list[int]]] = []
-    levels.append(Level(stops, functools.partial(deadlock.waits, sites, ops)))
+    levels.append(LevelReport(stops, functools.partial(deadlock.waits, sites, ops)))
     for site in sites:
         bodies = []
         for _, body in (
             functions.called_graphs(site.op) if isinstance(site, Region) else ()
         ):
             inner = body.get_operations()
-            found = control_flow.find_sites(inner, site.replica_id)
-            bodies.append(_collect(found, inner, levels))
+            inner_sites = control_flow.find_sites(inner, site.replica_id)
+            bodies.append(_collect(inner_sites, inner, levels))
         keys = [call.key for call in site.calls]
         stops.append((site.construct, keys, site.site(), bodies))
     return number
@@ -111,7 +111,7 @@ def _collect(
 def check(
     peers: Peers,
     world: World,
-    told: Sequence[Sequence[Level]],
+    local_levels: Sequence[Sequence[LevelReport]],
     reports: Sequence[Any],
     calls: Sequence[Sequence[Call]],
 ) -> None:
@@ -120,7 +120,7 @@ def check(
     Args:
         peers: The processes.
         world: All replicas.
-        told: The levels of each local replica.
+        local_levels: The levels of each local replica.
         reports: For each process, the stops of its replicas' levels, as JSON.
         calls: The calls of each replica.
 
@@ -129,10 +129,10 @@ def check(
         DeadlockError: There is a cycle; all processes raise it.
     """
     stops = _all_stops(world, reports, calls)
-    every = [call for replica in calls for call in replica]
+    all_calls = [call for replica in calls for call in replica]
     circular = [
         (nodes, places)
-        for nodes, places in _paired(stops, dict.fromkeys(world.everyone, 0), every)
+        for nodes, places in _paired(stops, dict.fromkeys(world.everyone, 0), all_calls)
         if not deadlock.one_order(nodes, [stops[r][n] for r, n in places])
     ]
     if not circular:
@@ -143,7 +143,7 @@ def check(
         "orders its communication",
         {
             f"{r}/{n}": level.waits()
-            for r, levels in zip(world.local, told, strict=True)
+            for r, levels in zip(world.local, local_levels, strict=True)
             for n, level in enumerate(levels)
             if (r, n) in needed
         },
@@ -162,7 +162,7 @@ def _all_stops(
     world: World, reports: Sequence[Any], calls: Sequence[Sequence[Call]]
 ) -> Stops:
     """Returns the communicating ops of all replicas, from the processes' reports."""
-    waiting = [iter(report) for report in reports]
+    iterators = [iter(report) for report in reports]
     stops = []
     for r, process in enumerate(world.processes):
         by_key = {call.key: call for call in calls[r]}
@@ -172,7 +172,7 @@ def _all_stops(
                     Stop(construct, r, tuple(map(by_key.__getitem__, keys)), *rest)
                     for construct, keys, *rest in level
                 ]
-                for level in next(waiting[process])
+                for level in next(iterators[process])
             ]
         )
     return stops

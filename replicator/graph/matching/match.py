@@ -196,10 +196,10 @@ def _difference(first: Call, other: Call) -> str:
 
 def _other_write(first: Call, other: Call) -> str:
     """Describes how calls differ in the assignment whose value they agree on."""
-    shown = [call.writes or "no assignment" for call in (first, other)]
-    if shown[0] == shown[1]:
-        return f"not the same variable (two are called {shown[0].rpartition('.')[0]})"
-    return f"not the same assignment ({shown[0]} and {shown[1]})"
+    texts = [call.writes or "no assignment" for call in (first, other)]
+    if texts[0] == texts[1]:
+        return f"not the same variable (two are called {texts[0].rpartition('.')[0]})"
+    return f"not the same assignment ({texts[0]} and {texts[1]})"
 
 
 def _other_policy(first: Call, other: Call) -> str:
@@ -226,12 +226,12 @@ def _compatible(one: Shape, two: Shape) -> bool:
 def _raise_missing(
     calls: Sequence[Sequence[Call]],
     extra: Call,
-    alone: Sequence[Call],
+    unmatched: Sequence[Call],
     inside: Sequence[str],
 ) -> None:
     """Reports a call without a partner, and what the others of its group call."""
-    near = near_misses.find(calls, extra, alone)
-    sites = [extra.site(), *near_misses.by_replica(calls, extra, alone, near)]
+    near = near_misses.find(calls, extra, unmatched)
+    sites = [extra.site(), *near_misses.by_replica(calls, extra, unmatched, near)]
     sites += [
         f"with a different {' and '.join(differences)}: {c.site()}"
         for differences, c in near
@@ -299,11 +299,11 @@ def pair(
     """
     holders: dict[tuple[str, int], list[S]] = {}
     for replica_sites in sites:
-        seen: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for site in replica_sites:
             for key in dict.fromkeys(call.key for call in site.calls):
-                holders.setdefault((key, seen.get(key, 0)), []).append(site)
-                seen[key] = seen.get(key, 0) + 1
+                holders.setdefault((key, counts.get(key, 0)), []).append(site)
+                counts[key] = counts.get(key, 0) + 1
     joined: dict[int, list[S]] = {
         id(site): [site] for replica_sites in sites for site in replica_sites
     }
@@ -342,7 +342,7 @@ def _check_structure(
                 absent &= set(local)
             if absent:
                 raise _absent(site, call, sorted(absent), calls)
-    for previous, site in zip(node, node[1:], strict=False):
+    for preceding, site in zip(node, node[1:], strict=False):
         if site.construct != first.construct:
             problem = (
                 "the replicas communicate at different places in the control flow: "
@@ -350,12 +350,12 @@ def _check_structure(
                 f"{_described(site)} on replica {site.replica_id}."
             )
             involved = [first, site]
-        elif site.replica_id == previous.replica_id:
+        elif site.replica_id == preceding.replica_id:
             problem = (
                 f"replica {site.replica_id} makes in two {site.construct}s the calls "
                 "that another replica makes in one."
             )
-            involved = [previous, site]
+            involved = [preceding, site]
             involved += [s for s in node if s.replica_id != site.replica_id][:1]
         else:
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds calls that were perhaps meant to pair but differ, by address or along an axis.
+"""Finds calls that were perhaps meant to pair but differ in address or along an axis.
 
 Used for error messages only: a call without a partner often has one under another tag,
 in another group or on another replica.
@@ -15,14 +15,14 @@ _NEAR = 3  # the most that are listed
 
 
 def find(
-    calls: Sequence[Sequence[Call]], extra: Call, alone: Sequence[Call]
+    calls: Sequence[Sequence[Call]], extra: Call, unmatched: Sequence[Call]
 ) -> list[tuple[tuple[str, ...], Call]]:
     """Returns the calls that were perhaps meant to pair with one without a partner.
 
     Args:
         calls: All calls of all replicas.
         extra: The call without a partner.
-        alone: All calls without partners.
+        unmatched: All calls without partners.
 
     Returns:
         (differences, call), fewest differences first: of other calls without partners,
@@ -31,7 +31,7 @@ def find(
     if extra.backward:
         return []
     here = [c for replica_calls in calls for c in replica_calls if c.line == extra.line]
-    for candidates in (alone, here):
+    for candidates in (unmatched, here):
         compared = [(_differs_in(extra, c), c) for c in candidates]
         near = [(differences, c) for differences, c in compared if differences]
         if near:
@@ -42,22 +42,22 @@ def find(
 def by_replica(
     calls: Sequence[Sequence[Call]],
     extra: Call,
-    alone: Sequence[Call],
+    unmatched: Sequence[Call],
     near: Sequence[tuple[tuple[str, ...], Call]],
 ) -> list[str]:
-    """Says of each replica of a group how many of its calls it makes, and where.
+    """Lists how many calls each replica of a group makes, and where.
 
     Args:
         calls: All calls of all replicas.
         extra: The call of this group without a partner.
-        alone: All calls without partners.
-        near: What `find` has returned.
+        unmatched: All calls without partners.
+        near: The result of `find`.
     """
     listed = {call.replica_id for _, call in near}
     lines = []
     for r in extra.group:
         same = [c for c in calls[r] if c.channel == extra.channel]
-        others = [c for c in alone if c.replica_id == r] or calls[r]
+        others = [c for c in unmatched if c.replica_id == r] or calls[r]
         text = ""
         if same:
             text = f", the last one: {same[-1]}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renumbers calls so that those that are not part of the step leave no gaps.
+"""Renumbers calls, so that calls outside the step leave no gaps.
 
 A call is numbered when it is made, but some are made where nothing will run: Keras
 infers the shapes of an unbuilt layer by tracing it into a throwaway graph, and a

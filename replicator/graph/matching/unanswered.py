@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers with zeros where a backward pass waits for a gradient that is zero.
+"""Replaces receives in backward passes by zeros where the gradient is zero.
 
 In its backward pass, the sender of a message receives the gradient that the receiver
 computes for the value. If the receiver's loss does not depend on the message, its tape
 never reaches it and sends nothing back: the gradient is zero. But nothing is sent back
 either if a replica should have differentiated and did not, which is an error. So zeros
-are the answer only where the program proves them right:
+are used only where the program proves them right:
 
 - the receiver's tape watches the message, but the value is not returned and no op
   computes anything differentiable from it; or
@@ -95,14 +95,14 @@ def _answer_message(sides: Sequence[_Side], key: str) -> set[tf.Operation]:
     if not receivers or key not in receivers[0].top:
         return set()
     (receiver,) = receivers
-    asked, answers = sender.gradients(key), receiver.gradients(key)
-    if len(asked) <= len(answers) or not sender.top.keys() >= set(sender.below(key)):
+    requests, answers = sender.gradients(key), receiver.gradients(key)
+    if len(requests) <= len(answers) or not sender.top.keys() >= set(sender.below(key)):
         return set()
     if answers:
-        extra = _asked_elsewhere(asked, answers, receiver)
+        extra = _requests_elsewhere(requests, answers, receiver)
     else:
         used = _is_used(receiver.top[key], receiver.results)
-        extra = [] if used else asked
+        extra = [] if used else requests
     replaced = set()
     for call in extra:
         for old in sender.below(call.key):
@@ -114,8 +114,8 @@ def _answer_message(sides: Sequence[_Side], key: str) -> set[tf.Operation]:
     return replaced
 
 
-def _asked_elsewhere(
-    asked: Sequence[Call], answers: Sequence[Call], receiver: _Side
+def _requests_elsewhere(
+    requests: Sequence[Call], answers: Sequence[Call], receiver: _Side
 ) -> list[Call]:
     """Returns the sender's gradient calls at lines where the receiver has none.
 
@@ -123,14 +123,14 @@ def _asked_elsewhere(
     Returns nothing if two share a line, or if the receiver takes no gradient at one of
     them.
     """
-    lines = [call.line for call in asked]
+    lines = [call.line for call in requests]
     answered = [call.line for call in answers]
     differentiates = {c.line for c in receiver.calls.values() if c.backward}
     if len(set(lines)) < len(lines) or not set(lines) <= differentiates:
         return []
     if [line for line in lines if line in answered] != answered:
         return []
-    return [call for call in asked if call.line not in answered]
+    return [call for call in requests if call.line not in answered]
 
 
 def _is_used(received: Placeholder, results: set[int]) -> bool:
@@ -175,7 +175,7 @@ def _flows(tensor: tf.Tensor) -> bool:
 
 
 def _replace_by_zeros(site: Placeholder) -> None:
-    """Points the consumers of a placeholder at zeros."""
+    """Replaces the results of a placeholder by zeros."""
     with tf.control_dependencies(None), tf.device(site.call.device):
         with tf.control_dependencies(site.op.control_inputs):
             for result, like in zip(site.results, site.operands, strict=False):

@@ -181,16 +181,16 @@ def find_leak(
     ops = [op for replica_ops in replicas for op in replica_ops]
     calls = {op for op in ops if communicates(op)}
     waiting = _downstream(calls, ops)
-    for taker, giver in leaks:
-        if giver in waiting and _downstream({taker}, ops) & calls:
-            return taker, giver
+    for user, source in leaks:
+        if source in waiting and _downstream({user}, ops) & calls:
+            return user, source
     return None
 
 
 def _downstream(
     sources: set[tf.Operation], ops: Sequence[tf.Operation]
 ) -> set[tf.Operation]:
-    """Returns `sources` and all of `ops`, given in build order, that depend on them."""
+    """Returns `sources` and all of `ops`, in build order, that depend on them."""
     dependents = set(sources)
     for op in ops:
         if any(source in dependents for source in _sources(op)):

@@ -64,7 +64,7 @@ _DIVISIONS = frozenset("Div FloorDiv FloorMod Mod TruncateDiv TruncateMod Pow".s
 
 # The operands that parameterize an op. Computed ones may be invalid, even if the result
 # has a known shape.
-_TOLD = {
+_PARAMETERS = {
     **dict.fromkeys(
         "ArgMax ArgMin BroadcastTo Cumprod Cumsum ExpandDims".split(), (1,)
     ),
@@ -83,12 +83,12 @@ _TOLD = {
 _RANDOM_STATES = frozenset(("RngReadAndSkip", "RngSkip"))
 
 
-class Facts:
-    """Answers for the ops of one build, and caches the answers for functions."""
+class FailureAnalysis:
+    """Tells which ops of one build write and which can fail, with a cache."""
 
     def __init__(self) -> None:
         self._bodies: dict[tf.Graph, tuple[bool, bool]] = {}
-        self._known: dict[tf.Operation, bool] = {}
+        self._has_static_results: dict[tf.Operation, bool] = {}
 
     def writes(self, op: tf.Operation) -> bool:
         """Whether an op writes a variable, or may call a function that does.
@@ -113,7 +113,7 @@ class Facts:
         if type_ in _ALWAYS:
             return False
         if type_ in _SHAPED:
-            parameters = _TOLD.get(type_)
+            parameters = _PARAMETERS.get(type_)
             if parameters and any(op.inputs[k].op.type != "Const" for k in parameters):
                 return True
             return not self._shapes_known(op) or _seeks_in_nothing(op)
@@ -143,9 +143,9 @@ class Facts:
         )
 
     def _known_results(self, op: tf.Operation) -> bool:
-        all_known = self._known.get(op)
+        all_known = self._has_static_results.get(op)
         if all_known is None:
-            all_known = self._known[op] = all(
+            all_known = self._has_static_results[op] = all(
                 tensor.shape.is_fully_defined() for tensor in op.outputs
             )
         return all_known

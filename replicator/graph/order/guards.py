@@ -2,10 +2,10 @@
 """Guards: ops that fail before any variable is written if a write would fail.
 
 Rows that do not exist and values of another shape are detected only by the write, when
-other writes may be done. So each write that can fail in these ways gets a guard: an op
-on its device that fails where the write would, and that graph/order/phases.py orders
-before all writes. Rows that the step has looked up exist, and need no guard; nor do
-rows computed in the same way. Writes inside a replica's own conditional, loop or
+other writes may have happened. So each write that can fail in these ways gets a guard:
+an op on its device that fails where the write would, and that graph/order/phases.py
+orders before all writes. Rows that the step has looked up exist, and need no guard; nor
+do rows computed in the same way. Writes inside a replica's own conditional, loop or
 function get none.
 """
 
@@ -21,7 +21,7 @@ from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of
 
-# The names in op definitions of where an op writes, and of what it writes.
+# The names in op definitions of the rows that an op writes, and of their values.
 _INDICES = "indices"
 _VALUES = ("value", "updates", "grad", "delta")
 
@@ -138,7 +138,7 @@ class _Lookups:
         self._level = level
         self._labels = Labels()
         # By the label of indices: the number of rows and the level of each lookup.
-        self._found: dict[int, list[tuple[int, int]]] | None = None
+        self._by_label: dict[int, list[tuple[int, int]]] | None = None
 
     def cover(self, write: tf.Operation, indices: tf.Tensor, count: int) -> bool:
         """Whether these rows are looked up, among as many, before a write.
@@ -166,14 +166,14 @@ class _Lookups:
 
     def _are_looked_up(self, tensor: tf.Tensor, count: int, before: int) -> bool:
         """Whether these rows, or rows computed alike (a part's, say), are looked up."""
-        if self._found is None:
-            self._found = {}
+        if self._by_label is None:
+            self._by_label = {}
             for op, level in self._level.items():
                 if op.type == "ResourceGather":
                     self._enter(op, level)
-        if not self._found:
+        if not self._by_label:
             return False
-        places = self._found.get(self._labels.of(tensor), ())
+        places = self._by_label.get(self._labels.of(tensor), ())
         return any(rows == count and level <= before for rows, level in places)
 
     def _enter(self, op: tf.Operation, level: int) -> None:
@@ -181,9 +181,9 @@ class _Lookups:
             return  # GPUs return zeros for rows that do not exist
         shape = ops.resource_shape(op.inputs[0])
         if shape.rank and op.get_attr("batch_dims") == 0:
-            assert self._found is not None, "made just now"
+            assert self._by_label is not None, "created by the caller"
             label = self._labels.of(op.inputs[1])
-            self._found.setdefault(label, []).append((shape.as_list()[0], level))
+            self._by_label.setdefault(label, []).append((shape.as_list()[0], level))
 
 
 def _shape_fits(

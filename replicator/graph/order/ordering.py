@@ -140,7 +140,7 @@ def order_as_created(
 
     Args:
         ops: All ops of the function, in that order.
-        independent: Those whose place is settled already.
+        independent: Those that are ordered already.
 
     Returns:
         The ops that must run.
@@ -163,7 +163,7 @@ def order_in_function(
     replicas: Sequence[Sequence[tf.Operation]],
     lowered: Sequence[tf.Operation],
     merged: Set[tf.Operation],
-    earlier: Sequence[tf.Operation],
+    ops_before_step: Sequence[tf.Operation],
     initializers: Set[tf.Operation],
     sharing: bool = False,
 ) -> dict[tf.Operation, set[tf.Operation]]:
@@ -183,7 +183,7 @@ def order_in_function(
         replicas: `replicas[r]` are the ops of replica r, in build order.
         lowered: The ops that implement their communication.
         merged: The ops among all of these that several replicas share.
-        earlier: The ops that are in the function before the step.
+        ops_before_step: The ops that are in the function before the step.
         initializers: Ops that initialize variables, which are not part of the step.
         sharing: Whether replicas share variables.
 
@@ -192,7 +192,7 @@ def order_in_function(
     """
     waits: dict[tf.Operation, set[tf.Operation]] = {}
     if sharing or any(map(resource_inputs, merged)):
-        chains = _order_all(replicas, earlier, initializers)
+        chains = _order_all(replicas, ops_before_step, initializers)
     else:
         chains = _order_chains(replicas)
         for ops in replicas:
@@ -236,12 +236,12 @@ def _order_chains(
 
 def _order_all(
     replicas: Sequence[Sequence[tf.Operation]],
-    earlier: Sequence[tf.Operation],
+    ops_before_step: Sequence[tf.Operation],
     initializers: Set[tf.Operation],
 ) -> list[list[tf.Operation]]:
     """Orders all effects; returns each replica's chain of those without a resource."""
     start = _Order()
-    for op in earlier:
+    for op in ops_before_step:
         start.enter(op)
     start.last_write.pop(None, None)  # the markers order these
     chains: list[list[tf.Operation]] = []

@@ -36,7 +36,7 @@ from replicator._tf import ops as tf_ops
 from replicator.graph.ir import functional
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import guards
-from replicator.graph.order.fallible import Facts
+from replicator.graph.order.fallible import FailureAnalysis
 
 _Ops = Sequence[tf.Operation]
 
@@ -51,7 +51,7 @@ class _Step:
         level: The level of each op.
         failing: The ops that can fail.
         writing: The ops that write variables.
-        covered: For each op, which failing ops of `last` it waits for, as bits.
+        covered: For each op, the failing ops of `last` for which it waits, as bits.
         last: The failing ops for which no other failing op of their level waits, and
             their bits.
     """
@@ -68,8 +68,8 @@ class _Step:
 def separate(
     roots: Iterable[tf.Operation],
     before: Mapping[tf.Operation, Iterable[tf.Operation]],
-    left_out: Set[tf.Operation],
-    earlier: Sequence[tf.Operation] = (),
+    initializers: Set[tf.Operation],
+    ops_before_step: Sequence[tf.Operation] = (),
     end: tf.Operation | None = None,
     fitting: Container[tf.Operation] | None = None,
 ) -> list[tf.Operation]:
@@ -79,9 +79,9 @@ def separate(
         roots: Ops of one graph that run; with all that they wait for, they are the
             step.
         before: Further ops that an op will be made to wait for.
-        left_out: Ops that initialize variables, which are not part of the step.
-        earlier: Ops that run with the step and come before it in the program: another
-            step, for example.
+        initializers: Ops that initialize variables, which are not part of the step.
+        ops_before_step: Ops that run with the step and come before it in the program:
+            another step, for example.
         end: An op for which later ops of the program wait, if they have an effect.
         fitting: Writes of as many rows as there are indices; None if there is only one
             replica, so that a failed write cannot make replicas differ.
@@ -90,14 +90,14 @@ def separate(
         Ops that must run in a function that holds these ops, so that whatever waits for
         a call of it waits for all that can fail.
     """
-    facts = Facts()
-    others = {*left_out, *earlier}
-    step = _find(roots, before, others, facts)
+    analysis = FailureAnalysis()
+    others = {*initializers, *ops_before_step}
+    step = _find(roots, before, others, analysis)
     if fitting is not None:
         guarding = guards.add(list(step.writing), step.level, fitting)
         if guarding:
-            step = _find([*roots, *guarding], before, others, facts)
-    _follow(step, [op for op in earlier if op not in left_out], facts)
+            step = _find([*roots, *guarding], before, others, analysis)
+    _follow(step, [op for op in ops_before_step if op not in initializers], analysis)
     if end is not None and step.writing:
         gates = _gates(step.writing, [end.device], "all_written")
         tf_ops.add_control_inputs(end, list(gates.values()))
@@ -114,7 +114,7 @@ def _find(
     roots: Iterable[tf.Operation],
     before: Mapping[tf.Operation, Iterable[tf.Operation]],
     others: Container[tf.Operation],
-    facts: Facts,
+    analysis: FailureAnalysis,
 ) -> _Step:
     """Finds the ops of a step that can fail, those that write, and all their levels."""
     step = _sorted(roots, before)
@@ -122,9 +122,9 @@ def _find(
     for op in step.ops:
         if op in others:
             continue
-        if facts.writes(op):
+        if analysis.writes(op):
             step.writing[op] = None
-        if facts.fails(op):
+        if analysis.fails(op):
             step.failing[op] = None
     for op in step.ops:
         step.level[op] = max(
@@ -154,15 +154,16 @@ def _sorted(
     return _Step(ordered, sources_of)
 
 
-def _follow(step: _Step, earlier: _Ops, facts: Facts) -> None:
-    """Orders a step after earlier ones in the same function, as far as needed.
+def _follow(step: _Step, ops_before_step: _Ops, analysis: FailureAnalysis) -> None:
+    """Orders a step after earlier ops in the same function, as far as needed.
 
-    Ops that can fail wait for what the earlier ones write, and writes for those of the
-    earlier ops that can fail and have an effect; ops that only compute results may run
-    later.
+    Ops that can fail wait for the writes among the earlier ops, and writes wait for
+    those that can fail and have an effect; ops that only compute results may run later.
     """
-    written = [op for op in earlier if facts.writes(op)]
-    failing = [op for op in earlier if kind_of(op).effect and facts.fails(op)]
+    written = [op for op in ops_before_step if analysis.writes(op)]
+    failing = [
+        op for op in ops_before_step if kind_of(op).effect and analysis.fails(op)
+    ]
     for sources, ops in ((written, step.failing), (failing, step.writing)):
         devices = list({op.device: None for op in ops})
         gates = _gates(sources, devices, "step_before")
@@ -206,8 +207,8 @@ def _fail_before_writes(step: _Step) -> None:
         both = [op for op in writes if op in step.failing]
         others = [op for op in failing if op not in both]
         _wait(step, both, others, level)
-        for earlier, later in itertools.pairwise(both):
-            tf_ops.add_control_inputs(later, [_end(earlier)])
+        for first, second in itertools.pairwise(both):
+            tf_ops.add_control_inputs(second, [_end(first)])
         # The last of them waits for the others, and for all that those wait for.
         only_write = [op for op in writes if op not in step.failing]
         _wait(step, only_write, both[-1:] or others, level)
@@ -222,7 +223,7 @@ def _wait(step: _Step, writes: _Ops, failing: _Ops, level: int) -> None:
             waiting.setdefault(op.device, []).append(op)
     if not waiting or not failing:
         return
-    gates = _found(step, waiting.keys(), needed, level) if step.covered else {}
+    gates = _existing_gates(step, waiting.keys(), needed, level) if step.covered else {}
     missing = [device for device in waiting if device not in gates]
     if missing:
         gates.update(_gates(failing, missing, "nothing_failed"))
@@ -231,22 +232,22 @@ def _wait(step: _Step, writes: _Ops, failing: _Ops, level: int) -> None:
             tf_ops.add_control_inputs(op, [gates[device]])
 
 
-def _found(
+def _existing_gates(
     step: _Step, devices: Iterable[str], needed: int, level: int
 ) -> dict[str, tf.Operation]:
     """Finds an op on each device that waits for what is needed, if there is one."""
     gates: dict[str, tf.Operation] = {}
-    wanted = set(devices)
+    missing = set(devices)
     for op in step.ops:
-        if not wanted:
+        if not missing:
             break
         if step.covered[op] & needed != needed or step.level[op] > level:
             continue
         if op in step.writing:
             continue
-        if op.device in wanted:
+        if op.device in missing:
             gates[op.device] = op
-            wanted.remove(op.device)
+            missing.remove(op.device)
     return gates
 
 

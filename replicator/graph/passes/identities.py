@@ -38,11 +38,11 @@ def see_through(ops: Iterable[tf.Operation]) -> None:
 
 
 def _see_through_loop(loop: tf.Operation) -> None:
-    """Asks for the shapes of a loop's resources at the resources themselves.
+    """Makes ops that read the shapes of a loop's resources read the resources instead.
 
-    A session places what asks with the loop, but asks on the device of the resource,
-    which is another one where the replica is not the owner. A resource that a function
-    captures is on no device.
+    A session places such an op with the loop, but runs it on the device of the
+    resource, which is another one where the replica is not the owner. A resource that a
+    function captures is on no device.
     """
     for n, output in enumerate(loop.outputs):
         if output.dtype != tf.resource or loop.inputs[n].op.type == "Placeholder":
@@ -57,7 +57,7 @@ def seen_through(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the resource itself for an identity of it, which is going to be removed.
 
     Args:
-        tensor: Any tensor; others are returned as they are.
+        tensor: Any tensor; others are returned unchanged.
     """
     while _is_removed(tensor.op):
         tensor = tensor.op.inputs[0]

@@ -37,7 +37,7 @@ def share(
         for op in (op for n in group for op in replicas[n]):
             if op.type != "ConcatV2" or op in initializers:
                 continue
-            key = _what(op)
+            key = _join_key(op)
             if key is None:
                 continue
             shared_value = values.setdefault(key, op.outputs[0])
@@ -47,8 +47,8 @@ def share(
     return joined
 
 
-def _what(op: tf.Operation) -> Hashable | None:
-    """Returns a key of what an op joins; None unless it joins only values just read.
+def _join_key(op: tf.Operation) -> Hashable | None:
+    """Returns a key of the values that an op joins; None if any is not just read.
 
     Also None if it waits for other ops. The axis is checked, too: TensorFlow adds no
     control input to an op whose input has it already.

@@ -14,8 +14,8 @@ unknown, as in a step for batches of any size, the step decides when it runs, in
 not in a loop, where deciding in each iteration costs more (an LSTM's step: 7%).
 
 Runs once all replicas are built and their communication is lowered. A recurrent network
-has such a product in each iteration of a loop: an op that calls a function with one is
-given a modified copy of the function.
+has such a product in each iteration of a loop: an op that calls a function with one
+gets a modified copy of the function.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _replace(
 
     Args:
         ops: The ops.
-        device: Of those without one: that of what calls them.
+        device: The device of ops that have none: that of their caller.
         replaced_in: The new functions, and their numbers of new products, by the graphs
             of the functions so far and the type of the devices.
         may_ask: Whether the step may decide where the number of rows is unknown.
@@ -88,7 +88,7 @@ def _pays(op: tf.Operation, device: str, may_ask: bool) -> bool:
 
 
 def _is_large_for_its_rows(op: tf.Operation, may_ask: bool) -> bool:
-    """Whether it does, as far as is known: how many rows may be known when it runs."""
+    """Whether the matrix is large; the number of rows may be known only at run time."""
     if not op.inputs[1].shape.is_fully_defined() or op.inputs[0].shape.rank is None:
         return False
     matrix, rows = shapes.defined(op.inputs[1]), shapes.size(op.inputs[0], 0)
@@ -103,7 +103,7 @@ def _replace_one(op: tf.Operation) -> None:
     def product() -> tf.Tensor:
         return tf.linalg.matmul(rows, matrix, transpose_b=True)
 
-    def turned() -> tf.Tensor:
+    def transposed() -> tf.Tensor:
         return tf.transpose(tf.linalg.matmul(matrix, rows, transpose_b=True))
 
     with (
@@ -114,9 +114,9 @@ def _replace_one(op: tf.Operation) -> None:
     ):
         if shapes.size(rows, 0) is None:
             is_small = _FEW * tf.shape(rows)[0] <= min(shapes.defined(matrix))
-            result = tf.cond(is_small, turned, product)
+            result = tf.cond(is_small, transposed, product)
         else:
-            result = turned()
+            result = transposed()
     tf_ops.replace(op.outputs[0], result)
     tf_ops.move_control_outputs(op, result.op)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the ops that run once for all replicas, however many there are.
 
-Of a variable that has an owner, only the owner's write is kept (owners.py), and with it
-the ops that compute nothing else: the optimizer's work. All other replicas omit them.
-Ops of no single replica, such as communication, are needed by all.
+Of the writes to a variable that has an owner, only the owner's remains (owners.py), and
+with it the ops that compute nothing else: the optimizer's work. All other replicas omit
+them. Ops of no single replica, such as communication, are needed by all.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class SeveralOwners(Exception):
     Each such op can only run on one replica, or on all of them.
 
     Attributes:
-        found: These ops, and the variables with an owner that each writes.
+        found: These ops, and the owned variables that each writes.
     """
 
     def __init__(self, found: Sequence[tuple[tf.Operation, list[Shared]]]) -> None:
@@ -71,8 +71,8 @@ class Aliases:
     Args:
         graph: The graph that the step is built into.
         world: All replicas, and which of them are built here.
-        noted: What earlier attempts at this build noted: functions that were traced
-            then, and only once, still use those handles.
+        recorded: The result of `recorded` after earlier attempts at this build:
+            functions that were traced then, and only once, still use those handles.
 
     Attributes:
         copied: The ids of resolved handles that only the owner uses: the others read
@@ -83,22 +83,22 @@ class Aliases:
         self,
         graph: tf.Graph,
         world: World,
-        noted: Mapping[int, Any] | None = None,
+        recorded: Mapping[int, Any] | None = None,
     ) -> None:
         self._graph = graph
         self._world = world
-        self._made: dict[tuple[int, int], tf.Tensor] = {}
+        self._aliases: dict[tuple[int, int], tf.Tensor] = {}
         self._variables: dict[int, Any] = {}
-        self._noted: dict[int, Any] = dict(noted or {})
+        self._recorded: dict[int, Any] = dict(recorded or {})
         self._captures = Captures()
         self.copied: set[int] = set()
 
     def of(self, variable: Any, replica_id: int) -> tf.Tensor:
         """Returns the handle through which a replica uses an owned variable."""
         key = (id(variable.storage.first), replica_id)
-        if key not in self._made:
+        if key not in self._aliases:
             self.make([variable], [replica_id])
-        return self._made[key]
+        return self._aliases[key]
 
     def make(self, variables: Sequence[Any], replica_ids: Sequence[int]) -> None:
         """Creates the handles of several owned variables, for several replicas.
@@ -114,7 +114,7 @@ class Aliases:
             inside = graph.capture(handle) if graph.building_function else handle
             device = variable.placement.device(self._world)
             for r in replica_ids:
-                if (id(variable.storage.first), r) not in self._made:
+                if (id(variable.storage.first), r) not in self._aliases:
                     nodes.add("Identity", [inside], device, T=tf.resource)
                     missing.append((variable, r))
         if not missing:
@@ -129,32 +129,32 @@ class Aliases:
         for (variable, r), op in zip(missing, ops, strict=True):
             alias = op.outputs[0]
             tf_ops.copy_handle_data(variable.storage.first.handle, alias)
-            self._made[id(variable.storage.first), r] = alias
+            self._aliases[id(variable.storage.first), r] = alias
             self._variables[id(alias)] = variable
 
     def ops(self) -> set[tf.Operation]:
         """Returns the ops that create the aliases, which are not part of the step."""
-        return {alias.op for alias in self._made.values()}
+        return {alias.op for alias in self._aliases.values()}
 
     def note(self, handle: tf.Tensor, variable: Any) -> None:
-        """Notes that a replica uses a variable through the handle of its component.
+        """Records that a replica uses a variable through its component's handle.
 
         The variable may be one of another Replicator, on the same devices.
         """
-        self._noted[id(handle)] = variable
+        self._recorded[id(handle)] = variable
 
-    def noted(self) -> dict[int, Any]:
-        """Returns the variable behind each alias and noted handle, by handle id."""
-        return {**self._noted, **self._variables}
+    def recorded(self) -> dict[int, Any]:
+        """Returns the variable of each alias and recorded handle, by handle id."""
+        return {**self._recorded, **self._variables}
 
     def variable(self, handle: tf.Tensor) -> Any | None:
-        """Returns the variable behind a handle in the step; None if it is unknown."""
+        """Returns the variable of a handle in the step; None if it is unknown."""
         key = id(self._captures.outermost(handle))
-        found = self._variables.get(key)
-        return self._noted.get(key) if found is None else found
+        variable = self._variables.get(key)
+        return self._recorded.get(key) if variable is None else variable
 
     def variables(self) -> dict[int, Any]:
-        """Returns the variable behind each alias, by the alias's id."""
+        """Returns the variable of each alias, by the alias's id."""
         return self._variables
 
     def device_for(self, op: tf.Operation) -> str | None:
@@ -162,7 +162,7 @@ class Aliases:
 
         Control flow and functions may run anywhere: the ops inside them are placed.
         """
-        if not self._made or kind_of(op).calls:
+        if not self._aliases or kind_of(op).calls:
             return None
         for _, tensor in resource_inputs(op):
             variable = self._variables.get(id(self._captures.outermost(tensor)))
@@ -174,11 +174,11 @@ class Aliases:
         """Gives all aliases of a variable the same label.
 
         Returns:
-            The shared variable behind each label.
+            The shared variable of each label.
         """
         label_of: dict[int, int] = {}
         shared = {}
-        for (key, _), alias in self._made.items():
+        for (key, _), alias in self._aliases.items():
             variable = self._variables[id(alias)]
             label = label_of.setdefault(key, labels.new())
             labels.set(alias, label)
@@ -189,7 +189,7 @@ class Aliases:
     def resolve(self) -> set[int]:
         """Replaces the aliases by the variables' handles; returns the handles' ids."""
         handles = set()
-        for alias in self._made.values():
+        for alias in self._aliases.values():
             (handle,) = alias.op.inputs
             if self._variables[id(alias)].placement.has_copies:
                 self.copied.add(id(handle))
@@ -201,11 +201,11 @@ class Aliases:
 
 @dataclasses.dataclass(frozen=True)
 class Handles:
-    """Tells which resources, on any level of the graph, are shared variables.
+    """Identifies shared variables among resources, on any level of the graph.
 
     Attributes:
         labels: Gives all resources that are one variable the same label.
-        shared: The shared variable behind each label.
+        shared: The shared variable of each label.
         world: All replicas, and which of them are built here.
     """
 
@@ -238,7 +238,7 @@ class Handles:
             return []
         counts: dict[int, int] = {}
         calls = []
-        for label, writer in self._writers(op, [self._known(t) for t in op.inputs]):
+        for label, writer in self._writers(op, [self._label_of(t) for t in op.inputs]):
             number = counts[label] = counts.get(label, -1) + 1
             calls.append(
                 Call(
@@ -255,7 +255,7 @@ class Handles:
             )
         return calls
 
-    def _known(self, tensor: tf.Tensor) -> int | None:
+    def _label_of(self, tensor: tf.Tensor) -> int | None:
         """Returns the label of a shared variable's handle; None for another tensor."""
         if tensor.dtype != tf.resource:
             return None
@@ -264,18 +264,19 @@ class Handles:
 
     def _touched(self, tensors: Sequence[tf.Tensor]) -> dict[int, int]:
         """Returns the labels of shared variables' handles, by the tensors' ids."""
-        labels = {id(tensor): self._known(tensor) for tensor in tensors}
+        labels = {id(tensor): self._label_of(tensor) for tensor in tensors}
         return {key: label for key, label in labels.items() if label is not None}
 
     def _writers(
-        self, op: tf.Operation, given: Sequence[int | None]
+        self, op: tf.Operation, argument_labels: Sequence[int | None]
     ) -> Iterator[tuple[int, tf.Operation]]:
         """Yields (label, op) for each write inside an op, in order, at any depth."""
-        given = given[len(given) - _arguments(op, len(given)) :]
+        count = _arguments(op, len(argument_labels))
+        argument_labels = argument_labels[len(argument_labels) - count :]
         for _, body in functions.called_graphs(op):
             label_of = {
                 id(tensor): label
-                for tensor, label in zip(body.inputs, given, strict=False)
+                for tensor, label in zip(body.inputs, argument_labels, strict=False)
             }
             for inner in body.get_operations():
                 labels = [label_of.get(id(tensor)) for tensor in inner.inputs]
@@ -308,7 +309,7 @@ def keep_owners_writes(
     Args:
         replicas: `replicas[n]` are the ops of `replica_ids[n]`, in build order.
         replica_ids: The replicas.
-        handles: Tells which resources are shared variables.
+        handles: Identifies shared variables among resources.
         initializers: Ops that initialize variables, which are not part of the step.
 
     Returns:
@@ -364,7 +365,7 @@ def keep_owners_writes(
 
 
 def _place_nowhere(ops: Iterable[tf.Operation]) -> None:
-    """Gives ops that will not run one resource each, so that they can be placed."""
+    """Leaves ops that will not run one resource each, so that they can be placed."""
     for op in ops:
         resources = resource_inputs(op)
         for index, _ in resources:

@@ -4,9 +4,9 @@
 TensorFlow's auto_mixed_precision rewrites a graph when it first runs: products are
 computed in 16 bits, and so is arithmetic with an operand that comes from one on the
 same device. On the device that computed a reduced gradient, the update would be
-computed in 16 bits, and on the others, behind a copy, in 32: the replicas would drift
-apart. An op of a type that the rewriter does not know, in front of each result, makes
-them all alike.
+computed in 16 bits, and on the others, which use a copy of it, in 32: the replicas
+would drift apart. An op of a type that the rewriter does not know, added to each
+result, makes them all alike.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def keep(results: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
     shielded: dict[int, tf.Tensor] = {}
     for tensor in (tensor for row in results for tensor in row):
         if id(tensor) not in shielded:
-            shielded[id(tensor)] = _kept(tensor)
+            shielded[id(tensor)] = _shielded(tensor)
     return [[shielded[id(tensor)] for tensor in row] for row in results]
 
 
-def _kept(tensor: tf.Tensor) -> tf.Tensor:
+def _shielded(tensor: tf.Tensor) -> tf.Tensor:
     is_shielded = tensor.op.type == "PlaceholderWithDefault"  # as sums are shielded
     if is_shielded or tensor.dtype not in (tf.float32, tf.float64):
         return tensor

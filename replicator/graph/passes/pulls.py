@@ -69,7 +69,7 @@ def _homes(
     """Returns the device of each value that is read, by the value's reference.
 
     Args:
-        variables: See `nbytes`; those without an owner, or with copies, are left out.
+        variables: See `nbytes`; those without an owner, or with copies, are ignored.
         graph: See `nbytes`.
         world: See `nbytes`.
         pruned: See `nbytes`.

@@ -56,13 +56,13 @@ class Recent:
         return value
 
     def enter(self, handle: Any, op: tf.Operation, shape: tf.TensorShape) -> None:
-        """Notes an op that reads or assigns a variable; any other is ignored.
+        """Records an op that reads or assigns a variable; any other is ignored.
 
         Args:
             handle: The handle of the variable.
             op: An op that was just created.
-            shape: The variable's shape; that of an assigned value may be known better,
-                or less well.
+            shape: The variable's shape; that of an assigned value may be more specific,
+                or less.
         """
         place = choice.place_of_reads()
         if place is None or op.graph is not place[0]:
@@ -173,7 +173,7 @@ def read_rows(
         initializers: Ops among them that initialize variables.
 
     Returns:
-        The ops of each replica, with each read of rows behind the gather it replaces.
+        The ops of each replica, with each read of rows after the gather it replaces.
     """
     return [_read_rows(ops, initializers) for ops in replicas]
 

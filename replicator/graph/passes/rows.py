@@ -97,7 +97,7 @@ def split(
 
 
 def as_many(values: tf.Tensor, indices: tf.Tensor) -> bool:
-    """Whether there is known to be one row for each index, even if the number is not.
+    """Whether there is certainly one row for each index, even if of unknown number.
 
     Args:
         values: Rows, [rows, ...].

@@ -4,12 +4,12 @@
 A partitioned variable is read by reading its parts. The value is tied to the variable's
 handle by an op whose gradient goes to the handle; see variables/joining.py. Once all
 replicas are built, no more gradients are computed: each tie is replaced by the value
-that it ties, and a tensor that stood in for a variable in a loop by one number. Ties
-inside functions stay, and do nothing there.
+that it ties, and a placeholder for a variable in a loop by one number. Ties inside
+functions stay, and do nothing there.
 
-Where rows are gathered from joined parts, they are gathered from each part, and only
-rows are joined. Ops that use the value behind the handle, which does not exist, are
-refused.
+Where rows are gathered from joined parts, they are gathered from each part instead, and
+only rows are joined. Ops that use the value of the handle itself, which does not exist,
+are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from replicator.graph.ir.kinds import kind_of, resource_inputs
 from replicator.graph.passes import rows
 
 GRADIENT_TYPE = "ReplicatorParts"
-STAND_IN = "_replicator_stand_in"  # an attribute of ties
+PLACEHOLDER_VARIABLE = "_replicator_placeholder_variable"  # an attribute of ties
 _TRANSPARENT = ("Identity", "Cast")
 _LOOPS = ("While", "StatelessWhile")
 
@@ -66,7 +66,7 @@ def resolve(
         The ops of each replica, without ties and with the ops that replace them.
 
     Raises:
-        UnsupportedError: An op reads or writes the value behind such a handle.
+        UnsupportedError: An op reads or writes the value of such a handle.
     """
     if not handles:
         return [list(ops) for ops in replicas]
@@ -96,7 +96,7 @@ def resolve(
 def _uses_of_value(
     op: tf.Operation, variable_of: Callable[[tf.Tensor], Any]
 ) -> Iterator[tuple[tf.Operation, Any]]:
-    """Yields (op, variable) for each use of the value behind a handle, at any depth.
+    """Yields (op, variable) for each use of a handle's own value, at any depth.
 
     Args:
         op: An op of the step.
@@ -144,7 +144,7 @@ def _refuse(op: tf.Operation, variable: Any, replica_id: int) -> NoReturn:
 
 def _untied(
     ops: Sequence[tf.Operation],
-    kept: Set[tf.Operation],
+    result_ops: Set[tf.Operation],
     initializers: Set[tf.Operation],
 ) -> list[tf.Operation]:
     """Returns a replica's ops without ties; rows are gathered from parts."""
@@ -155,17 +155,17 @@ def _untied(
     added: dict[tf.Operation, list[tf.Operation]] = {}
     for tie in ties:
         value = tie.inputs[0]
-        if _has(tie, STAND_IN, STAND_IN):
-            value = _nothing(value.dtype, tie.device)
+        if _has(tie, PLACEHOLDER_VARIABLE, PLACEHOLDER_VARIABLE):
+            value = _any_shape_zero(value.dtype, tie.device)
             added[tie] = [value.op.inputs[0].op, value.op]
-            _spell_zeros(tie.outputs[0], added)
+            _materialize_zeros(tie.outputs[0], added)
         elif value.op.type == "ConcatV2":
             joins[value.op] = None
         tf_ops.replace(tie.outputs[0], value)
         tf_ops.move_control_outputs(tie, value.op)
     removed = set(ties)
     for join in joins:
-        _turn_gathers(join, kept, added, removed)
+        _gather_from_parts(join, result_ops, added, removed)
     tf_ops.abandon(list(removed))
     new_ops: list[tf.Operation] = []
     for op in ops:
@@ -175,24 +175,24 @@ def _untied(
     return new_ops
 
 
-def _spell_zeros(
-    stand_in: tf.Tensor, added: dict[tf.Operation, list[tf.Operation]]
+def _materialize_zeros(
+    placeholder: tf.Tensor, added: dict[tf.Operation, list[tf.Operation]]
 ) -> None:
-    """Spells out the zeros with which gradients begin that loops return for a stand-in.
+    """Gives a static shape to the initial zeros of gradients of a loop's placeholder.
 
     Args:
-        stand_in: A stand-in that is about to become one number.
-        added: Is given the ops that replace an op.
+        placeholder: A placeholder for a variable, which is about to become one number.
+        added: Receives the ops that replace an op.
     """
-    for loop in stand_in.consumers():
+    for loop in placeholder.consumers():
         if loop.type not in _LOOPS:
             continue
         for index, tensor in enumerate(loop.inputs):
-            if tensor is not stand_in:
+            if tensor is not placeholder:
                 continue
             for op in loop.outputs[index].consumers():
                 if op.type == "ZerosLike":
-                    added[op] = _zeros_for(op, stand_in.shape)
+                    added[op] = _zeros_for(op, placeholder.shape)
 
 
 def _zeros_for(op: tf.Operation, shape: tf.TensorShape) -> list[tf.Operation]:
@@ -217,21 +217,21 @@ class _Gather:
     casts: tuple[tf.Operation, ...]
 
 
-def _turn_gathers(
+def _gather_from_parts(
     join: tf.Operation,
-    kept: Set[tf.Operation],
+    result_ops: Set[tf.Operation],
     added: dict[tf.Operation, list[tf.Operation]],
-    gone: set[tf.Operation],
+    removed: set[tf.Operation],
 ) -> None:
     """Gathers from the parts rather than from their join.
 
     Args:
         join: The op that concatenates the parts.
-        kept: Ops whose results leave the step.
-        added: Is given the ops that replace an op.
-        gone: Is given the ops that are no longer needed.
+        result_ops: Ops whose results leave the step.
+        added: Receives the ops that replace an op.
+        removed: Receives the ops that are no longer needed.
     """
-    uses = _uses(join, kept, ())
+    uses = _uses(join, result_ops, ())
     part_reads = [_read_of(tensor) for tensor in list(join.inputs)[:-1]]
     reads = [read for read in part_reads if read is not None]
     if uses is None or len(reads) < len(part_reads):
@@ -239,21 +239,21 @@ def _turn_gathers(
     for use in uses:
         if use.op not in added:
             added[use.op] = _gather_of_parts(join, reads, use)
-            gone.add(use.op)
+            removed.add(use.op)
     between = _between(join)
-    gone |= {join, *between}
-    nothing = _nothing(reads[0].dtype, join.device)
+    removed |= {join, *between}
+    nothing = _any_shape_zero(reads[0].dtype, join.device)
     for tensor in list(join.inputs)[:-1]:
         if tensor.op.type == "Identity" and len(tensor.consumers()) == 1:
-            gone.add(tensor.op)
+            removed.add(tensor.op)
     for op in [join, *(t.op for t in list(join.inputs)[:-1])]:
         for index, tensor in enumerate(list(op.inputs)):
             # A removed op keeps its inputs, and would keep the read running.
-            if op in gone and tensor.op.type == "ReadVariableOp":
+            if op in removed and tensor.op.type == "ReadVariableOp":
                 tf_ops.set_input(op, index, nothing)
 
 
-def _nothing(dtype: tf.DType, device: str) -> tf.Tensor:
+def _any_shape_zero(dtype: tf.DType, device: str) -> tf.Tensor:
     """Returns a number that can replace a tensor of any shape."""
     with tf.control_dependencies(None), tf.device(None), tf.device(device):
         return tf.raw_ops.PlaceholderWithDefault(
@@ -262,17 +262,17 @@ def _nothing(dtype: tf.DType, device: str) -> tf.Tensor:
 
 
 def _uses(
-    op: tf.Operation, kept: Set[tf.Operation], casts: tuple[tf.Operation, ...]
+    op: tf.Operation, result_ops: Set[tf.Operation], casts: tuple[tf.Operation, ...]
 ) -> list[_Gather] | None:
     """Returns the gathers of rows of an op's result; None if anything else uses it."""
-    if op in kept or tf_ops.control_outputs(op):
+    if op in result_ops or tf_ops.control_outputs(op):
         return None
     gathers: list[_Gather] = []
     for consumer in op.outputs[0].consumers():
         if is_tie(consumer):  # already replaced
             continue
         if consumer.type in _TRANSPARENT:
-            inner_gathers = _uses(consumer, kept, (*casts, consumer))
+            inner_gathers = _uses(consumer, result_ops, (*casts, consumer))
             if inner_gathers is None:
                 return None
             gathers += inner_gathers

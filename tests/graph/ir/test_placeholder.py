@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from replicator.graph.ir import placeholder
-from replicator.graph.ir.placeholder import Call, Facts, OperandPolicy, Value
+from replicator.graph.ir.placeholder import Call, OperandPolicy, PrimitiveFacts, Value
 from replicator.primitives import table
 
 
@@ -26,7 +26,7 @@ def _call(**facts: Any) -> Call:
             "key": "1,3:4/0",
             "operands": (Value("float32", (3, None)), Value("string", None)),
             "agreed": (Value("float32", (None, None)), Value("string", None)),
-            "facts": Facts(same_for_all=True),
+            "facts": PrimitiveFacts(same_for_all=True),
             "line": 'a "quoted" dir/träin.py:4 in <lambda>',
             **facts,
         }

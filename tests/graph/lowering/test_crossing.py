@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import replicator
-from replicator.graph.ir.placeholder import Call, Facts, Value
+from replicator.graph.ir.placeholder import Call, PrimitiveFacts, Value
 from replicator.graph.lowering import crossing
 from replicator.graph.matching.elsewhere import Elsewhere
 from replicator.world import World
@@ -14,7 +14,7 @@ from replicator.world import World
 
 def _call(*shapes, dtype="float32", primitive="all_reduce", op="sum"):
     values = tuple(Value(dtype, shape) for shape in shapes)
-    facts = Facts(reduces_for_all=primitive == "all_reduce")
+    facts = PrimitiveFacts(reduces_for_all=primitive == "all_reduce")
     where = ("/device:CPU:0", (0, 1), "0")
     return Call(
         primitive, {"op": op}, 0, *where, values, values, "train.py:3", facts=facts

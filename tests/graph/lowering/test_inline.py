@@ -11,11 +11,11 @@ import tensorflow as tf
 from replicator.graph.lowering import inline
 
 
-def _copied(function: Any, *values: Any) -> tuple[Any, inline.Copy]:
+def _copied(function: Any, *values: Any) -> tuple[Any, inline.InlinedFunction]:
     """Copies a traced function into another one; returns its results, and the copy."""
     graph = function.graph
     captured = [outside for outside, _ in graph.captures]
-    copies: list[inline.Copy] = []
+    copies: list[inline.InlinedFunction] = []
 
     @tf.function
     def outer() -> Any:

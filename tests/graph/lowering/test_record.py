@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator.graph.lowering.record import Link, Place, add, function_name, links
+from replicator.graph.lowering.record import Link, Nesting, add, function_name, links
 from tests import helpers
 
 DEVICES = tuple(f"/device:CPU:{r}" for r in range(3))
@@ -27,9 +27,9 @@ def _ones(*shape: int | None) -> tf.Tensor:
 
 
 def test_places_multiply_what_is_known() -> None:
-    loop = Place().inside("loop body", 5)
-    assert loop == Place(("loop body",), 5)
-    assert loop.inside("function f") == Place(("loop body", "function f"), 5)
+    loop = Nesting().inside("loop body", 5)
+    assert loop == Nesting(("loop body",), 5)
+    assert loop.inside("function f") == Nesting(("loop body", "function f"), 5)
     assert loop.inside("loop body", 3).times == 15
     unknown = loop.inside("conditional (true)", None)
     assert unknown.times is None
@@ -37,8 +37,8 @@ def test_places_multiply_what_is_known() -> None:
 
 
 def test_a_copy_of_a_place_stays_one_further_inside() -> None:
-    assert not Place().inside("loop body").repeated
-    assert Place().inside("loop body").again().inside("function f").repeated
+    assert not Nesting().inside("loop body").repeated
+    assert Nesting().inside("loop body").repeat().inside("function f").repeated
 
 
 def test_functions_are_shown_by_the_names_that_users_gave_them() -> None:

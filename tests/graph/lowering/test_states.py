@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import context
-from replicator.graph.ir.placeholder import Facts
+from replicator.graph.ir.placeholder import PrimitiveFacts
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import base, rooted, table
 from tests import helpers
@@ -44,7 +44,7 @@ def lower(matched: Matched) -> Sequence[Sequence[tf.Tensor]]:
 @pytest.fixture(autouse=True)
 def coarse_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adds the primitive to the table."""
-    facts = Facts(algorithm="hub", same_for_all=True)
+    facts = PrimitiveFacts(algorithm="hub", same_for_all=True)
     monkeypatch.setitem(table.LOWERINGS, "coarse_sum", lower)
     monkeypatch.setitem(table.FACTS, "coarse_sum", facts)
     monkeypatch.setitem(table.DEFAULT_ALGORITHMS, "coarse_sum", facts.algorithm)

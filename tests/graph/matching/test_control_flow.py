@@ -156,10 +156,10 @@ def test_other_ops_that_call_functions_are_refused_by_type() -> None:
 def test_what_is_held_stays_when_its_op_is_replaced() -> None:
     with tf.Graph().as_default():
         call, plain = _put("0"), tf.zeros([])
-        assert control_flow.held(plain) is plain
-        contained = control_flow.held(call)
+        assert control_flow.identity_if_rewired(plain) is plain
+        contained = control_flow.identity_if_rewired(call)
         assert contained.op.type == "Identity" and contained.op.inputs[0] is call
         taken = tf.cond(tf.constant(True), lambda: tf.zeros([]), lambda: plain)
         while taken.op.type == "Identity":
             taken = taken.op.inputs[0]
-        assert control_flow.held(taken) is not taken
+        assert control_flow.identity_if_rewired(taken) is not taken

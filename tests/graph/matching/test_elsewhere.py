@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from replicator import errors
 from replicator.graph.ir.placeholder import Call, Value
 from replicator.graph.matching import elsewhere, gradients, levels, match
-from replicator.graph.matching.elsewhere import Elsewhere, Own
+from replicator.graph.matching.elsewhere import Elsewhere, ReplicaReport
 from replicator.world import World
 from tests.cluster import as_threads
 from tests.graph.matching.test_match import call
@@ -47,24 +47,24 @@ def calls_of(replicas: int, drawn: Drawn) -> list[list[Call]]:
     return made
 
 
-def own(
+def report(
     calls: Sequence[Call],
     paths: dict[str, str] | None = None,
     waits: Sequence[tuple[int, int]] = (),
-) -> Own:
+) -> ReplicaReport:
     """Returns what is reported of a replica, whose calls are all at the top level."""
     stops = [("call", [c.key], c.site(), []) for c in calls]
-    level = levels.Level(stops, lambda: list(waits))
-    return Own(list(calls), paths or {}, [level], {}, gradients.Passes())
+    level = levels.LevelReport(stops, lambda: list(waits))
+    return ReplicaReport(list(calls), paths or {}, [level], {}, gradients.Passes())
 
 
-def checked(processes: Sequence[int], told: Sequence[Own]) -> list[Any]:
+def checked(processes: Sequence[int], reports: Sequence[ReplicaReport]) -> list[Any]:
     """Returns what each of the two processes finds, or raises."""
 
     def check(peers: Any) -> Elsewhere:
         devices = [f"/job:w/task:{process}" for process in processes]
         world = World.divided(processes, peers.own, devices)
-        mine = [told[r] for r in world.local]
+        mine = [reports[r] for r in world.local]
         return elsewhere.check(peers, world, mine, "builds f")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -78,7 +78,7 @@ def test_both_processes_find_the_same_with_keys_that_never_meet(
 ) -> None:
     processes, drawn = program
     calls = calls_of(len(processes), drawn)
-    one, other = checked(processes, [own(of_replica) for of_replica in calls])
+    one, other = checked(processes, [report(of_replica) for of_replica in calls])
     assert (one.first, one.groups) == (other.first, other.groups)
     assert (
         one.calls
@@ -123,7 +123,7 @@ def test_both_processes_refuse_what_one_process_refuses(
         expected = None  # a group of one replica
     except errors.MismatchError as error:
         expected = str(error)
-    for found in checked(processes, [own(of_replica) for of_replica in calls]):
+    for found in checked(processes, [report(of_replica) for of_replica in calls]):
         if expected is None:
             assert isinstance(found, Elsewhere)
         else:
@@ -132,16 +132,16 @@ def test_both_processes_refuse_what_one_process_refuses(
 
 
 def test_different_places_in_the_control_flow_are_refused() -> None:
-    inside = own([call("0", 0)], {"0": "/conditional 1"})
-    for found in checked([0, 1], [inside, own([call("0", 1)])]):
+    inside = report([call("0", 0)], {"0": "/conditional 1"})
+    for found in checked([0, 1], [inside, report([call("0", 1)])]):
         assert isinstance(found, errors.MismatchError)
         for part in ("inside a conditional on replica 0", "the top level on replica 1"):
             assert part in str(found)
-    other_branch = own([call("0", 1)], {"0": "/function 0/conditional 0"})
+    other_branch = report([call("0", 1)], {"0": "/function 0/conditional 0"})
     for found in checked([0, 1], [inside, other_branch]):
         for part in ("in conditional 1 on", "in function 0/conditional 0 on replica 1"):
             assert part in str(found)
-    alike = own([call("0", 1)], {"0": "/conditional 1"})
+    alike = report([call("0", 1)], {"0": "/conditional 1"})
     assert all(
         isinstance(found, Elsewhere) for found in checked([0, 1], [inside, alike])
     )
@@ -154,29 +154,31 @@ def test_circles_over_two_processes_are_refused(waits: bool) -> None:
     first = [call("0", r, group=everyone) for r in (0, 1)]
     second = [call("0,1:0", r) for r in (0, 1)]
     pairs = [(0, 1)] if waits else []
-    told = [
-        own([first[0], second[0]], waits=pairs),
-        own([second[1], first[1]], waits=pairs),
-        own([call("0", 2, group=everyone)]),
+    reports = [
+        report([first[0], second[0]], waits=pairs),
+        report([second[1], first[1]], waits=pairs),
+        report([call("0", 2, group=everyone)]),
     ]
-    for found in checked([0, 1, 1], told):
+    for found in checked([0, 1, 1], reports):
         assert isinstance(found, errors.DeadlockError if waits else Elsewhere)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("waits", [True, False])
 def test_circles_inside_functions_are_refused(waits: bool, depth: int) -> None:
-    told = []
+    reports = []
     for r, process_order in enumerate([(0, 1), (1, 0)]):
         calls = [call(f"{'0,1:' * n}0", r) for n in (0, 1)]
         calls = [calls[n] for n in process_order]
-        replica = own(calls, {c.key: "/function 0" * depth for c in calls})
+        replica = report(calls, {c.key: "/function 0" * depth for c in calls})
         keys = [c.key for c in calls]
         pairs = [(0, 1)] if waits else []
         replica.levels[:] = [
-            levels.Level([("function", keys, f"replica {r}", [n + 1])], lambda: [])
+            levels.LevelReport(
+                [("function", keys, f"replica {r}", [n + 1])], lambda: []
+            )
             for n in range(depth)
-        ] + [levels.Level(replica.levels[0].stops, lambda pairs=pairs: pairs)]
-        told.append(replica)
-    for found in checked([0, 1], told):
+        ] + [levels.LevelReport(replica.levels[0].stops, lambda pairs=pairs: pairs)]
+        reports.append(replica)
+    for found in checked([0, 1], reports):
         assert isinstance(found, errors.DeadlockError if waits else Elsewhere)

@@ -92,13 +92,13 @@ FAILING: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {
 @pytest.mark.parametrize("name", SAFE)
 def test_these_cannot_fail(name: str) -> None:
     build, specs = SAFE[name]
-    assert not fallible.Facts().fails(_op(build, *specs))
+    assert not fallible.FailureAnalysis().fails(_op(build, *specs))
 
 
 @pytest.mark.parametrize("name", FAILING)
 def test_these_can_fail(name: str) -> None:
     build, specs = FAILING[name]
-    assert fallible.Facts().fails(_op(build, *specs))
+    assert fallible.FailureAnalysis().fails(_op(build, *specs))
 
 
 def _writers(variable: tf.Variable, state: tf.Variable) -> dict[str, tuple[Any, bool]]:
@@ -133,13 +133,13 @@ def test_what_writes_a_variable() -> None:
                 result = result.op.inputs[0]
             return result
 
-        assert fallible.Facts().writes(_op(op)) == writes, name
+        assert fallible.FailureAnalysis().writes(_op(op)) == writes, name
 
 
 def test_a_plain_write_does_not_fail_by_itself() -> None:
     """The guards check beforehand what may not fit."""
     variable = tf.Variable(0.0)
-    assert not fallible.Facts().fails(
+    assert not fallible.FailureAnalysis().fails(
         _op(lambda: variable.assign(1.0, read_value=False))
     )
 
@@ -148,5 +148,5 @@ def test_the_types_that_are_listed_exist() -> None:
     listed = fallible._ALWAYS | fallible._SHAPED | fallible._DIVISIONS
     missing = sorted(name for name in listed if not hasattr(tf.raw_ops, name))
     assert not missing
-    assert set(fallible._TOLD) <= fallible._SHAPED
+    assert set(fallible._PARAMETERS) <= fallible._SHAPED
     assert not fallible._ALWAYS & fallible._SHAPED

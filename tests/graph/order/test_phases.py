@@ -134,4 +134,4 @@ def test_what_can_fail(build, fails) -> None:
     with tf.control_dependencies(None):
         result = build(x, n)
     ops = set(helpers.ops_run(result))
-    assert any(fallible.Facts().fails(op) for op in ops) == fails
+    assert any(fallible.FailureAnalysis().fails(op) for op in ops) == fails

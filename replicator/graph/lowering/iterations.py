@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts a loop's turns where that is possible before it runs.
+"""Counts a loop's iterations where that is possible before it runs.
 
-A loop with a counter makes the same number of turns whatever else it computes: its
-condition is evaluated here on the counters alone, in NumPy. merge.py unrolls short
-loops by several turns, which saves most of the overhead of a turn: the condition's
-result has to reach every device before the turn can begin there.
+A loop with a counter makes the same number of iterations whatever else it computes: its
+condition is evaluated here on the counters alone, in NumPy. merge.py unrolls several
+iterations of short loops, which saves most of the overhead of an iteration: the
+condition's result has to reach every device before an iteration can begin there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import tensorflow as tf
 from replicator._tf import effects, functions
 from replicator.graph.ir.kinds import kind_of
 
-_MOST_TURNS = 2_000  # counting takes 0.1 ms per turn, and gains little beyond
+_MOST_ITERATIONS = 2_000  # counting takes 0.1 ms each, and gains little beyond
 _MOST_OPS = 400  # in an unrolled body
-_AT_ONCE = (8, 7, 6, 5, 4, 3, 2)
+_UNROLL_FACTORS = (8, 7, 6, 5, 4, 3, 2)
 _FUNCTIONS = ("body", "cond")  # of a loop
 
-# The ops evaluated here; with any other op, the number of turns is unknown.
+# The ops evaluated here; with any other op, the number of iterations is unknown.
 _COUNTING: dict[str, Callable[..., Any]] = {
     "AddV2": np.add,
     "Equal": np.equal,
@@ -44,17 +44,17 @@ _COUNTING: dict[str, Callable[..., Any]] = {
 }
 
 
-def at_once(loops: Sequence[tf.Operation], total: int | None) -> int:
-    """Returns how many turns of merged loops to unroll into one.
+def unroll_factor(loops: Sequence[tf.Operation], total: int | None) -> int:
+    """Returns how many iterations of merged loops to unroll into one.
 
     Args:
-        loops: One loop per replica, known to make equal numbers of turns.
-        total: The number of turns, by `count`; None where that is unknown.
+        loops: One loop per replica, known to make equal numbers of iterations.
+        total: The number of iterations, by `count`; None where that is unknown.
 
     Returns:
-        A divisor of the number of turns; 1 where that is unknown, or where a turn has
-        side effects, which would have to be ordered, or draws random numbers, which a
-        copy of the op would repeat.
+        A divisor of the number of iterations; 1 where that is unknown, or where an
+        iteration has side effects, which would have to be ordered, or draws random
+        numbers, which a copy of the op would repeat.
     """
     graphs = [
         functions.function_body(op, name)[0] for op in loops for name in _FUNCTIONS
@@ -62,7 +62,7 @@ def at_once(loops: Sequence[tf.Operation], total: int | None) -> int:
     ops = [op for graph in graphs for op in graph.get_operations()]
     if any(graph.control_outputs for graph in graphs) or any(map(_has_state, ops)):
         return 1
-    for factor in _AT_ONCE:
+    for factor in _UNROLL_FACTORS:
         if total and total % factor == 0 and factor * len(ops) <= _MOST_OPS:
             return factor
     return 1
@@ -73,16 +73,16 @@ def _has_state(op: tf.Operation) -> bool:
 
 
 def count(loop: tf.Operation) -> int | None:
-    """Returns how many turns a loop makes, or None if that cannot be known here."""
+    """Returns the number of a loop's iterations, or None if it is unknown here."""
     values = [_constant(tensor) for tensor in loop.inputs]
     body, updated = functions.function_body(loop, "body")
     condition, (goes_on,) = functions.function_body(loop, "cond")
-    for turns in range(_MOST_TURNS):
+    for iterations in range(_MOST_ITERATIONS):
         continues = _evaluate(goes_on, condition.inputs, values)
         if continues is None:
             return None
         if not continues:
-            return turns
+            return iterations
         values = [
             None if value is None else _evaluate(result, body.inputs, values)
             for value, result in zip(values, updated, strict=True)

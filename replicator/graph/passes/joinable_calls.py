@@ -2,7 +2,7 @@
 """Joins calls of a replica that do not need one another's results into one.
 
 A program for one device takes the gradients of its variables one by one, and assigns
-the statistics of each batch normalization apart; each is a call of its own. Those that
+the statistics of each batch normalization separately; each needs a call. Those that
 follow one another, with nothing in between that needs their results at once, become one
 call: small tensors then share a message, and cloned replicas copy one placeholder in
 place of hundreds.
@@ -42,7 +42,7 @@ def join(
     Args:
         replicas: The ops of each replica in build order, which is topological.
         scopes: The name scope of each replica, with the final "/".
-        variable_of: Returns the variable behind a handle; None if it is unknown.
+        variable_of: Returns the variable of a handle; None if it is unknown.
 
     Returns:
         The ops of each replica in a topological order, with joined calls in place of
@@ -51,9 +51,9 @@ def join(
     plans = [_planned(ops, variable_of) for ops in replicas]
     starts = [_starts(plan) for plan in plans]
     if any(start != starts[0] for start in starts):
-        # What stands between two calls on one replica only parts them on all.
+        # An op between two calls on one replica only separates them on all replicas.
         plans = [_planned(ops, variable_of, set().union(*starts)) for ops in replicas]
-    if _differ(plans):  # let the error that follows name single calls
+    if _differ(plans):  # the error that follows then names single calls
         return [list(ops) for ops in replicas]
     return [
         [_join_calls(step, scope) if isinstance(step, list) else step for step in plan]
@@ -75,7 +75,7 @@ def _planned(
 
 
 def _starts(plan: Sequence[tf.Operation | _Calls]) -> set[str]:
-    """Returns the key of the first of each calls that become one."""
+    """Returns the key of the first call of each group that becomes one."""
     return {step[0].call.key for step in plan if isinstance(step, list)}
 
 
@@ -97,10 +97,10 @@ def _differ(plans: Sequence[Sequence[tf.Operation | _Calls]]) -> bool:
 
 
 class _Joiner:
-    """Goes through ops in order, and delays those that need the pending calls.
+    """Visits ops in order, and delays those that need the pending calls.
 
     Args:
-        variable_of: Returns the variable behind a handle; None if it is unknown.
+        variable_of: Returns the variable of a handle; None if it is unknown.
         starts: The keys of calls before which the pending ones are joined.
 
     Attributes:
@@ -174,7 +174,7 @@ class _Joiner:
         return not self._waiting.isdisjoint([*sources, *op.control_inputs])
 
     def flush(self) -> None:
-        """Adds the pending calls as one step, and the delayed ops behind it."""
+        """Adds the pending calls as one step, and then the delayed ops."""
         if self._pending:
             self.steps.append(self._pending)
         self.steps += self._delayed
@@ -185,7 +185,7 @@ class _Joiner:
 def _joinable_call(op: tf.Operation) -> Call | None:
     """Returns the call of an op if it may be joined with others, else None."""
     call = placeholder.read(op)
-    if call is None or not call.together or op.control_inputs:
+    if call is None or not call.joinable or op.control_inputs:
         return None
     return call
 

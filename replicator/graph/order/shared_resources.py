@@ -6,10 +6,10 @@ belong to one replica. Objects from outside step_fn, a tf.data iterator or a has
 are shared by all replicas: without an order, chance would decide which replica comes
 first, and so which of them gets which element.
 
-The turns are an order in which the ops can run: each after all that it waits for,
-communication included, and of the ops that could come next the one of the first
-replica. So no edge that is added here can close a cycle. Ops that may wait until
-another replica has done something (queues, Python functions) are left as they are.
+The order is one in which the ops can run: each after all that it waits for,
+communication included; among the ops that could come next, the first replica's comes
+first. So no edge that is added here can close a cycle. Ops that may wait until another
+replica has done something (queues, Python functions) are left unordered.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _WRITERS = re.compile(
 )
 
 
-def take(
+def order(
     replicas: Sequence[Sequence[tf.Operation]],
-    left_out: Set[tf.Operation],
+    initializers: Set[tf.Operation],
     before: Mapping[tf.Operation, Iterable[tf.Operation]],
 ) -> None:
-    """Makes the replicas take turns with the resources that they share.
+    """Orders the replicas' uses of the resources that they share.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r that touch resources, in build
             order, with merged ops in the places of those that they replace.
-        left_out: Ops that initialize variables, which are not part of the step.
+        initializers: Ops that initialize variables, which are not part of the step.
         before: Further ops that an op will be made to wait for.
     """
-    shared = _shared(replicas, left_out)
+    shared = _shared(replicas, initializers)
     if not shared:
         return
     users = [op for ops in replicas for op in ops if op in shared]
@@ -51,10 +51,10 @@ def take(
     readers: dict[int, list[tf.Operation]] = {}
     for op in _as_they_can_run(users, before):
         for key, writes in shared.get(op, {}).items():
-            earlier = readers.pop(key, []) if writes else []
+            predecessors = readers.pop(key, []) if writes else []
             if key in writers:
-                earlier.append(writers[key])
-            tf_ops.add_control_inputs(op, [one for one in earlier if one is not op])
+                predecessors.append(writers[key])
+            tf_ops.add_control_inputs(op, [p for p in predecessors if p is not op])
             if writes:
                 writers[key] = op
             else:
@@ -62,7 +62,7 @@ def take(
 
 
 def _shared(
-    replicas: Sequence[Sequence[tf.Operation]], left_out: Set[tf.Operation]
+    replicas: Sequence[Sequence[tf.Operation]], initializers: Set[tf.Operation]
 ) -> dict[tf.Operation, dict[int, bool]]:
     """Finds the resources that several replicas use and one of them changes.
 
@@ -73,7 +73,7 @@ def _shared(
     uses_by_op: dict[tf.Operation, dict[int, bool]] = {}
     for op in (op for ops in replicas for op in ops) if several else ():
         for index, tensor in resource_inputs(op):
-            if id(tensor) not in several or op in left_out:
+            if id(tensor) not in several or op in initializers:
                 continue
             for type_ in _uses(op, index):
                 writes = bool(_WRITERS.fullmatch(type_))

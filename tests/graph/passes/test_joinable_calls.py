@@ -12,7 +12,7 @@ import tensorflow as tf
 import replicator
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.placeholder import Call, Value
-from replicator.graph.passes import together
+from replicator.graph.passes import joinable_calls
 from tests.autodist import helpers
 
 THREE = ["CPU:0", "CPU:1", "CPU:2"]
@@ -115,7 +115,7 @@ def _call(key, x):
     call = Call(
         *("all_reduce", {"op": "sum"}, 0, "CPU:0", (0,), str(key)),
         *((value,), (value,), "line"),
-        together=True,
+        joinable=True,
     )
     return tf.identity(placeholder.put(call, [x], [value]).outputs[0])
 
@@ -124,7 +124,7 @@ def test_ops_stay_in_an_order_in_which_each_comes_after_what_it_needs():
     graph = tf.Graph()
     ops = _built(graph)
     with graph.as_default():
-        (joined,) = together.join([ops], ["replica_0/"], lambda handle: None)
+        (joined,) = joinable_calls.join([ops], ["replica_0/"], lambda handle: None)
     place = {op: n for n, op in enumerate(joined)}
     for op in joined:
         assert all(place[tensor.op] < place[op] for tensor in op.inputs)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.graph.lowering import turns
+from replicator.graph.lowering import iterations
 from tests import helpers
 
 
@@ -86,12 +86,12 @@ NOT_COUNTED = {
 @pytest.mark.parametrize("what", COUNTED)
 def test_counted(what: str) -> None:
     build, expected = COUNTED[what]
-    assert turns.count(_loop(build)) == expected
+    assert iterations.count(_loop(build)) == expected
 
 
 @pytest.mark.parametrize("what", NOT_COUNTED)
 def test_not_counted(what: str) -> None:
-    assert turns.count(_loop(NOT_COUNTED[what])) is None
+    assert iterations.count(_loop(NOT_COUNTED[what])) is None
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_not_counted(what: str) -> None:
 def test_as_many_at_once_as_divide_the_turns(total: int, several: int) -> None:
     loop = _loop(_while(lambda n: n < total, lambda n: (n + 1,), 0))
     expected = 1 if total == 0 else several
-    assert turns.at_once([loop, loop], turns.count(loop)) == expected
+    assert iterations.unroll_factor([loop, loop], iterations.count(loop)) == expected
 
 
 def test_turns_with_effects_are_taken_one_by_one() -> None:
@@ -110,7 +110,7 @@ def test_turns_with_effects_are_taken_one_by_one() -> None:
         variable.assign_add(n)
         return (n + 1,)
 
-    assert turns.at_once([_loop(_while(lambda n: n < 8, body, 0))], 8) == 1
+    assert iterations.unroll_factor([_loop(_while(lambda n: n < 8, body, 0))], 8) == 1
 
 
 def test_long_bodies_are_taken_one_by_one() -> None:
@@ -119,7 +119,10 @@ def test_long_bodies_are_taken_one_by_one() -> None:
             x = tf.sin(x)
         return n + 1, x
 
-    assert turns.at_once([_loop(_while(lambda n, x: n < 8, body, 0, 0.5))], 8) == 1
+    assert (
+        iterations.unroll_factor([_loop(_while(lambda n, x: n < 8, body, 0, 0.5))], 8)
+        == 1
+    )
 
 
 @pytest.mark.battery(5)
