@@ -59,8 +59,8 @@ def mapped(names: Any, count: int) -> Any:
     """
     if isinstance(names, list | tuple):
         return [mapped(name, count) for name in names]
-    k = names.removeprefix("CPU:") if isinstance(names, str) else ""
-    if k == names or not k.isdecimal() or int(k) >= count:
+    kind, _, k = names.partition(":") if isinstance(names, str) else ("", "", "")
+    if kind.upper() != "CPU" or not k.isdecimal() or int(k) >= count:
         return names
     return f"GPU:{k}"
 

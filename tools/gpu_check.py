@@ -30,9 +30,9 @@ _USAGE = "python -m tools.gpu_check [--processes=N] [REPORT.md]"
 # The rooms whose programs run on the devices they name. The others start processes of
 # their own, or run nothing.
 _ROOMS = (
-    *("autodist", "bad_inputs", "compressors", "conformance", "control_flow", "graph"),
-    *("inputs", "interop", "keras", "optimizers", "primitives", "spmd", "stages"),
-    *("step", "strategy", "variables", "writes"),
+    *("autodist", "bad_inputs", "compressors", "conformance", "control_flow", "forms"),
+    *("graph", "inputs", "interop", "keras", "optimizers", "primitives", "spmd"),
+    *("stages", "step", "strategy", "variables", "writes"),
 )
 
 

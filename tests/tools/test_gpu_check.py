@@ -130,7 +130,7 @@ def test_bad_arguments_are_one_line(arguments, capsys) -> None:
 
 
 def test_names_of_cpus_become_names_of_gpus() -> None:
-    assert gpus.mapped(["CPU:0", ["CPU:1", "/job:w/task:0/device:CPU:1"]], 8) == [
+    assert gpus.mapped(["CPU:0", ["cpu:1", "/job:w/task:0/device:CPU:1"]], 8) == [
         "GPU:0",
         ["GPU:1", "/job:w/task:0/device:CPU:1"],
     ]
