@@ -121,26 +121,27 @@ def _applied(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.T
     names = [arg.name for arg in op.op_def.input_arg]
     made: list[tf.Tensor] = []
     for k in range(len(parts)):
-        own = [x if is_variable(x) else _of_part(x, variable, k) for x in inputs]
-        if len(parts) > 1 and "indices" in names:
-            where = names.index("indices")
-            update = next(
-                n for n, one in enumerate(names) if one in ("grad", "updates")
-            )
-            rows = inputs[where], inputs[update]
-            own[where], own[update] = _rows_of_part(*rows, variable, k)
+        own = dict(zip(names, inputs, strict=True))
+        if isinstance(variable, PartitionedVariable):
+            own |= _of_part(own, variable, k)
         handles = [
-            getattr(x, "parts", [x])[k].handle if is_variable(x) else x for x in own
+            getattr(x, "parts", [x])[k].handle if is_variable(x) else x
+            for x in own.values()
         ]
         made = list(replica.add(op, handles).outputs)
     return made
 
 
-def _of_part(x: tf.Tensor, variable: Any, k: int) -> tf.Tensor:
-    """Returns the part of a tensor that belongs to the k-th part of a variable."""
-    is_like = isinstance(variable, PartitionedVariable) and x.shape.rank != 0
-    is_like = is_like and x.shape.is_compatible_with(variable.shape)
-    return variable.split(x)[k] if is_like else x
+def _of_part(
+    given: dict[str, Any], variable: PartitionedVariable, k: int
+) -> dict[str, tf.Tensor]:
+    """Returns the arguments of an optimizer's op that the k-th part gets a part of."""
+    name = "delta" if "delta" in given else "grad"
+    gradient = given[name]
+    if "indices" not in given:
+        return {name: variable.split(gradient)[k]}
+    rows, gradient = _rows_of_part(given["indices"], gradient, variable, k)
+    return {"indices": rows, name: gradient}
 
 
 def _refuse_unlike(op: tf.Operation, variables: Sequence[Any]) -> None:

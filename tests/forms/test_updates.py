@@ -71,6 +71,26 @@ def _applied() -> Any:
     return step, [v, m, a]
 
 
+def _applied_to_numbers() -> Any:
+    """Makes a function whose indices and gradients have the variable's own shape."""
+    v, a = (tf.Variable(INITIAL[:, 0] + k, name=name) for k, name in enumerate("va"))
+
+    def step(x):
+        # Its rank is not known while the function is built.
+        rate = tf.compat.v1.placeholder_with_default(0.1, None)
+        tf.raw_ops.ResourceSparseApplyAdagradV2(
+            var=v.handle,
+            accum=a.handle,
+            lr=rate,
+            epsilon=1.0,
+            grad=tf.stack([*tf.unstack(tf.reduce_sum(x, 0)), 1.0]),
+            indices=tf.constant([2, 0, 3, 1]),
+        )
+        return tf.reduce_sum(x)
+
+    return step, [v, a]
+
+
 def _applied_of_any_size() -> Any:
     """Makes a function that applies a gradient whose shape only the runtime knows."""
     v = tf.Variable(INITIAL)
@@ -86,7 +106,9 @@ def _applied_of_any_size() -> Any:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("make", [_written, _applied, _applied_of_any_size])
+@pytest.mark.parametrize(
+    "make", [_written, _applied, _applied_to_numbers, _applied_of_any_size]
+)
 def test_variables_are_written_like_on_one_device(make, name):
     helpers.run(make, BATCH, [6, 3], **STRATEGIES[name])
 
