@@ -32,8 +32,8 @@ _BESIDE_TENSORFLOW = tuple(_BESIDE + library for library in _LIBRARIES)
 GENERATED = "__autograph_generated_file"
 _ORIGINAL = "_replicator_original"  # an attribute of ops
 _COPIED = "_replicator_copied"
-_built_from: contextvars.ContextVar[tf.Operation | None] = contextvars.ContextVar(
-    "replicator_built_from", default=None
+_built_from: contextvars.ContextVar[tuple[tf.Operation, ...]] = contextvars.ContextVar(
+    "replicator_built_from", default=()
 )
 STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
@@ -81,8 +81,9 @@ def user_frames(
         if not any(GENERATED in filename for filename, _, _ in error_frames):
             error_frames += noted_lines(of)  # the traceback may have been shortened
         return users_of(error_frames)
-    if of is None:
-        of = _built_from.get()
+    if of is None and (ops := _built_from.get()):
+        # Ops of functions that only the runtime knows have no frames; callers have.
+        return next(filter(None, map(user_frames, reversed(ops))), [])
     of = getattr(of, _ORIGINAL, of)
     frames: Any = tf_stack.extract_stack() if of is None else of.traceback or ()
     return _users((frame.filename, frame.lineno, frame.name) for frame in frames)
@@ -175,7 +176,7 @@ def on_behalf_of(op: tf.Operation) -> Iterator[None]:
     Args:
         op: An op, of any graph.
     """
-    token = _built_from.set(op)
+    token = _built_from.set((*_built_from.get(), op))
     try:
         yield
     finally:

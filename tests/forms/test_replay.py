@@ -177,7 +177,9 @@ def test_ctc_loss_whose_functions_only_the_runtime_knows():
 
         return step, [w]
 
-    helpers.run(make, BATCH, [7])
+    _, repl = helpers.run(make, BATCH, [7])
+    lines = [line for row in repl.plan for line in row.lines]
+    assert lines and all("test_replay.py" in line for line in lines)
 
 
 def test_a_loop_communicates_only_if_its_body_does():
