@@ -93,6 +93,22 @@ def test_a_scalar_element_is_every_replicas():
     helpers.in_sessions(run)
 
 
+def test_a_component_of_another_length_is_given_a_first_axis_of_one():
+    """As the error says that a component without one has."""
+
+    def run(begin):
+        specs = (tf.TensorSpec([None, 3]), tf.TensorSpec([1, None, 3]))
+        data = tf.data.Dataset.from_generator(
+            lambda: ((X[:n], X[None, n:]) for n in (4, 7, 1)), output_signature=specs
+        )
+        x, others = v1.data.make_one_shot_iterator(data).get_next()
+        likeness = x @ tf.transpose(others[0])
+        fetches, session = [likeness, tf.reduce_mean(likeness)], begin()
+        return [session.run(fetches) for _ in range(3)]
+
+    helpers.in_sessions(run)
+
+
 def test_iterators_begin_anew_with_what_they_are_fed():
     def run(begin):
         rows = v1.placeholder(tf.float32, [None])

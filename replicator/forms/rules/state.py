@@ -190,7 +190,8 @@ def _of_as_many_rows(
     text = errors.compose(
         f"the tensors of an element of {op.name} have different numbers of rows.",
         [f"at {errors.innermost(frames.user_frames(op))}"],
-        "give those that are no batches a first axis of known size.",
+        "give those that are no batches a first axis of known size: dataset.map with "
+        "x[None], say, and x[0] in the program.",
     )
     first = tf.shape(batches[0])[0]
     checks = [
