@@ -60,7 +60,7 @@ def measured(workload: Workload, steps: int, rounds: int) -> dict[str, Any]:
         rounds: How many turns each has.
     """
     whole = measure.whole(lambda: make(workload))
-    alone = measure.alone(lambda: make(workload), whole)
+    alone = measure.single_replica(lambda: make(workload), whole)
     programs = {
         r: measure.program(lambda: make(workload), rehearsal.Rehearsal(r, NAMED))
         for r in REPLICAS
@@ -69,7 +69,7 @@ def measured(workload: Workload, steps: int, rounds: int) -> dict[str, Any]:
     known = rates.load(None)
     calibration, _ = measure.calibrated(whole.devices, known)
     by_two, by_one = (
-        {r: model.here(found, r, own) for r in REPLICAS}
+        {r: model.on_these_devices(found, r, own) for r in REPLICAS}
         for found, own in (
             (measure.parts_of(whole, alone)[0], calibration),
             (measure.parts_of(alone, alone)[0], known),

@@ -48,7 +48,7 @@ def _note_lines(error: Any) -> None:
         for frame in reversed(error.ag_error_metadata.translated_stack)
         if frame.is_converted
     ]
-    if lines and not frames.noted_lines(error):
+    if lines and not frames.lines_in_notes(error):
         error.add_note("\n".join([frames.IN_USER_CODE, *lines]))
 
 

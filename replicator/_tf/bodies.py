@@ -44,45 +44,53 @@ def while_loop(
         The values after the last iteration.
     """
     count = len(first)
-    test = _new_graph(_graphs.WhileCondFuncGraph, "while_cond")
-    turn = _new_graph(_graphs.WhileBodyFuncGraph, "while_body")
-    for graph in (test, turn):
+    condition_graph = _new_graph(_graphs.WhileCondFuncGraph, "while_cond")
+    body_graph = _new_graph(_graphs.WhileBodyFuncGraph, "while_body")
+    for graph in (condition_graph, body_graph):
         add_inputs(graph, first, shapes)
-    going_on, first_effects = _built(test, lambda: [condition(*test.inputs[:count])])
-    after, effects = _built(turn, lambda: body(*turn.inputs[:count]))
-    outside = _share_captures([test, turn], count)
-    after += turn.inputs[count:]
-    kind = tf.raw_ops.While if _has_state(test, turn) else tf.raw_ops.StatelessWhile
+    goes_on, first_effects = _build_body(
+        condition_graph, lambda: [condition(*condition_graph.inputs[:count])]
+    )
+    next_values, effects = _build_body(
+        body_graph, lambda: body(*body_graph.inputs[:count])
+    )
+    outside = _share_captures([condition_graph, body_graph], count)
+    next_values += body_graph.inputs[count:]
+    kind = (
+        tf.raw_ops.While
+        if _has_state(condition_graph, body_graph)
+        else tf.raw_ops.StatelessWhile
+    )
     op = _add(
-        [test, turn],
+        [condition_graph, body_graph],
         kind,
         input=[*first, *outside],
-        cond=finish_function(test, going_on, first_effects),
-        body=finish_function(turn, after, effects),
+        cond=finish_function(condition_graph, goes_on, first_effects),
+        body=finish_function(body_graph, next_values, effects),
         output_shapes=[*shapes, *(t.shape for t in outside)],
         parallel_iterations=parallel_iterations,
     )
-    return _results(op, [turn])[:count]
+    return _results(op, [body_graph])[:count]
 
 
 def branch(
-    which: tf.Tensor, branches: Sequence[Callable[[], Sequence[tf.Tensor]]]
+    selector: tf.Tensor, branches: Sequence[Callable[[], Sequence[tf.Tensor]]]
 ) -> list[tf.Tensor]:
     """Adds a conditional.
 
     Args:
-        which: True for the first of two branches, or the number of a branch.
+        selector: True for the first of two branches, or the number of a branch.
         branches: Each returns tensors of the same dtypes, one at least.
 
     Returns:
         Those of the branch that is taken.
     """
     graphs = [_new_graph(_graphs.CondBranchFuncGraph, "branch") for _ in branches]
-    built = [_built(*pair) for pair in zip(graphs, branches, strict=True)]
-    results = [outputs for outputs, _ in built]
+    bodies = [_build_body(*pair) for pair in zip(graphs, branches, strict=True)]
+    results = [outputs for outputs, _ in bodies]
     outside = _share_captures(graphs, 0)
     has_state = _has_state(*graphs)
-    names = [finish_function(g, *one) for g, one in zip(graphs, built, strict=True)]
+    names = [finish_function(g, *body) for g, body in zip(graphs, bodies, strict=True)]
     arguments: dict[str, Any] = {
         "input": outside,
         "Tout": [t.dtype for t in results[0]],
@@ -90,16 +98,16 @@ def branch(
             _common_shape(column) for column in zip(*results, strict=True)
         ],
     }
-    if which.dtype == tf.bool:
+    if selector.dtype == tf.bool:
         kind = tf.raw_ops.If if has_state else tf.raw_ops.StatelessIf
         arguments |= {
-            "cond": which,
+            "cond": selector,
             "then_branch": names[0],
             "else_branch": names[1],
         }
     else:
         kind = tf.raw_ops.Case if has_state else tf.raw_ops.StatelessCase
-        arguments |= {"branch_index": which, "branches": names}
+        arguments |= {"branch_index": selector, "branches": names}
     return _results(_add(graphs, kind, **arguments), graphs)
 
 
@@ -109,7 +117,7 @@ def _new_graph(kind: type, name: str) -> Any:
     return kind(f"{name}_{_ops.uid()}", collections=outer._collections)
 
 
-def _built(
+def _build_body(
     graph: Any, build: Callable[[], Sequence[tf.Tensor]]
 ) -> tuple[list[tf.Tensor], list[tf.Operation]]:
     """Builds a body; returns its results, and what else must run.
@@ -174,17 +182,17 @@ def _add(
 ) -> tf.Operation:
     """Adds the op that calls the functions of graphs."""
     outer = tf.compat.v1.get_default_graph()
-    before = [op for graph in graphs for op in graph.function_captures.control]
-    with tf.control_dependencies(before):
+    control_inputs = [op for graph in graphs for op in graph.function_captures.control]
+    with tf.control_dependencies(control_inputs):
         kind(**arguments)  # returns its results, of which it may have none
     op: tf.Operation = outer.get_operations()[-1]
     _control_flow_v2.maybe_set_lowering_attr(op)
     _control_flow_v2.maybe_propagate_compile_time_consts_in_xla(op)
     first = len(op.inputs) - len(graphs[0].inputs)
-    read = [
+    read_only = [
         set(_acd_utils.get_read_only_resource_input_indices_graph(g)) for g in graphs
     ]
-    set_read_only_inputs(op, [first + k for k in sorted(set.intersection(*read))])
+    set_read_only_inputs(op, [first + k for k in sorted(set.intersection(*read_only))])
     return op
 
 

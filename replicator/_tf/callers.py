@@ -55,7 +55,7 @@ def asker(of: str) -> Asker:
 _AUTOGRAPH = "tensorflow.python.autograph."
 
 
-class Call(NamedTuple):
+class RunningCall(NamedTuple):
     """A running call.
 
     Attributes:
@@ -73,18 +73,18 @@ def calls(
     functions: Container[str],
     module: str | tuple[str, ...] = "",
     until: tuple[str, ...] = (),
-    within: int = sys.maxsize,
-) -> Iterator[Call]:
+    max_frames: int = sys.maxsize,
+) -> Iterator[RunningCall]:
     """Yields the running calls of certain functions, innermost first.
 
     Args:
         functions: The names of the functions.
         module: What the names of their modules begin with.
         until: What the names of those modules begin with at which the search ends.
-        within: The number of frames to look at.
+        max_frames: The number of frames to look at.
     """
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and within:
+    while frame is not None and max_frames:
         # AutoGraph prefixes the names of what it converts, e.g. Sonnet's methods.
         name = frame.f_code.co_name.removeprefix("tf__")
         if until and _module(frame).startswith(until):
@@ -92,8 +92,8 @@ def calls(
         if name in functions and _module(frame).startswith(module):
             code = frame.f_code
             count = code.co_argcount + code.co_kwonlyargcount
-            yield Call(name, frame.f_locals, code.co_varnames[:count])
-        frame, within = frame.f_back, within - 1
+            yield RunningCall(name, frame.f_locals, code.co_varnames[:count])
+        frame, max_frames = frame.f_back, max_frames - 1
 
 
 def variable_of_slot() -> Any:
@@ -104,7 +104,7 @@ def variable_of_slot() -> Any:
     create_slot, Sonnet's variable_like. The arguments of the slot's own creation do not
     identify the variable: Keras' base_optimizer.py passes on a shape and a name.
     """
-    for call in calls(_SLOT_MAKERS, within=_SLOT_DEPTH):
+    for call in calls(_SLOT_MAKERS, max_frames=_SLOT_DEPTH):
         for name in _SLOT_MAKERS[call.function]:
             if name in call.values:
                 return call.values[name]
@@ -134,7 +134,7 @@ def searched_op() -> str | None:
         The name; None if another caller reads a variable's `op`.
     """
     module = "tensorflow.python.ops.custom_gradient"
-    for call in calls(("get_variable_by_name",), module, within=_SEARCH_DEPTH):
+    for call in calls(("get_variable_by_name",), module, max_frames=_SEARCH_DEPTH):
         return call.values["var_name"]
     return None
 
@@ -169,11 +169,11 @@ class MetricCall(NamedTuple):
 
     Attributes:
         metric: The metric.
-        given: The method's arguments by their names, as they are by now.
+        arguments: The method's arguments by their names, as they are by now.
     """
 
     metric: Any
-    given: dict[str, Any]
+    arguments: dict[str, Any]
 
 
 def metric_call(method: str) -> MetricCall | None:
@@ -253,21 +253,21 @@ _LOOPS = ("fit", "train_on_batch")  # those that train
 _TRAINERS = ("keras.src.backend.tensorflow.trainer", "tf_keras.src.engine.training")
 
 
-def given_to_pass() -> list[Any] | None:
+def output_gradients_of_pass() -> list[Any] | None:
     """Returns the gradients that the running pass began from; None if there is none.
 
     A pass is a call of GradientTape.gradient or tf.gradients. A gradient function is
     told the gradients of its own op's results, but not that a pass calls it, nor what
     `output_gradients` that was given.
     """
-    for call in calls(_GIVEN, _PASSES):
-        given = call.values.get(_GIVEN[call.function])
-        return list(tf.nest.flatten(given, expand_composites=True))
+    for call in calls(_GRADIENT_ARGUMENTS, _PASSES):
+        gradients = call.values.get(_GRADIENT_ARGUMENTS[call.function])
+        return list(tf.nest.flatten(gradients, expand_composites=True))
     return None
 
 
 _PASSES = "tensorflow.python.eager.backprop", "tensorflow.python.ops.gradients_util"
-_GIVEN = {"gradient": "output_gradients", "_GradientsHelper": "grad_ys"}
+_GRADIENT_ARGUMENTS = {"gradient": "output_gradients", "_GradientsHelper": "grad_ys"}
 
 
 def _module(frame: types.FrameType) -> str:

@@ -50,10 +50,10 @@ def connect(
             default_session_config=config,
         )
 
-    alone = server({own_job: jobs[own_job]})
+    single_job = server({own_job: jobs[own_job]})
     if running.get_server_def() is None:
         try:
-            running.set_server_def(alone)
+            running.set_server_def(single_job)
         except BaseException:
             running._server_def = None  # TensorFlow sets it before it connects
             raise
@@ -61,7 +61,7 @@ def connect(
     try:
         running.update_server_def(server_def)
     except BaseException:
-        running.update_server_def(alone)
+        running.update_server_def(single_job)
         raise
     return server_def
 

@@ -14,13 +14,13 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     ControlFlowFuncGraph as _ControlFlowFuncGraph,
 )
 
-from replicator._tf.traces import Apart
+from replicator._tf.traces import TraceContext
 
 
 def is_compiled(graph: tf.Graph) -> bool:
     """Whether XLA compiles the function to which `graph` belongs."""
     context = graph._get_control_flow_context()
-    while isinstance(context, Apart):
+    while isinstance(context, TraceContext):
         context = context.outer_context
     return context is not None and context.IsXLAContext()
 
@@ -37,7 +37,7 @@ def is_loop_gradient(graph: Any) -> bool:
 def compiled_function(graph: Any, outermost: tf.Graph) -> Any:
     """Returns the function that ops of `graph` belong to, if XLA compiles it.
 
-    Such a function is traced once for all keys of `tracing_apart`: only the innermost
+    Such a function is traced once for all keys of `separate_traces`: only the innermost
     XLA context counts, and each call makes a new one that does not force a retrace.
 
     Args:

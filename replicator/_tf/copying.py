@@ -50,7 +50,7 @@ def add_copy(
     inputs: Sequence[tf.Tensor],
     attributes: Mapping[str, Any],
     changes: Mapping[str, Any],
-    before: Sequence[tf.Operation] = (),
+    control_inputs: Sequence[tf.Operation] = (),
 ) -> tf.Operation:
     """Adds an op like `op`, perhaps of another graph, to the default graph.
 
@@ -62,12 +62,12 @@ def add_copy(
         inputs: The inputs of the copy.
         attributes: What `attributes_of` returns of the original.
         changes: Attributes that are changed, as Python values.
-        before: Ops of the default graph that run before it.
+        control_inputs: Ops of the default graph that run before it.
     """
     graph: Any = _ops.get_default_graph()
     attributes = {**attributes, **{k: _attribute(v) for k, v in changes.items()}}
     _define_functions(op, attributes, graph)
-    with tf.control_dependencies(before):
+    with tf.control_dependencies(control_inputs):
         new: tf.Operation = graph._create_op_internal(
             op.type,
             list(inputs),
@@ -124,9 +124,9 @@ def function_graph(
         name = op.type
     else:
         name = value.list.func[position].name if value.list.func else value.func.name
-    found = function_called(op, name)
-    if found is not None:
-        return found
+    function = function_called(op, name)
+    if function is not None:
+        return function
     definition = _function(op, name).cached_definition
     shapes = [t.shape for t in op.inputs[-len(definition.signature.input_arg) :]]
     with op.graph.as_default():  # which knows the functions that this one calls

@@ -58,12 +58,12 @@ def summaries_if(condition: Callable[[], tf.Tensor]) -> Iterator[None]:
     user's inside; this is the flag that tf.distribute has for its replicas.
     """
     state = _summaries._summary_state
-    previous = state.is_recording_distribution_strategy
+    saved = state.is_recording_distribution_strategy
     state.is_recording_distribution_strategy = condition
     try:
         yield
     finally:
-        state.is_recording_distribution_strategy = previous
+        state.is_recording_distribution_strategy = saved
 
 
 class _Mode(_distribute._ThreadMode):

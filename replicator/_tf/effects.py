@@ -52,12 +52,12 @@ def ordered_branches(graph: tf.Graph) -> Iterator[None]:
     effects, as a tf.function's does. There is no public way to ask for it in a
     tf.Graph.
     """
-    previous = graph._add_control_dependencies
+    saved = graph._add_control_dependencies
     graph._add_control_dependencies = True
     try:
         yield
     finally:
-        graph._add_control_dependencies = previous
+        graph._add_control_dependencies = saved
 
 
 @functools.cache

@@ -23,12 +23,12 @@ _LIBRARIES = tuple(
     )
 )
 _ROOM = os.path.dirname(__file__) + os.sep
-HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # The names of the folders of installed packages: pip's, and Debian's.
 _PACKAGES = tuple(os.sep + name + os.sep for name in ("site-packages", "dist-packages"))
 # pip's --target, say, installs into a folder of any name, which may be the user's own.
-_BESIDE = os.path.dirname(os.path.dirname(os.path.abspath(tf.__file__)))
-_BESIDE_TENSORFLOW = tuple(_BESIDE + library for library in _LIBRARIES)
+_SITE_PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(tf.__file__)))
+_SITE_LIBRARIES = tuple(_SITE_PACKAGES + library for library in _LIBRARIES)
 GENERATED = "__autograph_generated_file"
 _ORIGINAL = "_replicator_original"  # an attribute of ops
 _COPIED = "_replicator_copied"
@@ -49,12 +49,12 @@ def _is_library(filename: str) -> bool:
 
 def is_inside(filename: str) -> bool:
     """Whether a file is of this package, or one of those that it uses."""
-    if filename.startswith((HERE, *_BESIDE_TENSORFLOW)):
+    if filename.startswith((PACKAGE, *_SITE_LIBRARIES)):
         return True
     for packages in _PACKAGES:
-        _, found, within = filename.partition(packages)
-        if found:
-            return (os.sep + within).startswith(_LIBRARIES)
+        _, separator, path = filename.partition(packages)
+        if separator:
+            return (os.sep + path).startswith(_LIBRARIES)
     return False
 
 
@@ -79,7 +79,7 @@ def user_frames(
         summaries = traceback.extract_tb(of.__traceback__)
         error_frames = [(f.filename, f.lineno or 0, f.name) for f in summaries]
         if not any(GENERATED in filename for filename, _, _ in error_frames):
-            error_frames += noted_lines(of)  # the traceback may have been shortened
+            error_frames += lines_in_notes(of)  # the traceback may have been shortened
         return users_of(error_frames)
     if of is None and (ops := _built_from.get()):
         # Ops of functions that only the runtime knows have no frames; callers have.
@@ -114,21 +114,22 @@ def _as_written(frames: Sequence[_Frame]) -> Sequence[_Frame]:
         for factory in factories.values():
             for line, origin in factory.source_map.items():
                 sources[line.filename, line.lineno] = (
-                    *(origin.loc.filename, origin.loc.lineno),
+                    origin.loc.filename,
+                    origin.loc.lineno,
                     origin.function_name or "",
                 )
     return [sources.get(frame[:2], frame) for frame in frames]
 
 
 IN_USER_CODE = "in user code:"  # begins the note that `call_converted` adds
-_NOTED = re.compile(r'  File "(.*)", line (\d+), in (.*)')
+_FRAME_LINE = re.compile(r'  File "(.*)", line (\d+), in (.*)')
 
 
-def noted_lines(error: BaseException) -> list[_Frame]:
+def lines_in_notes(error: BaseException) -> list[_Frame]:
     """Returns the user's lines in converted code that are noted on an exception."""
     notes = getattr(error, "__notes__", ())
     text = "".join(note for note in notes if note.startswith(IN_USER_CODE))
-    return [(file, int(line), name) for file, line, name in _NOTED.findall(text)]
+    return [(file, int(line), name) for file, line, name in _FRAME_LINE.findall(text)]
 
 
 def written_by_library() -> bool:

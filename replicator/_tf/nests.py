@@ -17,7 +17,7 @@ from tensorflow.core.function.trace_type import default_types as _types
 from tensorflow.core.function.trace_type import serialization as _serialization
 
 
-class KeptTuple(tf.types.experimental.TraceType, _serialization.Serializable):
+class TupleType(tf.types.experimental.TraceType, _serialization.Serializable):
     """The trace type of tuples of a class, which stay of that class in functions.
 
     It is no subclass of the type of plain tuples, for which it would be taken.
@@ -31,7 +31,7 @@ class KeptTuple(tf.types.experimental.TraceType, _serialization.Serializable):
         self._kind, self._plain = kind, plain
 
     @classmethod
-    def of(cls, value: tuple[Any, ...], context: Any) -> KeptTuple:
+    def of(cls, value: tuple[Any, ...], context: Any) -> TupleType:
         """Returns the trace type of a tuple, whose class it keeps.
 
         Args:
@@ -49,7 +49,7 @@ class KeptTuple(tf.types.experimental.TraceType, _serialization.Serializable):
             return None
         plains = [other._plain for other in others]
         plain = self._plain.most_specific_common_supertype(plains)
-        return None if plain is None else KeptTuple(self._kind, plain)
+        return None if plain is None else TupleType(self._kind, plain)
 
     def placeholder_value(self, placeholder_context: Any) -> Any:
         return self._kind(self._plain.placeholder_value(placeholder_context))
@@ -78,7 +78,7 @@ class KeptTuple(tf.types.experimental.TraceType, _serialization.Serializable):
         return self._plain.experimental_as_proto()
 
     def _is_alike(self, other: Any) -> bool:
-        return isinstance(other, KeptTuple) and other._kind is self._kind
+        return isinstance(other, TupleType) and other._kind is self._kind
 
     def __eq__(self, other: object) -> bool:
         return self._is_alike(other) and bool(self._plain == other._plain)  # type: ignore[attr-defined]

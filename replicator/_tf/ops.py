@@ -19,10 +19,12 @@ def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     op._update_input(index, tensor)
 
 
-def add_control_inputs(op: tf.Operation, before: Sequence[tf.Operation]) -> None:
-    """Makes `op` run after `before`; tf.control_dependencies only reaches new ops."""
-    if before:
-        op._add_control_inputs(list(before))
+def add_control_inputs(
+    op: tf.Operation, control_inputs: Sequence[tf.Operation]
+) -> None:
+    """Makes `op` wait for more ops; tf.control_dependencies only reaches new ones."""
+    if control_inputs:
+        op._add_control_inputs(list(control_inputs))
 
 
 def set_int_attr(op: tf.Operation, name: str, value: int) -> None:
@@ -32,8 +34,8 @@ def set_int_attr(op: tf.Operation, name: str, value: int) -> None:
 
 def set_ints_attr(op: tf.Operation, name: str, values: Sequence[int]) -> None:
     """Changes a list of integers of a built op; see `set_int_attr`."""
-    held = tf.compat.v1.AttrValue.ListValue(i=values)
-    op._set_attr(name, tf.compat.v1.AttrValue(list=held))
+    value_list = tf.compat.v1.AttrValue.ListValue(i=values)
+    op._set_attr(name, tf.compat.v1.AttrValue(list=value_list))
 
 
 def set_text_attr(op: tf.Operation, name: str, value: str) -> None:
@@ -52,7 +54,7 @@ def empty_constant(op: tf.Operation) -> None:
     op._set_attr("value", tf.compat.v1.AttrValue(tensor=empty))
 
 
-def place_alone(op: tf.Operation, device: str) -> None:
+def move_to_device(op: tf.Operation, device: str) -> None:
     """Moves a built op to a device, away from the ops that it was created beside.
 
     The public API places only new ops.

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Traced:
+class ProfileEvent:
     """One event of a profile.
 
     Attributes:
@@ -28,7 +28,7 @@ class Traced:
     seconds: float
 
 
-def read_profile(text: bytes) -> Iterator[Traced]:
+def read_profile(text: bytes) -> Iterator[ProfileEvent]:
     """Yields the events of an .xplane.pb file.
 
     tf.profiler.experimental writes these files, and nothing public reads them: that is
@@ -45,7 +45,7 @@ def read_profile(text: bytes) -> Iterator[Traced]:
         names = {number: event.name for number, event in plane.event_metadata.items()}
         for number, line in enumerate(plane.lines):
             for event in line.events:
-                yield Traced(
+                yield ProfileEvent(
                     plane.name,
                     number,
                     _op(plane, event) or names.get(event.metadata_id, ""),

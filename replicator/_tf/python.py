@@ -81,7 +81,7 @@ def _with_tokens(
 ) -> types.FunctionType:
     """Returns a function of TensorFlow's that has new tokens in its closure."""
 
-    def own(content: Any) -> Any:
+    def copied(content: Any) -> Any:
         if isinstance(content, types.FunctionType):
             return _with_tokens(content, copies)
         if isinstance(content, bytes):
@@ -93,5 +93,7 @@ def _with_tokens(
         function.__globals__,
         function.__name__,
         function.__defaults__,
-        tuple(types.CellType(own(c.cell_contents)) for c in function.__closure__ or ()),
+        tuple(
+            types.CellType(copied(c.cell_contents)) for c in function.__closure__ or ()
+        ),
     )

@@ -34,14 +34,16 @@ def session_callable(
         feeds: What is fed.
         options: As for `Session.run`.
     """
-    chosen = _config.CallableOptions(
+    callable_options = _config.CallableOptions(
         feed=[t.name for t in feeds],
         fetch=[t.name for t in fetches],
         target=[op.name for op in targets],
     )
     if options is not None:
-        chosen.run_options.CopyFrom(options)
-    run: Callable[..., list[Any]] = session._make_callable_from_options(chosen)
+        callable_options.run_options.CopyFrom(options)
+    run: Callable[..., list[Any]] = session._make_callable_from_options(
+        callable_options
+    )
     return run
 
 

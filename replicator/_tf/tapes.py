@@ -91,17 +91,17 @@ def begins_pass(op: tf.Operation) -> bool:
 _BEGINNING = re.compile(r"(^|/)((?P<ys>grad_ys_\d+)|ones(_like)?)(_\d+)?(/[^/]+)?$")
 
 
-def passes_begun(graph: tf.Graph) -> list[int]:
+def pass_starts(graph: tf.Graph) -> list[int]:
     """Returns the numbers of the ops at which such calls began, if they did from ones.
 
     The ones of one call follow each other.
     """
-    numbers, before = [], False
+    numbers, was_begin = [], False
     for op in graph.get_operations():
         begins = begins_pass(op)
-        if begins and not before:
+        if begins and not was_begin:
             numbers.append(number_of(op))
-        before = begins
+        was_begin = begins
     return numbers
 
 

@@ -19,7 +19,7 @@ def shorten(error: BaseException) -> None:
     this package called the caller, or raised what may be its own fault.
     """
     frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and not frame.f_code.co_filename.startswith(frames.HERE):
+    while frame is not None and not frame.f_code.co_filename.startswith(frames.PACKAGE):
         frame = frame.f_back
     enabled = tf.debugging.is_traceback_filtering_enabled()
     if frame is not None or not enabled or _may_be_ours(error):
@@ -43,32 +43,32 @@ def _may_be_ours(error: BaseException) -> bool:
         filename = trace.tb_frame.f_code.co_filename
         if frames.GENERATED in filename or frames.may_be_users(filename):
             return False
-        if filename.startswith(frames.HERE):
+        if filename.startswith(frames.PACKAGE):
             return True
     return False
 
 
 def _says_lines(error: BaseException) -> bool:
     """Whether an exception's text has the user's lines, or its notes have."""
-    return hasattr(type(error), "ag_pass_through") or bool(frames.noted_lines(error))
+    return hasattr(type(error), "ag_pass_through") or bool(frames.lines_in_notes(error))
 
 
 def _shortened(error: BaseException) -> types.TracebackType | None:
     """Returns the entries of the user's frames in a traceback."""
-    kept: list[types.TracebackType] = []
-    entries, said = _entries(error), _says_lines(error)
+    user_entries: list[types.TracebackType] = []
+    entries, has_lines = _entries(error), _says_lines(error)
     last = max((k for k, e in enumerate(entries) if _is_shown(e)), default=-1)
     keeps = False
     for k, entry in enumerate(entries):
         filename = entry.tb_frame.f_code.co_filename
         if frames.GENERATED in filename:
-            keeps = not said or k < last
+            keeps = not has_lines or k < last
         elif not filename.startswith(frames.STANDARD) or frames.is_installed(filename):
             keeps = _is_shown(entry)
         if keeps:  # of Python's library, too, if it is called by what is kept
-            kept.append(entry)
+            user_entries.append(entry)
     shortened = None
-    for entry in reversed(kept):
+    for entry in reversed(user_entries):
         shortened = types.TracebackType(
             shortened, entry.tb_frame, entry.tb_lasti, entry.tb_lineno
         )

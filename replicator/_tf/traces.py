@@ -14,7 +14,7 @@ from tensorflow.python.ops import control_flow_ops as _control_flow
 from replicator._tf import callers
 
 
-class Apart(_control_flow.XLAControlFlowContext):
+class TraceContext(_control_flow.XLAControlFlowContext):
     """Not an XLA context, but like some of these, it forces separate traces."""
 
     def __init__(self, traces: Traces) -> None:
@@ -25,7 +25,7 @@ class Apart(_control_flow.XLAControlFlowContext):
         return False
 
     def RequiresUniqueFunctionRetracing(self) -> bool:
-        self._traces.asked()
+        self._traces.record_cache()
         return True
 
 
@@ -39,7 +39,7 @@ class _SameDevice:
         return op.device
 
     def __hash__(self) -> int:
-        self._traces.asked(by_id=False)
+        self._traces.record_cache(by_id=False)
         return id(self)
 
     def __eq__(self, other: object) -> bool:
@@ -59,25 +59,25 @@ class Traces:
         self._caches: dict[int, Any] = {}
         self._unknown = self._done = False
 
-    def context(self, key: Any) -> Apart:
+    def context(self, key: Any) -> TraceContext:
         """Returns the context that makes tf.functions trace separately for a key.
 
         For use in a function; see `device` for plain tf.Graphs.
         """
-        return self._keys.setdefault(("context", key), Apart(self))
+        return self._keys.setdefault(("context", key), TraceContext(self))
 
     def device(self, key: Any) -> _SameDevice:
         """Returns a device function with `context`'s effect in a plain tf.Graph."""
         return self._keys.setdefault(("device", key), _SameDevice(self))
 
-    def asked(self, by_id: bool = True) -> None:
+    def record_cache(self, by_id: bool = True) -> None:
         """Records the cache of the tf.function that is looking for a trace.
 
         Args:
             by_id: Whether the trace will be identified by the id of this context alone.
         """
-        within = 0 if self._done else _ASKING_DEPTH
-        for call in callers.calls(*_DEFINING, within=within):
+        max_frames = 0 if self._done else _ASKING_DEPTH
+        for call in callers.calls(*_DEFINING, max_frames=max_frames):
             cache = call.values["tracing_options"].function_cache
             if cache is not None:
                 self._caches[id(cache)] = cache
@@ -115,7 +115,7 @@ _never_forgotten: list[Any] = []
 
 
 @contextlib.contextmanager
-def tracing_apart(
+def separate_traces(
     graph: tf.Graph, key: Any, traces: Traces
 ) -> Iterator[Callable[[], None]]:
     """Traces the tf.functions that are called in this block separately for `key`.
@@ -157,5 +157,5 @@ def tracing_apart(
         graph._set_control_flow_context(None)
         # Automatic control dependencies would not order ops that are in a context.
         for op in graph.get_operations()[start:]:
-            if isinstance(op._get_control_flow_context(), Apart):
+            if isinstance(op._get_control_flow_context(), TraceContext):
                 op._set_control_flow_context(None)

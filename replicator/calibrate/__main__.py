@@ -82,14 +82,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _of_devices(
-    asked: Sequence[int],
+    requested: Sequence[int],
 ) -> tuple[Sequence[str], Sequence[int], rates.Calibration]:
     """Measures devices of one host; returns them, the counts to time, and the rates."""
     names = [
         replica_devices[0]
         for replica_devices in devices.resolve(_DEVICES.value or _default())
     ]
-    counts = asked or [n for n in (2, 4, 8) if n <= len(names)]
+    counts = requested or [n for n in (2, 4, 8) if n <= len(names)]
     if len(names) < 2:
         raise ValueError(f"expected two or more devices; there is only {names[0]}")
     for count in counts:

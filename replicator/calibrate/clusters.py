@@ -22,7 +22,7 @@ class Measured:
     Attributes:
         devices: The devices of all hosts.
         calibration: The rates of work.
-        names: The names of the hosts, by their names of `hosts.host_of`.
+        names: The names of the hosts, by the names that `hosts.host_of` returns.
     """
 
     devices: Sequence[str]

@@ -63,20 +63,20 @@ def measure_rates(
     """
     times = shortest(_chains(names, large), rounds)
 
-    def each(name: str, without: str, count: float) -> float:
-        return max(0.0, (times[name] - times[without]) / count)
+    def difference(name: str, baseline: str, count: float) -> float:
+        return max(0.0, (times[name] - times[baseline]) / count)
 
-    op = each("ops", "nothing", _TINY_OPS)
-    message = max(0.0, each("hops", "nothing", _TINY_HOPS) - op)
+    op = difference("ops", "nothing", _TINY_OPS)
+    message = max(0.0, difference("hops", "nothing", _TINY_HOPS) - op)
     per_byte = 1 / (_LARGE_OPS * large)
-    sent = each("large hops", "large", 1) - _LARGE_OPS * (op + message)
+    sent = difference("large hops", "large", 1) - _LARGE_OPS * (op + message)
     return rates.Rates(
         op=op,
         message=message,
         # Passing a reference costs the same for every size; differences are noise.
         link=0.0 if rates.kind_of(names) == "cpu" else max(0.0, sent) * per_byte,
-        add=each("adds", "large", 2) * per_byte,
-        copy=each("copies", "large", 1) * per_byte,
+        add=difference("adds", "large", 2) * per_byte,
+        copy=difference("copies", "large", 1) * per_byte,
         apart=rates.kind_of(names) != "cpu",
     )
 
@@ -88,14 +88,14 @@ def _chains(names: Sequence[str], large: int) -> dict[str, Function]:
         names: At least two devices, by their full names.
         large: The size of large tensors, in bytes.
     """
-    here, there = names[:2]
-    with tf.device(here):
+    device, other_device = names[:2]
+    with tf.device(device):
         tiny, tensor = tf.Variable(1.0), tf.Variable(tf.ones([large // 4]))
-        other = tf.Variable(tf.ones([large // 4]))
+        addend = tf.Variable(tf.ones([large // 4]))
 
     def chain(x: tf.Variable, count: int, step: Callable[[int, Any], Any]) -> Function:
         def body() -> tf.Tensor:
-            with tf.device(here):
+            with tf.device(device):
                 value = x.read_value()
                 for k in range(count):
                     value = step(k, value)
@@ -107,11 +107,11 @@ def _chains(names: Sequence[str], large: int) -> dict[str, Function]:
         return arithmetic.ensure_shape(x, x.shape)
 
     def hop(k: int, x: tf.Tensor) -> tf.Tensor:
-        with tf.device(here if k % 2 else there):
+        with tf.device(device if k % 2 else other_device):
             return arithmetic.ensure_shape(x, x.shape)
 
     def add(k: int, x: tf.Tensor) -> tf.Tensor:
-        return tf.add_n([arithmetic.ensure_shape(x, x.shape), other.read_value()])
+        return tf.add_n([arithmetic.ensure_shape(x, x.shape), addend.read_value()])
 
     def copy(k: int, x: tf.Tensor) -> tf.Tensor:
         half = large // 8
@@ -146,12 +146,12 @@ def measure_algorithms(
         | {algorithm: _step(names, nbytes, algorithm) for algorithm in algorithms},
         rounds,
     )
-    none = times.pop(None)
+    base = times.pop(None)
     return Timing(
         replicas=len(names),
         nbytes=nbytes,
-        none=none,
-        measured={a: max(0.0, seconds - none) for a, seconds in times.items()},
+        none=base,
+        measured={a: max(0.0, seconds - base) for a, seconds in times.items()},
         expected={a: expected(names, a, nbytes, calibration) for a in algorithms},
     )
 
@@ -172,9 +172,9 @@ def expected(
         return calibration.seconds(algorithm, kind, len(names), nbytes)
     members = hosts.by_host(names)
     most = max(members, key=len)
-    within = rates.kind_of([names[n] for n in most])
+    kind = rates.kind_of([names[n] for n in most])
     return calibration.seconds_in_levels(
-        algorithm, within, len(most), len(members), nbytes
+        algorithm, kind, len(most), len(members), nbytes
     )
 
 
@@ -225,7 +225,7 @@ def show(
     Args:
         calibration: The rates.
         timings: The timings.
-        names: The names of hosts, by their names of `hosts.host_of`.
+        names: The names of hosts, by the names that `hosts.host_of` returns.
 
     Raises:
         DependencyError: rich is not installed.

@@ -83,7 +83,7 @@ def known_bytes(tensor: tf.Tensor) -> int | None:
 
 def choose(
     policy: Policy,
-    asked: str | None,
+    requested: str | None,
     able: Sequence[str],
     nbytes: int | None,
     devices: Sequence[str],
@@ -92,7 +92,7 @@ def choose(
 
     Args:
         policy: Holds the costs of work.
-        asked: The algorithm that the call or the user requests, if any.
+        requested: The algorithm that the call or the user requests, if any.
         able: The algorithms that support the reduction; "hub" always does.
         nbytes: The size of the tensor; None if it is known only at run time.
         devices: The participants' devices.
@@ -104,8 +104,8 @@ def choose(
     """
     if len(devices) == 1:
         return "hub"
-    if asked is not None:
-        return asked if asked in able else "hub"
+    if requested is not None:
+        return requested if requested in able else "hub"
     kind = rates.kind_of(devices)
     with_nccl = rates.nccl_reaches(devices) and "gpu" in policy.calibration.rates
     costs = {
@@ -121,20 +121,20 @@ def choose(
 def buckets(
     columns: Sequence[Sequence[tf.Tensor]],
     policy: Policy,
-    apart: Sequence[Hashable] | None = None,
+    kinds: Sequence[Hashable] | None = None,
 ) -> list[list[int]]:
     """Decides which tensors of one communication travel together.
 
     Args:
         columns: `columns[k][r]` is the k-th operand of replica r.
         policy: Whether any may travel together.
-        apart: Tensors with different `apart[k]` never travel together, e.g. those that
+        kinds: Tensors with different `kinds[k]` never travel together, e.g. those that
             different replicas need.
 
     Returns:
         The indices k, each once, in groups of one dtype and one row shape, so that the
         tensors can be concatenated as they are. A group of several tensors holds at
-        most _BUCKET_BYTES; a tensor of unknown size is alone.
+        most _BUCKET_BYTES; one of unknown size has its own.
     """
     if not policy.fusion:
         return [[k] for k in range(len(columns))]
@@ -144,7 +144,7 @@ def buckets(
         nbytes = tensor_bytes(column[0])
         is_static = all(tensor.shape.is_fully_defined() for tensor in column)
         row_shape = tuple(column[0].shape.as_list()[1:]) if is_static else None
-        kind = (column[0].dtype, row_shape, apart[k] if apart else None)
+        kind = (column[0].dtype, row_shape, kinds[k] if kinds else None)
         group, group_bytes = open_groups.get(kind, ([], 0))
         if group and is_static and group_bytes + nbytes <= _BUCKET_BYTES:
             group.append(k)
@@ -156,20 +156,20 @@ def buckets(
     return groups
 
 
-def filled(nbytes: int, together: int | None = None) -> float:
+def filled(nbytes: int, total: int | None = None) -> float:
     """Returns a tensor's share of the message in which it travels with others.
 
     Args:
         nbytes: The size of the tensor.
-        together: The size of all tensors that may share messages, this one included;
+        total: The size of all tensors that may share messages, this one included;
             None: enough to fill a message.
     """
-    size = _BUCKET_BYTES if together is None else min(_BUCKET_BYTES, together)
+    size = _BUCKET_BYTES if total is None else min(_BUCKET_BYTES, total)
     return min(1.0, nbytes / max(1, size))
 
 
 class Hubs:
-    """Assigns hubs so that all hosts, and all devices of a host, sum equally much.
+    """Assigns hubs so that hosts, and the devices of a host, share the work evenly.
 
     Hosts come first: what a hub receives and returns crosses the link of its host.
     """
@@ -243,7 +243,7 @@ def rows_pay(
     Args:
         rows: The number of rows of the factors, over all replicas.
         widths: The widths of both factors.
-        size: The bytes of a number.
+        size: The size of an element in bytes.
         count: The number of products.
         policy: Whether small products would travel together.
         crosses: Whether they go to other hosts.

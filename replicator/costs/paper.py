@@ -45,11 +45,11 @@ def spread(devices: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     count = _HOSTS.get()
     assert count is not None, "no hosts on paper"
     specs = [[tf.DeviceSpec.from_string(name) for name in names] for names in devices]
-    local = [own for own in specs if all(spec.job == "localhost" for spec in own)]
+    local = [group for group in specs if all(spec.job == "localhost" for spec in group)]
     if len(local) < len(specs):
         return tuple(devices)
     return tuple(
-        tuple(spec.replace(job="worker", task=host).to_string() for spec in own)
+        tuple(spec.replace(job="worker", task=host).to_string() for spec in group)
         for host in range(count)
-        for own in specs
+        for group in specs
     )

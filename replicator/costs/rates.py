@@ -68,7 +68,7 @@ class Work:
     copied: float = 0
 
     def seconds(self, rates: Rates) -> float:
-        """Returns the time it takes, one thing after another."""
+        """Returns the time of all of it, in sequence."""
         return (
             self.ops * rates.op
             + self.messages * rates.message
@@ -287,12 +287,12 @@ def _share_one(devices: Sequence[str]) -> bool:
     for k, gpu in enumerate(tf.config.get_visible_devices("GPU")):
         parts = tf.config.get_logical_device_configuration(gpu) or [gpu]
         wholes += [k] * len(parts)
-    own = state.own_task()
+    task = state.own_task()
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     indices = [
         spec.device_index or 0
         for spec in specs
-        if (spec.job, spec.task) == (own.job, own.task)
+        if (spec.job, spec.task) == (task.job, task.task)
     ]
     used = [wholes[index] for index in indices if index < len(wholes)]
     return len(set(used)) < len(used)

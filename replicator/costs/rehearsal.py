@@ -4,7 +4,7 @@
 `python -m replicator.profile` measures what a step costs on one replica, or on four, by
 building the program anew on that many replicas, each with the original batch size. A
 Replicator created in a rehearsal has that many replicas and, if one is given, another
-strategy; of the steps built in it, the rehearsal notes the ops that run once for all
+strategy; of the steps built in it, the rehearsal records the ops that run once for all
 replicas.
 """
 
@@ -25,21 +25,21 @@ class Rehearsal:
 
     Attributes:
         replicas: The number of replicas; None: as many as the program names.
-        named: The number of replicas that the program names, from which shares of a
-            global batch are computed.
+        num_shares: The number of parts of a global batch: as many as the replicas that
+            the program names.
         strategy: Replaces the program's strategy; None: the program's own.
-        once: Collects the names of ops that one replica runs for all.
+        ops_for_all: Collects the names of ops that one replica runs for all.
     """
 
     replicas: int | None = None
-    named: int | None = None
+    num_shares: int | None = None
     strategy: Any = None
-    once: set[str] = dataclasses.field(default_factory=set, compare=False)
+    ops_for_all: set[str] = dataclasses.field(default_factory=set, compare=False)
 
 
-_NONE = Rehearsal()
+_NO_REHEARSAL = Rehearsal()
 _REHEARSAL: contextvars.ContextVar[Rehearsal] = contextvars.ContextVar(
-    "rehearsal", default=_NONE
+    "rehearsal", default=_NO_REHEARSAL
 )
 
 
@@ -55,17 +55,17 @@ def on(rehearsal: Rehearsal) -> Iterator[None]:
 
 def is_on() -> bool:
     """Whether a program is rehearsed: one replica then owns what one of many would."""
-    return _REHEARSAL.get() is not _NONE
+    return _REHEARSAL.get() is not _NO_REHEARSAL
 
 
-def strategy(own: Any) -> Any:
+def strategy(requested: Any) -> Any:
     """Returns the strategy of a Replicator.
 
     Args:
-        own: The strategy that the program passed.
+        requested: The strategy that the program passed.
     """
-    other = _REHEARSAL.get().strategy
-    return own if other is None else other
+    replacement = _REHEARSAL.get().strategy
+    return requested if replacement is None else replacement
 
 
 def spread(devices: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
@@ -79,7 +79,7 @@ def spread(devices: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
         return tuple(devices)
     if count < len(devices):
         return tuple(devices[:count])
-    specs = [tf.DeviceSpec.from_string(name) for own in devices for name in own]
+    specs = [tf.DeviceSpec.from_string(name) for names in devices for name in names]
     first_free = max(spec.device_index for spec in specs) + 1
     return (
         *devices,
@@ -97,14 +97,14 @@ def shares(replicas: int) -> int:
         replicas: The number of replicas.
     """
     rehearsal = _REHEARSAL.get()
-    return rehearsal.named if rehearsal.named is not None else replicas
+    return rehearsal.num_shares if rehearsal.num_shares is not None else replicas
 
 
-def note_once(names: Callable[[], Iterable[str]]) -> None:
-    """Notes the ops that run once for all replicas, if this is a rehearsal.
+def record_ops_for_all(names: Callable[[], Iterable[str]]) -> None:
+    """Records the ops that run once for all replicas, if this is a rehearsal.
 
     Args:
         names: Returns the names of those ops.
     """
     if is_on():
-        _REHEARSAL.get().once.update(names())
+        _REHEARSAL.get().ops_for_all.update(names())

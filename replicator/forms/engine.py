@@ -182,7 +182,7 @@ class WholeBatchFunction:
 
         settings = self._repl._settings
         with settings.factory.traced_by(self):
-            traced = choice.trace(build, ordering.order_as_created, alone=False)
+            traced = choice.trace(build, ordering.order_as_created, only_step=False)
         run = choice.prepare_call(traced, cost.share_memory(self._repl.devices))
         if settings.peers is not None:
             text = f"runs the function called at {errors.user_line()}"

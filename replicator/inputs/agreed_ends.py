@@ -26,16 +26,16 @@ _DIFFERENT = (
 )
 
 
-class Compared(NamedTuple):
+class ComparedElements(NamedTuple):
     """Elements that all processes read, of which each uses a part.
 
     Attributes:
-        own: The number of this process.
+        process: The number of this process.
         line: The user's line, for messages.
         always: Whether they are compared even where all processes end together.
     """
 
-    own: int
+    process: int
     line: str
     always: bool
 
@@ -57,7 +57,7 @@ class AgreedEnd:
         group_size: int,
         group_key: int,
         instance_key: int,
-        compared: Compared | None = None,
+        compared: ComparedElements | None = None,
     ) -> None:
         self._compared = compared
         self._keys = {
@@ -82,35 +82,35 @@ class AgreedEnd:
             with tf.control_dependencies([flag.op for flag in flags[-1:]]):
                 optionals.append(take())
             flags.append(optionals[-1].has_value())
-        mine = tf.reduce_all(tf.stack(flags))
-        facts = [tf.cast(mine, tf.int32)]
+        has_elements = tf.reduce_all(tf.stack(flags))
+        facts = [tf.cast(has_elements, tf.int32)]
         if self._compared is not None:
             with tf.device("CPU:0"):
                 sample = tf.cond(
-                    mine,
+                    has_elements,
                     lambda: _digest([optional.get_value() for optional in optionals]),
                     lambda: tf.zeros([2], tf.int32),
                 )
-                facts += [tf.constant(self._compared.own), *tf.unstack(sample)]
-        check = self._passed(tf.stack(facts))
+                facts += [tf.constant(self._compared.process), *tf.unstack(sample)]
+        check = self._check(tf.stack(facts))
         with tf.control_dependencies([check]):
             return [optional.get_value() for optional in optionals]
 
-    def _passed(self, mine: tf.Tensor) -> tf.Operation:
+    def _check(self, status: tf.Tensor) -> tf.Operation:
         """Returns an op that raises OutOfRangeError unless all processes have inputs.
 
         Args:
-            mine: Whether this process has its inputs; and its number and the digest of
-                its elements, if these are compared.
+            status: Whether this process has its inputs; if elements are compared, also
+                its number and the digest of its elements.
         """
-        follows = self._last is not None and self._last.graph is mine.graph
+        follows = self._last is not None and self._last.graph is status.graph
         with (
             tf.device("CPU:0"),
             # In sequence: only their order tells the collective's calls apart.
             tf.control_dependencies([self._last] if follows else []),
         ):
             gathered = tf.raw_ops.CollectiveGatherV2(
-                input=mine, ordering_token=[], **self._keys
+                input=status, ordering_token=[], **self._keys
             )
             facts = tf.reshape(gathered, [self._keys["group_size"], -1])
         result = tf.cond(
@@ -122,15 +122,15 @@ class AgreedEnd:
         if self._compared is None:
             return result.op
         with tf.device("CPU:0"), tf.control_dependencies([result.op]):
-            alike = tf.reduce_all(facts[:, 2:] == facts[:1, 2:])
-            return tf.cond(alike, tf.no_op, lambda: self._fail(facts)).op
+            are_equal = tf.reduce_all(facts[:, 2:] == facts[:1, 2:])
+            return tf.cond(are_equal, tf.no_op, lambda: self._fail(facts)).op
 
     def _fail(self, facts: tf.Tensor) -> tf.Operation:
         """Returns an op that fails, and says what each process has read."""
         assert self._compared is not None, "elements are compared"
         facts = tf.gather(facts, tf.argsort(facts[:, 1]))
         texts = tf.strings.as_string(facts)
-        read = [
+        digests = [
             tf.strings.join(["host ", texts[k, 1], " read ", texts[k, 2], texts[k, 3]])
             for k in range(self._keys["group_size"])
         ]
@@ -138,7 +138,7 @@ class AgreedEnd:
             "the hosts read different elements of what is to be one dataset, at "
             f"{self._compared.line}; digests of their elements follow:"
         )
-        return tf.debugging.Assert(False, [problem, *read, _DIFFERENT])
+        return tf.debugging.Assert(False, [problem, *digests, _DIFFERENT])
 
 
 def _digest(elements: Any) -> tf.Tensor:
@@ -161,7 +161,7 @@ def _digest(elements: Any) -> tf.Tensor:
 
 
 def agree(
-    peers: Peers, rounds: int | None, compared: Compared | None = None
+    peers: Peers, rounds: int | None, compared: ComparedElements | None = None
 ) -> AgreedEnd | None:
     """Exchanges the number of steps that each process has inputs for.
 
@@ -179,10 +179,10 @@ def agree(
     lengths = {length for length, *_ in answers}
     if len(lengths) == 1 and None not in lengths and not any(a[2] for a in answers):
         return None
-    everyone = tuple(peers.everyone)
-    group = peers.keys.group(everyone)
+    processes = tuple(peers.everyone)
+    group = peers.keys.group(processes)
     instance = peers.keys.take(max(number for _, number, _ in answers), 1)
-    return AgreedEnd(len(everyone), group, instance, compared)
+    return AgreedEnd(len(processes), group, instance, compared)
 
 
 def refuse_padding() -> None:

@@ -46,7 +46,7 @@ class CallValues:
 
     Args:
         values: The nest.
-        what: The argument of `run` that it comes from, "args" or "input_fn", for
+        argument: The argument of `run` that it comes from, "args" or "input_fn", for
             messages.
         num_local: The number of local replicas, and of the values in a PerReplica.
 
@@ -59,20 +59,20 @@ class CallValues:
         ArgumentError: The values are not a nest of tensors; an InputError for inputs.
     """
 
-    def __init__(self, values: Any, what: str, num_local: int) -> None:
-        self._what, self._num_local = what, num_local
+    def __init__(self, values: Any, argument: str, num_local: int) -> None:
+        self._argument, self._num_local = argument, num_local
         self.leaves: list[Any] = []
-        self.each = False
+        self.has_per_replica = False
         try:
-            self._numbered, self.key = self._taken(values)
+            self._numbered, self.key = self._collected(values)
         except RecursionError:
             raise self._refused(
                 "a nest that is too deep, or contains itself", "pass a flat structure."
             ) from None
-        if not self.leaves and what != "args":
+        if not self.leaves and argument != "args":
             raise self._refused("no tensor", "pass tensors or arrays.")
 
-    def stand_ins(self, offset: int, current: list[Any]) -> list[Any]:
+    def placeholders(self, offset: int, current: list[Any]) -> list[Any]:
         """Captures the leaves of each call in the function graph being traced.
 
         Args:
@@ -93,12 +93,15 @@ class CallValues:
 
     def of_one_replica(self, leaves: Sequence[Any]) -> list[Any]:
         """Returns the leaves inside a PerReplica, which only one replica gets."""
-        return [leaves[number] for number in _own(self._numbered, inside=False)]
+        return [
+            leaves[number]
+            for number in _leaves_per_replica(self._numbered, is_inside=False)
+        ]
 
-    def _taken(self, value: Any) -> tuple[Any, Hashable]:
+    def _collected(self, value: Any) -> tuple[Any, Hashable]:
         """Collects the leaves of a nest; returns it with their numbers, and its key."""
         kind = type(value)
-        if value is None and self._what == "args":
+        if value is None and self._argument == "args":
             return None, None
         if isinstance(value, tuple | list):
             if kind is PerReplica and len(value) != self._num_local:
@@ -106,17 +109,17 @@ class CallValues:
                     f"a PerReplica of {len(value)} values",
                     f"pass one value for each of the {self._num_local} replicas.",
                 )
-            self.each |= kind is PerReplica
-            entries = [self._taken(entry) for entry in value]
+            self.has_per_replica |= kind is PerReplica
+            entries = [self._collected(entry) for entry in value]
             numbered, key = [n for n, _ in entries], tuple(k for _, k in entries)
             return _like(value, numbered), (kind, key)
         if isinstance(value, Mapping):
             self._check_keys(value)
-            pairs = {name: self._taken(entry) for name, entry in value.items()}
+            pairs = {name: self._collected(entry) for name, entry in value.items()}
             nest = copy.copy(value) if isinstance(value, MutableMapping) else {}
             nest.update({name: numbered for name, (numbered, _) in pairs.items()})
             return nest, (kind, tuple((name, key) for name, (_, key) in pairs.items()))
-        flattened = _apart(value)
+        flattened = _flattened(value)
         if flattened is not None:
             facts, parts = flattened
             try:
@@ -128,7 +131,7 @@ class CallValues:
                     "return metadata of numbers, strings and tuples from "
                     "__tf_flatten__.",
                 ) from error
-            entries = [self._taken(entry) for entry in parts]
+            entries = [self._collected(entry) for entry in parts]
             object_ = _Object(kind, facts, [n for n, _ in entries])
             return object_, (kind, facts, tuple(k for _, k in entries))
         leaf = self._leaf(value)
@@ -177,11 +180,11 @@ class CallValues:
                 "functools.partial.",
             ) from error
 
-    def _refused(self, given: str, fix: str) -> errors.ReplicatorError:
+    def _refused(self, content: str, fix: str) -> errors.ReplicatorError:
         message = errors.compose(
-            f"{self._what} holds {given}.", [f"at {errors.user_line()}"], fix
+            f"{self._argument} holds {content}.", [f"at {errors.user_line()}"], fix
         )
-        kind = errors.ArgumentError if self._what == "args" else errors.InputError
+        kind = errors.ArgumentError if self._argument == "args" else errors.InputError
         return kind(message)
 
 
@@ -190,16 +193,16 @@ def in_graph(leaves: Sequence[Any]) -> list[Any]:
     if tf.compat.v1.get_default_graph().building_function:
         return list(leaves)  # a function captures foreign tensors
 
-    def taken(tensor: Any) -> Any:
+    def usable(tensor: Any) -> Any:
         eager = isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor)
         return tf.constant(tensor.numpy()) if eager else tensor
 
     return [
-        tf.nest.map_structure(taken, leaf, expand_composites=True) for leaf in leaves
+        tf.nest.map_structure(usable, leaf, expand_composites=True) for leaf in leaves
     ]
 
 
-def _apart(value: Any) -> tuple[Any, Sequence[Any]] | None:
+def _flattened(value: Any) -> tuple[Any, Sequence[Any]] | None:
     """Returns the metadata and fields of an attrs object or a tf.nest dataclass."""
     if isinstance(value, type) or tf.is_tensor(value):
         return None
@@ -212,17 +215,17 @@ def _apart(value: Any) -> tuple[Any, Sequence[Any]] | None:
     return None, [getattr(value, attribute.name) for attribute in attributes]
 
 
-def _own(numbered: Any, inside: bool) -> list[int]:
+def _leaves_per_replica(numbered: Any, is_inside: bool) -> list[int]:
     """Returns the numbers of the leaves that are inside of a PerReplica."""
     if numbered is None:
         return []
     if isinstance(numbered, int):
-        return [numbered] if inside else []
+        return [numbered] if is_inside else []
     parts = numbered.values() if isinstance(numbered, Mapping) else numbered
     if isinstance(numbered, _Object):
         parts = numbered.parts
-    inside = inside or isinstance(numbered, PerReplica)
-    return [number for part in parts for number in _own(part, inside)]
+    is_inside = is_inside or isinstance(numbered, PerReplica)
+    return [number for part in parts for number in _leaves_per_replica(part, is_inside)]
 
 
 def _is_variable(value: Any) -> bool:

@@ -25,17 +25,17 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
     kind = source_kind(source)
     giver = "input_fn", input_fn
     if kind == "an iterator":
-        raise useless(
+        raise unusable(
             *(*giver, "an iterator, which cannot be pulled inside a graph"),
             "return a tf.data.Dataset, not its iterator; for a Python generator, use "
             "tf.data.Dataset.from_generator(function, output_signature=...).",
         )
     if kind == "a function" and required(source):
-        raise useless(*giver, "a function that requires arguments")
+        raise unusable(*giver, "a function that requires arguments")
     if kind == "a tensor structure":
         check_element(source, *giver)
         if values.is_in(source):
-            raise useless(
+            raise unusable(
                 *(*giver, "a PerReplica, of which each replica would get all values"),
                 "return the value of replica ctx.replica_id, for an argument ctx of "
                 "input_fn; or pass the PerReplica itself in place of input_fn.",
@@ -68,8 +68,8 @@ def not_one_batch(who: str) -> errors.InputError:
     )
 
 
-def called(
-    function: Callable[..., Any], arguments: Sequence[Any], what: str = "input_fn"
+def call(
+    function: Callable[..., Any], arguments: Sequence[Any], role: str = "input_fn"
 ) -> Any:
     """Calls an input_fn, or a function that one returned.
 
@@ -84,7 +84,7 @@ def called(
             raise
         raise errors.InputError(
             errors.compose(
-                f"{what} {name_of(function)} cannot be called with {len(arguments)} "
+                f"{role} {name_of(function)} cannot be called with {len(arguments)} "
                 f"arguments: {errors.told(error)}.",
                 [f"at {errors.user_line()}"],
                 "pass a function of your own, which takes an InputContext, or nothing.",
@@ -115,44 +115,46 @@ def check_here(dataset: tf.data.Dataset) -> None:
     )
 
 
-def check_element(element: Any, what: str, giver: Any) -> None:
+def check_element(element: Any, role: str, function: Any) -> None:
     """Raises InputError unless an element is a nest of tensors.
 
     Args:
         element: The value that was returned.
-        what: The role of the function that returned it, in words.
-        giver: That function.
+        role: The role of the function that returned it, in words.
+        function: That function.
     """
     if element is None:
-        raise useless(what, giver, "nothing")
+        raise unusable(role, function, "nothing")
     try:
         leaves = tf.nest.flatten(element)
     except base.UNCONVERTED as error:
         problem = f"a value that is not a nest of tensors ({errors.told(error)})"
-        raise useless(what, giver, problem) from error
+        raise unusable(role, function, problem) from error
     if not leaves or any(leaf is None for leaf in leaves):
         description = f"{errors.shown(element)}, which holds no tensor"
-        raise useless(what, giver, description)
+        raise unusable(role, function, description)
     for leaf in leaves:
         if source_kind(leaf) != "a tensor structure":
-            raise useless(what, giver, f"a structure that holds {source_kind(leaf)}")
+            raise unusable(
+                role, function, f"a structure that holds {source_kind(leaf)}"
+            )
         try:
             spec = tf.type_spec_from_value(leaf)
         except base.UNCONVERTED:
             spec = None
         if spec is None or isinstance(spec, tf.data.DatasetSpec):
             name = type(leaf).__name__
-            raise useless(what, giver, f"{name}, which is not a tensor") from None
+            raise unusable(role, function, f"{name}, which is not a tensor") from None
 
 
-def useless(
-    what: str, giver: Any, returned: str, fix: str = _SOURCES
+def unusable(
+    role: str, function: Any, returned: str, fix: str = _SOURCES
 ) -> errors.InputError:
     """Returns the error for a function whose result cannot feed a replica."""
     return errors.InputError(
         errors.compose(
-            f"{what} {name_of(giver)} returned {returned}.",
-            errors.sites_of(what, giver),
+            f"{role} {name_of(function)} returned {returned}.",
+            errors.sites_of(role, function),
             fix,
         )
     )
@@ -180,10 +182,10 @@ def check_alike(specs: Sequence[Any]) -> None:
     for r, spec in enumerate(specs[1:], 1):
         try:
             tf.nest.assert_same_structure(specs[0], spec)
-            alike = _dtypes(spec) == first
+            is_alike = _dtypes(spec) == first
         except (TypeError, ValueError):
-            alike = False
-        if not alike:
+            is_alike = False
+        if not is_alike:
             raise errors.InputError(
                 errors.compose(
                     "input_fn feeds the replicas differently.",

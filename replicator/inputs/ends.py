@@ -32,10 +32,10 @@ def padded(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
     """
     spec = dataset.element_spec
     check_batches(spec)
-    nothing = tf.data.Dataset.from_tensors(0).map(
+    empty_batches = tf.data.Dataset.from_tensors(0).map(
         lambda _: tf.nest.map_structure(_empty, spec)
     )
-    return dataset.concatenate(nothing.repeat(count))
+    return dataset.concatenate(empty_batches.repeat(count))
 
 
 def check_batches(spec: Any) -> None:
@@ -54,7 +54,7 @@ def check_batches(spec: Any) -> None:
     )
 
 
-def together(datasets: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
+def zip_padded(datasets: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
     """Returns a dataset of rounds, as long as the longest of the given datasets.
 
     Args:
@@ -71,8 +71,8 @@ def _flagged(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns an infinite dataset of (whether an element is left, element)."""
     is_tuple = type(dataset.element_spec) is tuple  # tf.data unpacks tuples
 
-    def flagged(there: bool) -> Any:
-        return lambda *parts: (there, parts if is_tuple else parts[0])
+    def flagged(has_element: bool) -> Any:
+        return lambda *parts: (has_element, parts if is_tuple else parts[0])
 
     endless = padded(dataset.take(0), -1)
     return dataset.map(flagged(True)).concatenate(endless.map(flagged(False)))
@@ -108,7 +108,7 @@ class Lengths:
     """The number of elements of a step's datasets, as far as it is known.
 
     Args:
-        sited: One dataset per replica, or one that is dealt to all, with their hosts.
+        sited: One dataset per replica, or one that feeds all of them, with their hosts.
         num_replicas: The number of replicas.
 
     Attributes:
@@ -118,28 +118,28 @@ class Lengths:
     def __init__(self, sited: Sequence[moving.Sited], num_replicas: int) -> None:
         self.certain = True
         self._num_replicas = num_replicas
-        self._known = [_length(dataset) for dataset in sited]
+        self._lengths = [_length(dataset) for dataset in sited]
 
     @property
     def rounds(self) -> int | None:
         """The number of steps with elements; -1: infinite, None: unknown."""
-        if min(self._known) < -1:
+        if min(self._lengths) < -1:
             return None
-        if len(self._known) == 1:
-            (length,) = self._known
+        if len(self._lengths) == 1:
+            (length,) = self._lengths
             return length if length < 0 else length // self._num_replicas
-        return min((length for length in self._known if length >= 0), default=-1)
+        return min((length for length in self._lengths if length >= 0), default=-1)
 
-    def dropped(self, taken: int | None) -> int:
+    def dropped(self, last_round: int | None) -> int:
         """Returns how many elements the end drops; 0 if unknown.
 
         Args:
-            taken: How many elements the round had that has just ended the inputs, if
-                they are dealt; None: they have not ended.
+            last_round: The number of elements of the round that has just ended the
+                inputs, if one dataset feeds all replicas; None: they have not ended.
         """
-        lengths = self._known
-        if len(lengths) == 1 and lengths[0] < -1:  # of unknown length, and dealt
-            return taken or 0
+        lengths = self._lengths
+        if len(lengths) == 1 and lengths[0] < -1:  # unknown, and feeds all replicas
+            return last_round or 0
         if min(lengths) < 0:  # infinite or unknown
             return 0
         if len(lengths) == 1:
@@ -164,23 +164,23 @@ class Warner:
 
     def __init__(self, lengths: Lengths, num_replicas: int) -> None:
         self._lengths, self._num_replicas = lengths, num_replicas
-        self._said = False
+        self._has_warned = False
 
-    def warn(self, taken: int | None) -> None:
+    def warn(self, last_round: int | None) -> None:
         """Warns if elements are dropped, once.
 
         Args:
-            taken: How many elements the round had that has just ended the inputs; None:
-                a graph is being built, which calls nothing of ours when they end.
+            last_round: The number of elements of the round that has just ended the
+                inputs; None: a graph is being built, which does not tell when they end.
         """
-        ended = taken is not None
+        ended = last_round is not None
         if ended and not self._lengths.certain and self._num_replicas > 1:
             self._warn_uncertain()
             return
-        count = 0 if self._said else self._lengths.dropped(taken)
+        count = 0 if self._has_warned else self._lengths.dropped(last_round)
         if not count:
             return
-        self._said = True
+        self._has_warned = True
         logging.warning(
             "The last %d elements of a step's inputs %s dropped: they do not fill a "
             'round of %d, one for each replica. run and build with remainder="pad" '
@@ -193,9 +193,9 @@ class Warner:
 
     def _warn_uncertain(self) -> None:
         """Warns, once, where the number of dropped elements is unknown."""
-        if self._said:
+        if self._has_warned:
             return
-        self._said = True
+        self._has_warned = True
         logging.warning(
             "The last elements of a step's inputs may have been dropped, if they did "
             "not fill a round of %d, one for each replica. How many is not known: an "

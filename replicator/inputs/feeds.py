@@ -46,7 +46,7 @@ class Feed(abc.ABC):
         return list(dict.fromkeys(op for e in elements for op in _ops_of(e)))
 
     def agree(  # noqa: B027, most have no end
-        self, peers: Peers, compared: agreed_ends.Compared | None = None
+        self, peers: Peers, compared: agreed_ends.ComparedElements | None = None
     ) -> None:
         """Makes the inputs of all processes end together; every process calls it.
 
@@ -74,7 +74,7 @@ class Feed(abc.ABC):
         """The iterators that live from step to step, each with its host's CPU."""
         return ()
 
-    def warn_of_rest(self, taken: int | None) -> None:  # noqa: B027, most have no end
+    def warn_of_rest(self, last_round: int | None) -> None:  # noqa: B027, most have no end
         """Warns once if elements at the end do not fill a round; see `ends.Warner`."""
 
     def note_failure(self) -> None:  # noqa: B027, most count nothing
@@ -109,7 +109,7 @@ class ValuesFeed(Feed):
             with tf.device(device), tf.control_dependencies(control_inputs):
                 element = source
                 if checks.source_kind(source) == "a function":
-                    element = _called(source, replica_id)
+                    element = _call(source, replica_id)
                     checks.check_element(element, "the function", source)
                 elements.append(_identities(element, source))
             control_inputs = [] if _is_there(source) else _ops_of(elements[-1])
@@ -137,10 +137,10 @@ class DatasetFeed(Feed):
 
     def __init__(self, sited: Sequence[moving.Sited], devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
-        self._dealt = len(sited) == 1 and len(devices) > 1
+        self._is_divided = len(sited) == 1 and len(devices) > 1
         self._homes = [entry.home for entry in sited]
-        per_step = len(devices) if self._dealt else 1
-        targets = [None] if self._dealt else self._devices
+        per_step = len(devices) if self._is_divided else 1
+        targets = [None] if self._is_divided else self._devices
         with tf.init_scope():
             self._lengths = ends.Lengths(sited, len(devices))
             self._datasets, self._iterators = [], []
@@ -155,13 +155,15 @@ class DatasetFeed(Feed):
         self._warner = ends.Warner(self._lengths, len(devices))
         self._end: agreed_ends.AgreedEnd | None = None
 
-    def agree(self, peers: Peers, compared: agreed_ends.Compared | None = None) -> None:
+    def agree(
+        self, peers: Peers, compared: agreed_ends.ComparedElements | None = None
+    ) -> None:
         """Makes the inputs of all processes end together."""
         self._end = agreed_ends.agree(peers, self._lengths.rounds, compared)
 
     def pull(self) -> list[Any]:
         """Takes the next element for each replica."""
-        times = len(self._devices) if self._dealt else 1
+        times = len(self._devices) if self._is_divided else 1
         sources = [*zip(self._iterators, self._homes, strict=True)] * times
         if self._end is not None:
             return self._end.elements(
@@ -206,9 +208,9 @@ class DatasetFeed(Feed):
         """The iterator of each dataset."""
         return [*zip(self._iterators, self._homes, strict=True)]
 
-    def warn_of_rest(self, taken: int | None) -> None:
+    def warn_of_rest(self, last_round: int | None) -> None:
         """Warns once if elements at the end do not fill a round."""
-        self._warner.warn(taken)
+        self._warner.warn(last_round)
 
     def note_failure(self) -> None:
         """Marks the count of dropped elements as unknown: a round may be incomplete."""
@@ -232,7 +234,9 @@ class ShardsFeed(Feed):
     ) -> None:
         self._whole, self._divide, self._device = whole, divide, device
 
-    def agree(self, peers: Peers, compared: agreed_ends.Compared | None = None) -> None:
+    def agree(
+        self, peers: Peers, compared: agreed_ends.ComparedElements | None = None
+    ) -> None:
         """Has the whole feed agree on its end."""
         self._whole.agree(peers, compared)
 
@@ -274,7 +278,9 @@ class PartFeed(Feed):
     def __init__(self, whole: Feed, local: Sequence[int]) -> None:
         self._whole, self._local = whole, tuple(local)
 
-    def agree(self, peers: Peers, compared: agreed_ends.Compared | None = None) -> None:
+    def agree(
+        self, peers: Peers, compared: agreed_ends.ComparedElements | None = None
+    ) -> None:
         """Has the whole feed agree on its end."""
         self._whole.agree(peers, compared)
 
@@ -302,9 +308,9 @@ class PartFeed(Feed):
         """Restarts the whole feed."""
         self._whole.initialize(session)
 
-    def warn_of_rest(self, taken: int | None) -> None:
+    def warn_of_rest(self, last_round: int | None) -> None:
         """Has the whole feed warn."""
-        self._whole.warn_of_rest(taken)
+        self._whole.warn_of_rest(last_round)
 
     def note_failure(self) -> None:
         """Tells the whole feed."""
@@ -317,7 +323,7 @@ def _ops_of(element: Any) -> list[tf.Operation]:
     return list(dict.fromkeys(t.op for t in tensors if tf.is_symbolic_tensor(t)))
 
 
-def _called(function: Callable[[], Any], replica_id: int) -> Any:
+def _call(function: Callable[[], Any], replica_id: int) -> Any:
     """Returns a function's element for a replica, with random numbers of its own.
 
     Raises:
@@ -328,9 +334,9 @@ def _called(function: Callable[[], Any], replica_id: int) -> Any:
     try:
         with (
             random.separate_seeds(graph, replica_id),
-            tf_traces.tracing_apart(graph, replica_id, traces),
+            tf_traces.separate_traces(graph, replica_id, traces),
         ):
-            element = checks.called(function, (), "the function")
+            element = checks.call(function, (), "the function")
     finally:
         traces.forget()
     random.check([graph.get_operations()[start:]], [replica_id])
@@ -368,4 +374,4 @@ def _identities(element: Any, source: Any) -> Any:
         )
     except base.UNCONVERTED as error:
         description = f"a value that is not a nest of tensors ({errors.told(error)})"
-        raise checks.useless("the function", source, description) from error
+        raise checks.unusable("the function", source, description) from error

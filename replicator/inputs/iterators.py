@@ -48,8 +48,8 @@ def without_autotuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
         # In a tf.Graph TensorFlow warns that options may be unknown. Those of a loaded
         # dataset are, but ours still apply to it.
         warnings.simplefilter("ignore")
-        chosen = dataset.options().autotune.enabled
-    if chosen is not None:
+        autotune = dataset.options().autotune.enabled
+    if autotune is not None:
         return dataset
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -158,18 +158,18 @@ def reason(serialized: bytes) -> str:
     return _reason(set(_types_in(tf.compat.v1.GraphDef.FromString(serialized))))
 
 
-def _reason(found: set[str]) -> str:
+def _reason(op_types: set[str]) -> str:
     """Returns why a dataset with ops of these types has to stay; "" if it may move."""
-    if found & _PYTHON:
+    if op_types & _PYTHON:
         return (
             "calls Python (by from_generator, py_function or numpy_function), which "
             "only this process can"
         )
-    if any(name.startswith(_STATES) for name in found):
+    if any(name.startswith(_STATES) for name in op_types):
         return "reads a variable or a table that may change"
-    if _HANDLE in found:
+    if _HANDLE in op_types:
         return "reads a table, a queue or another resource of this process"
-    if "RemoteCall" in found:
+    if "RemoteCall" in op_types:
         return "is copied to a device by the user"
     return ""
 
@@ -211,19 +211,19 @@ def _types_above(tensor: tf.Tensor) -> Iterable[str]:
         stack += upstream
 
 
-def _types_called(node: Any, library: Any, called: set[str]) -> Iterable[str]:
+def _types_called(node: Any, library: Any, visited: set[str]) -> Iterable[str]:
     """Yields the op types in functions that a node calls, except those seen before.
 
     Args:
         node: The NodeDef.
         library: The nodes of each function, by its name.
-        called: The names of the functions seen so far; this node's are added.
+        visited: The names of the functions seen so far; this node's are added.
     """
     for value in node.attr.values():
         for name in (value.func.name, *(f.name for f in value.list.func)):
-            if name in called or name not in library:
+            if name in visited or name not in library:
                 continue
-            called.add(name)
+            visited.add(name)
             for inner in library[name]:
                 yield inner.op
-                yield from _types_called(inner, library, called)
+                yield from _types_called(inner, library, visited)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from replicator._tf import cluster
 from replicator.cluster import state
 
-_ALONE = ("localhost", 0)  # the task of an unconnected process
+_LOCAL_TASK = ("localhost", 0)  # the task of an unconnected process
 
 
 def hosts(devices: Sequence[str]) -> list[int]:
@@ -92,4 +92,4 @@ def _own_task() -> tuple[str, int]:
     token, joined = cluster.connection(), cluster.joined()
     if joined is not None:
         return state.WORKER, joined[0]
-    return _ALONE if token is None else (token.job_name, token.task_index)
+    return _LOCAL_TASK if token is None else (token.job_name, token.task_index)

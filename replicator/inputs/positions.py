@@ -177,13 +177,13 @@ class Position(tf.train.experimental.PythonState):
         return base64.b64decode(parts[self._peers.own])
 
 
-def _check_place(iterator: Any, done: str) -> None:
+def _check_place(iterator: Any, action: str) -> None:
     """Checks that an iterator is on a host: TensorFlow saves and restores no others."""
     device = _resource(iterator).device
     if tf.DeviceSpec.from_string(device).device_type not in ("CPU", None):
         raise errors.InputError(
             errors.compose(
-                f"the position of an input cannot be {done}: its elements are "
+                f"the position of an input cannot be {action}: its elements are "
                 f"prefetched to {device}.",
                 fix='use input_mode="per_worker" or "global_batch", whose iterator is '
                 "on the host; or leave repl.inputs out of the checkpoint, and let the "

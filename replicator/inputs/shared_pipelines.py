@@ -43,7 +43,9 @@ def devices(world: World) -> list[str]:
     ]
 
 
-def check(made_by: Any, dataset: tf.data.Dataset, peers: Peers) -> agreed_ends.Compared:
+def check(
+    made_by: Any, dataset: tf.data.Dataset, peers: Peers
+) -> agreed_ends.ComparedElements:
     """Raises if the processes would read different elements.
 
     Args:
@@ -71,7 +73,7 @@ def check(made_by: Any, dataset: tf.data.Dataset, peers: Peers) -> agreed_ends.C
     facts = [str(dataset.element_spec), int(dataset.cardinality()), draws]
     peers.same("reads a dataset", [*facts, _constants(dataset)], _FIX)
     line = errors.definition(made_by) if callable(made_by) else ""
-    return agreed_ends.Compared(
+    return agreed_ends.ComparedElements(
         peers.own, line or errors.user_line(), not moving.is_repeatable(dataset)
     )
 

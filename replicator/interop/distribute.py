@@ -38,11 +38,11 @@ def answering(replica: context.ReplicaContext) -> contextlib.AbstractContextMana
     )
 
 
-def refuse_strategy(what: str) -> None:
+def refuse_strategy(call: str) -> None:
     """Raises ContextError under a tf.distribute strategy that has replicas.
 
     Args:
-        what: The call that is refused, for the message.
+        call: The call that is refused, for the message.
     """
     if not tf.distribute.has_strategy():
         return
@@ -51,7 +51,7 @@ def refuse_strategy(what: str) -> None:
         return
     raise errors.ContextError(
         errors.compose(
-            f"{what} of a Replicator was called under a {type(strategy).__name__} of "
+            f"{call} of a Replicator was called under a {type(strategy).__name__} of "
             "tf.distribute, which would make replicas of its own.",
             [f"at {errors.user_line()}"],
             "leave the strategy's scope() (and its run()): a Replicator takes the "
@@ -205,12 +205,14 @@ class ReplicaContext(distribute.WatchedContext):
             return merge_fn(strategy, *args, **(kwargs or {}))
 
 
-def _name_of(reduce_op: Any, what: str) -> str:
+def _name_of(reduce_op: Any, caller: str) -> str:
     """Returns the primitives' name for a tf.distribute.ReduceOp."""
     name = getattr(reduce_op, "value", reduce_op)
     if not isinstance(name, str) or name.lower() not in ("sum", "mean"):
         raise base.bad_argument(
-            what, f"was given reduce_op={reduce_op!r}", 'reduce_op is "SUM" or "MEAN".'
+            caller,
+            f"was given reduce_op={reduce_op!r}",
+            'reduce_op is "SUM" or "MEAN".',
         )
     return name.lower()
 

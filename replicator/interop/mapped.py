@@ -16,8 +16,8 @@ def check_alike(results: Sequence[Any], flat: Sequence[Sequence[tf.Tensor]]) -> 
     """Raises ArgumentError if results of map_reduce's function differ in structure."""
     for result, leaves in zip(results, flat, strict=True):
         is_alike = len(leaves) == len(flat[0]) and all(
-            one.dtype == other.dtype and one.shape.is_compatible_with(other.shape)
-            for one, other in zip(flat[0], leaves, strict=True)
+            spec.dtype == leaf.dtype and spec.shape.is_compatible_with(leaf.shape)
+            for spec, leaf in zip(flat[0], leaves, strict=True)
         )
         if not is_alike:
             raise base.bad_argument(

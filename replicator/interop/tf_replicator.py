@@ -220,7 +220,7 @@ def map_gather(
         )
     index, count = _place("map_gather", members)
     works = [
-        (_own_work if k % count == index else _other_work)(fn, entry)
+        (_computed if k % count == index else _computed_elsewhere)(fn, entry)
         for k, (fn, entry) in enumerate(zip(functions, values, strict=True))
     ]
     leaves = [leaf for work in works for leaf in work.leaves]
@@ -241,41 +241,41 @@ def map_gather(
     ]
 
 
-def _check_values(what: str, values: Any, empty: bool = False) -> None:
+def _check_values(caller: str, values: Any, empty: bool = False) -> None:
     if not isinstance(values, list | tuple) or not (values or empty):
         raise base.bad_argument(
-            what,
+            caller,
             f"was given values={errors.shown(values)}",
             f"values are a list or tuple{'' if empty else ' of at least one entry'}; "
             "tf.unstack makes a list from a tensor.",
         )
 
 
-def _check_function(what: str, fn: Any) -> None:
+def _check_function(caller: str, fn: Any) -> None:
     """Raises ArgumentError unless a function can be called with one entry."""
     if not callable(fn) or arguments.refuses(fn, 1):
         raise base.bad_argument(
-            what,
+            caller,
             f"was given {errors.shown(fn)} as a function",
             "pass a function that takes one entry of the values.",
         )
 
 
-def _place(what: str, members: Sequence[int]) -> tuple[int, int]:
+def _place(caller: str, members: Sequence[int]) -> tuple[int, int]:
     """Returns the place of the built replica in the group, and the group's size."""
-    replica = context.require(what)
-    replica.build.refuse_copies(f"which share of {what} is the replica's own")
+    replica = context.require(caller)
+    replica.build.refuse_copies(f"which share of {caller} is the replica's own")
     return members.index(replica.replica_id), len(members)
 
 
-def _dense(what: str, result: Any) -> list[tf.Tensor]:
+def _dense(caller: str, result: Any) -> list[tf.Tensor]:
     """Returns the leaves of the result of the user's function."""
-    leaves = base.flatten(result, what)
-    rooted.check_dense(what, leaves, "share")
+    leaves = base.flatten(result, caller)
+    rooted.check_dense(caller, leaves, "share")
     for leaf in leaves:
         if leaf.dtype in (tf.variant, tf.resource):
             raise base.bad_argument(
-                what,
+                caller,
                 f"cannot share {leaf.dtype.name} tensors",
                 "return tensors of numbers, booleans or strings.",
             )
@@ -298,17 +298,17 @@ class _Leaf:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Work:
+class _Result:
     """One result: its structure and its leaves."""
 
     structure: Any
     leaves: list[_Leaf]
 
 
-def _own_work(fn: Function, entry: Any) -> _Work:
+def _computed(fn: Function, entry: Any) -> _Result:
     """Computes a result on this replica."""
     structure = autograph.call_converted(fn, [entry])
-    return _Work(
+    return _Result(
         structure,
         [
             _Leaf(tf.reshape(leaf, [-1]), tf.shape(leaf), leaf.shape)
@@ -317,33 +317,33 @@ def _own_work(fn: Function, entry: Any) -> _Work:
     )
 
 
-def _other_work(fn: Function, entry: Any) -> _Work:
+def _computed_elsewhere(fn: Function, entry: Any) -> _Result:
     """Builds the computation of a result that another replica computes.
 
     It is in a conditional, through which tapes find the communication; neither its
     branch nor the branch's gradient ever runs.
     """
-    built: list[_Work] = []
+    results: list[_Result] = []
 
     def build() -> list[tf.Tensor]:
-        built.append(_own_work(fn, entry))
-        return [leaf.rows for leaf in built[0].leaves]
+        results.append(_computed(fn, entry))
+        return [leaf.rows for leaf in results[0].leaves]
 
     def skip() -> list[tf.Tensor]:
         # Sized as far as is known: second derivatives of a conditional take the shapes
         # of one branch for those of the other.
         return [
             tf.zeros([leaf.shape.num_elements() or 0], leaf.rows.dtype)
-            for leaf in built[0].leaves
+            for leaf in results[0].leaves
         ]
 
     rows = tf.nest.flatten(tf.cond(tf.constant(False), build, skip))
     no_size = tf.zeros([0], tf.int32)
-    return _Work(
-        built[0].structure,
+    return _Result(
+        results[0].structure,
         [
             _Leaf(row[:0], no_size, leaf.shape)
-            for row, leaf in zip(rows, built[0].leaves, strict=True)
+            for row, leaf in zip(rows, results[0].leaves, strict=True)
         ],
     )
 

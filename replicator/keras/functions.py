@@ -190,14 +190,14 @@ def eagerly(repl: Any, model: Any, step: Step) -> Callable[..., Any]:
 def _accumulating(model: Any) -> Iterator[None]:
     """Makes wrapped optimizers accumulate gradients outside of steps in this block."""
     combiners = [o._replicator_combiner for o in state.wrapped_in(model)]
-    settings = [combiner.alone for combiner in combiners]
+    settings = [combiner.accumulates_outside for combiner in combiners]
     for combiner in combiners:
-        combiner.alone = True
+        combiner.accumulates_outside = True
     try:
         yield
     finally:
         for combiner, previous in zip(combiners, settings, strict=True):
-            combiner.alone = previous
+            combiner.accumulates_outside = previous
 
 
 def tensors_of(data: Any) -> Any:

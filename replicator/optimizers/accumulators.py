@@ -26,7 +26,7 @@ from replicator.variables.numbered import Numbered
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
-class Sums(Numbered):
+class AccumulatorStore(Numbered):
     """All accumulators of an optimizer, for its checkpoints.
 
     Checkpoints find them by names that are the same in another process and on another
@@ -48,14 +48,14 @@ class Sums(Numbered):
         Returns:
             One for each of `addends`, and one that counts the steps.
         """
-        how = (
+        aggregation = (
             tf.VariableAggregation.MEAN if op == "mean" else tf.VariableAggregation.SUM
         )
         with tf.name_scope(name), tf.name_scope("accumulator"):
             group = self.group(repr((op, *map(facts_of, addends))))
             steps = Accumulator.like(tf.constant(0, tf.int64), group, "steps", None)
             return [
-                Accumulator.like(gradient, group, f"sum_{k}", how)
+                Accumulator.like(gradient, group, f"sum_{k}", aggregation)
                 for k, gradient in enumerate(addends)
             ], steps
 
@@ -81,7 +81,7 @@ class Accumulator:
 
     @classmethod
     def like(
-        cls, gradient: Gradient, group: tf.Module, name: str, how: Any
+        cls, gradient: Gradient, group: tf.Module, name: str, aggregation: Any
     ) -> Accumulator:
         """Creates the accumulator of a gradient, holding zeros or no rows.
 
@@ -89,15 +89,17 @@ class Accumulator:
             gradient: What will be added to it.
             group: The module where checkpoints find it.
             name: The name within the group.
-            how: The tf.VariableAggregation by which checkpoints combine the replicas'
-                sums; None for what is equal on all replicas.
+            aggregation: The tf.VariableAggregation by which checkpoints combine the
+                replicas' sums; None for what is equal on all replicas.
 
         Raises:
             ArgumentError: The shape of a dense gradient is not static.
         """
 
-        def variable(suffix: str, shape: Any, dtype: tf.DType, how: Any) -> tf.Variable:
-            return _variable(group, f"{name}{suffix}", shape, dtype, how)
+        def variable(
+            suffix: str, shape: Any, dtype: tf.DType, aggregation: Any
+        ) -> tf.Variable:
+            return _variable(group, f"{name}{suffix}", shape, dtype, aggregation)
 
         if not isinstance(gradient, tf.IndexedSlices):
             if not gradient.shape.is_fully_defined():
@@ -110,9 +112,9 @@ class Accumulator:
                         "accumulation_steps=1.",
                     )
                 )
-            return cls([variable("", gradient.shape, gradient.dtype, how)])
+            return cls([variable("", gradient.shape, gradient.dtype, aggregation)])
         shape = shapes.with_rows(gradient.values.shape)
-        values = variable("_values", shape, gradient.dtype, how)
+        values = variable("_values", shape, gradient.dtype, aggregation)
         indices = variable(
             "_indices", [None], gradient.indices.dtype, tf.VariableAggregation.SUM
         )
@@ -141,23 +143,23 @@ class Accumulator:
 
 
 def _variable(
-    group: tf.Module, name: str, shape: Any, dtype: tf.DType, how: Any
+    group: tf.Module, name: str, shape: Any, dtype: tf.DType, aggregation: Any
 ) -> tf.Variable:
-    """Creates a variable with separate values on the replicas, if `how` is given.
+    """Creates a variable: separate values on the replicas, or equal ones.
 
     Args:
         group: The module where checkpoints find it; pending values are restored.
         name: The name within the group.
         shape: The shape; it starts with None for rows, of which there are none yet.
         dtype: The dtype.
-        how: The tf.VariableAggregation of the components; None: they are equal.
+        aggregation: The tf.VariableAggregation of the components; None: they are equal.
     """
     sizes = tf.TensorShape(shape).as_list()
     rows = bool(sizes) and sizes[0] is None
     options: dict[str, Any] = {}
-    if how is not None:
+    if aggregation is not None:
         options["synchronization"] = tf.VariableSynchronization.ON_READ
-        options["aggregation"] = tf.VariableAggregation.NONE if rows else how
+        options["aggregation"] = tf.VariableAggregation.NONE if rows else aggregation
     initial_shape = [n or 0 for n in sizes]
     with tf.init_scope():
         variable = tf.compat.v1.Variable(
@@ -171,7 +173,7 @@ def _variable(
         )
         with context.building(None):
             if rows:
-                variable.storage.placement = Rows(how)
+                variable.storage.placement = Rows(aggregation)
             setattr(group, name, variable)
     return variable
 

@@ -22,11 +22,11 @@ from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY
 from replicator.graph.order import effects
 from replicator.optimizers import accumulators, sparsity
-from replicator.optimizers.accumulators import Accumulators, Gradient, Sums
+from replicator.optimizers.accumulators import Accumulators, AccumulatorStore, Gradient
 from replicator.optimizers.compression import Compression, Reducer
 from replicator.optimizers.due import all_reduce_when
 from replicator.optimizers.parts import Division
-from replicator.optimizers.sparsity import Layout
+from replicator.optimizers.sparsity import GradientLayout
 from replicator.primitives import all_reduce
 from replicator.variables import copies
 from replicator.variables.chooser import SparseGradients
@@ -65,8 +65,8 @@ class Combiner:
         self.name = name
         self._shared = shared
         self.compression = Compression(compressor, name)
-        self.sums = Sums()
-        self.alone = False
+        self.sums = AccumulatorStore()
+        self.accumulates_outside = False
         self.accumulators: dict[Any, Accumulators] = {}
 
     def apply(
@@ -187,7 +187,7 @@ class Combiner:
         division: Division,
         used: Sequence[int],
         grads: Sequence[Gradient],
-        what: Any,
+        key: Any,
         scale: Callable[[], tf.Tensor | None],
     ) -> Reducer:
         """Returns the reducer for the gradients of some variables.
@@ -197,13 +197,13 @@ class Combiner:
             division: The pieces of all variables.
             used: The indices of the variables that have gradients.
             grads: The gradients of their pieces.
-            what: The variables' keys and the gradients' layouts.
+            key: The variables' keys and the gradients' layouts.
             scale: As for `apply`.
         """
         pieces = [piece for k in used for piece in division.pieces[k]]
         return Reducer(
             self.compression,
-            (_home(replica.build.graph), what),
+            (_home(replica.build.graph), key),
             tuple(map(shapes.static, pieces)),
             [policy for k in used for policy in division.policies(k)],
             self.compression.of(pieces, grads),
@@ -219,7 +219,7 @@ class Combiner:
         self,
         replica: context.ReplicaContext,
         grads: Sequence[Gradient],
-        what: Any,
+        key: Any,
         weight: Any,
         reduce: Reducer,
         update: Callable[[Sequence[Gradient]], Any],
@@ -233,7 +233,7 @@ class Combiner:
         Args:
             replica: The replica being built.
             grads: This replica's gradients.
-            what: The variables' keys and the gradients' layouts. Steps for which these
+            key: The variables' keys and the gradients' layouts. Steps for which these
                 are equal share their sums and their count; others have their own.
             weight: The gradients' weight in the mean, or None.
             reduce: Reduces the pieces of the gradients over the replicas.
@@ -245,17 +245,17 @@ class Combiner:
         if weight is not None:
             weight = tf.cast(weight, accumulators.dtype_of_weights(addends))
             addends = [*(accumulators.scaled(g, weight) for g in addends), weight]
-        key = (_home(replica.build.graph), weight is not None, what)
-        if key not in self.accumulators:
+        store_key = (_home(replica.build.graph), weight is not None, key)
+        if store_key not in self.accumulators:
             with self._creating(replica)():
-                self.accumulators[key] = self.sums.create(addends, op, self.name)
-        sums, counter = self.accumulators[key]
+                self.accumulators[store_key] = self.sums.create(addends, op, self.name)
+        sums, counter = self.accumulators[store_key]
         with replica.equal_updates(self.name):
-            turn = counter.add(tf.constant(1, tf.int64))
-        full = turn >= self.accumulation_steps
+            step = counter.add(tf.constant(1, tf.int64))
+        full = step >= self.accumulation_steps
         totals = [s.add(gradient) for s, gradient in zip(sums, addends, strict=True)]
-        whole, rest = totals[: len(grads)], totals[len(grads) :]
-        totals = [*cut(whole), *rest]
+        gradient_sums, weight_sums = totals[: len(grads)], totals[len(grads) :]
+        totals = [*cut(gradient_sums), *weight_sums]
         dtypes = [piece.dtype for piece in cut(grads)]
         if not reduce.compresses:
             policies = [*reduce.policies, *([] if weight is None else [NO_POLICY])]
@@ -264,7 +264,7 @@ class Combiner:
         def combined() -> list[Gradient]:
             summed = totals if reduce.compresses else reduced
             if weight is None:  # `turn` exceeds k if a checkpoint held more steps
-                factor = 1.0 / tf.cast(turn, tf.float64)
+                factor = 1.0 / tf.cast(step, tf.float64)
             else:
                 *summed, total_weight = summed
                 if reduce.compresses:
@@ -298,7 +298,7 @@ def _home(graph: tf.Graph) -> Any:
 def _note_sparse(
     replica: context.ReplicaContext,
     variables: Sequence[Any],
-    layouts: Sequence[Layout | None],
+    layouts: Sequence[GradientLayout | None],
 ) -> None:
     """Notes for the strategy which gradients are sparse."""
     sparse = replica.build.states.of(SparseGradients)

@@ -62,7 +62,7 @@ class KerasAdapter(Wrapped):
                 same.
         """
         base_apply = super().apply
-        if overrides.is_given_combined(self):
+        if overrides.has_combined_gradients(self):
             return self._replicator_apply_combined(
                 base_apply, grads, trainable_variables, *args, **options
             )
@@ -80,8 +80,10 @@ class KerasAdapter(Wrapped):
         if not grads:
             return None
 
-        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
-            apply = base_apply if own is None else own.apply
+        def update(
+            part_optimizer: Any, combined: Sequence[Any], updated: Sequence[Any]
+        ) -> Any:
+            apply = base_apply if part_optimizer is None else part_optimizer.apply
             return self._replicator_apply_combined(
                 apply, combined, updated, *args, **options
             )
@@ -97,12 +99,12 @@ class KerasAdapter(Wrapped):
         import keras
 
         base = super().apply_gradients
-        if overrides.is_given_combined(self):
+        if overrides.has_combined_gradients(self):
             return base(grads_and_vars, *args, **options)
         weight, args, options = overrides.weight_of(base, 1, args, options)
         grads, variables = checks.pairs(type(self).__name__, grads_and_vars)
-        own = keras.optimizers.Optimizer.apply_gradients
-        if not grads or getattr(base, "__func__", None) is own:
+        base_method = keras.optimizers.Optimizer.apply_gradients
+        if not grads or getattr(base, "__func__", None) is base_method:
             self._replicator_apply(grads, variables, weight)
             return self.iterations
         results: list[Any] = []
@@ -141,9 +143,9 @@ class KerasAdapter(Wrapped):
             if not self.built:
                 _build(self, variables)
 
-        def update_combined(*given: Any) -> Any:
-            with overrides.given_combined(self):
-                return update(*given)
+        def update_combined(*args: Any) -> Any:
+            with overrides.with_combined_gradients(self):
+                return update(*args)
 
         result = self._combined(grads, variables, weight, prepare, update_combined)
         replica = context.current()

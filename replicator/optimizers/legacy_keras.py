@@ -48,11 +48,11 @@ class LegacyKerasAdapter(LaterSlots):
         who = type(self).__name__
         base_apply = super().apply_gradients
         weight, args, options = overrides.weight_of(base_apply, 1, args, options)
-        named = overrides.named(base_apply, 1, args, options)
-        name = named.get("name")
+        arguments = overrides.arguments_by_name(base_apply, 1, args, options)
+        name = arguments.get("name")
         grads, variables = checks.pairs(who, grads_and_vars)
         if context.current() is not None:
-            checks.refuse_combined(who, named)
+            checks.refuse_combined(who, arguments)
             if not grads:
                 return self.iterations
         inner = getattr(self, "inner_optimizer", self)
@@ -61,15 +61,17 @@ class LegacyKerasAdapter(LaterSlots):
             with tf.name_scope(name or _scope_of(inner)), tf.init_scope():
                 _create_variables(inner, variables, used)
 
-        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
-            _set_back(inner if own is None else own)
+        def update(
+            part_optimizer: Any, combined: Sequence[Any], updated: Sequence[Any]
+        ) -> Any:
+            _set_back(inner if part_optimizer is None else part_optimizer)
             pairs = list(zip(*sparsity.settled(combined, updated), strict=True))
-            if own is None:
-                inside = context.current() is not None
-                with contextlib.nullcontext() if inside else _uncompiled(inner):
+            if part_optimizer is None:
+                in_step = context.current() is not None
+                with contextlib.nullcontext() if in_step else _uncompiled(inner):
                     return base_apply(pairs, *args, **options)
-            result = own.apply_gradients(pairs, *args, **options)
-            vars(inner).update(_python_state(own))
+            result = part_optimizer.apply_gradients(pairs, *args, **options)
+            vars(inner).update(_python_state(part_optimizer))
             return result
 
         return self._combined(grads, variables, weight, prepare, update)

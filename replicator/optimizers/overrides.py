@@ -22,7 +22,7 @@ _combined: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def given_combined(optimizer: Any) -> Iterator[None]:
+def with_combined_gradients(optimizer: Any) -> Iterator[None]:
     """Declares that an optimizer's methods are given combined gradients here."""
     token = _combined.set(_combined.get() | {id(optimizer)})
     try:
@@ -31,19 +31,19 @@ def given_combined(optimizer: Any) -> Iterator[None]:
         _combined.reset(token)
 
 
-def is_given_combined(optimizer: Any) -> bool:
+def has_combined_gradients(optimizer: Any) -> bool:
     """Whether an optimizer's methods are given gradients that are combined already."""
     return id(optimizer) in _combined.get()
 
 
 def weight_of(
-    method: Callable[..., Any], taken: int, args: tuple[Any, ...], options: Any
+    method: Callable[..., Any], num_leading: int, args: tuple[Any, ...], options: Any
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Tells the weight of a replica's gradients from arguments of the user's method.
 
     Args:
         method: The optimizer's own method, bound.
-        taken: How many of its parameters the gradients and variables take.
+        num_leading: How many of its parameters the gradients and variables take.
         args: Further positional arguments of the call.
         options: Keyword arguments of the call. `weight` is the replica's weight unless
             the method itself has a parameter of this name. It is never positional:
@@ -59,7 +59,7 @@ def weight_of(
     if "weight" not in signature.parameters:
         weight = options.pop("weight", None)
     try:
-        signature.bind(*[None] * taken, *args, **options)
+        signature.bind(*[None] * num_leading, *args, **options)
     except TypeError as error:
         name = getattr(method, "__qualname__", "apply")
         raise TypeError(
@@ -73,16 +73,16 @@ def weight_of(
     return weight, args, options
 
 
-def named(
-    method: Callable[..., Any], taken: int, args: tuple[Any, ...], options: Any
+def arguments_by_name(
+    method: Callable[..., Any], num_leading: int, args: tuple[Any, ...], options: Any
 ) -> dict[str, Any]:
     """Returns the arguments of a call of the user's method by their names.
 
     Args:
         method: As for `weight_of`, which has checked the arguments.
-        taken: The same.
+        num_leading: The same.
         args: The same.
         options: The same.
     """
-    names = list(inspect.signature(method).parameters)[taken:]
+    names = list(inspect.signature(method).parameters)[num_leading:]
     return {**dict(zip(names, args, strict=False)), **options}

@@ -74,7 +74,7 @@ class Division:
         return cls(tuple(variables), tuple(pieces))
 
     @classmethod
-    def none(cls, variables: Sequence[Any]) -> Division:
+    def undivided(cls, variables: Sequence[Any]) -> Division:
         """Returns one in which each variable is updated as a whole."""
         return cls(tuple(variables), tuple((variable,) for variable in variables))
 
@@ -195,7 +195,7 @@ def is_elementwise(optimizer: Any) -> bool:
     return False
 
 
-def stand_in(optimizer: Any, division: Division) -> Any:
+def optimizer_of_parts(optimizer: Any, division: Division) -> Any:
     """Returns an optimizer for the parts, which holds the parts of the slots.
 
     Args:

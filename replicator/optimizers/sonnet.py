@@ -42,8 +42,10 @@ class SonnetAdapter(Wrapped):
             if initialize is not None:
                 initialize(parameters)
 
-        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
-            apply = base_apply if own is None else own.apply
+        def update(
+            part_optimizer: Any, combined: Sequence[Any], updated: Sequence[Any]
+        ) -> Any:
+            apply = base_apply if part_optimizer is None else part_optimizer.apply
             return apply(combined, updated, *args, **options)
 
         return self._combined(updates, parameters, weight, prepare, update)

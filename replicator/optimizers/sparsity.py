@@ -15,13 +15,13 @@ from replicator.variables.replicated import plain
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class GradientLayout:
     """Whether a gradient is sparse, and the dtype of its indices if so."""
 
     index_dtype: str | None = None
 
     @classmethod
-    def of(cls, gradient: Gradient | None) -> Layout | None:
+    def of(cls, gradient: Gradient | None) -> GradientLayout | None:
         """Returns the layout of a gradient; None if there is no gradient."""
         if gradient is None:
             return None
@@ -31,26 +31,31 @@ class Layout:
 
 
 def merge_all(
-    ones: Sequence[Layout | None], others: Sequence[Layout | None]
-) -> tuple[Layout | None, ...]:
+    layouts: Sequence[GradientLayout | None],
+    other_layouts: Sequence[GradientLayout | None],
+) -> tuple[GradientLayout | None, ...]:
     """Returns the layouts to which the gradients of both replicas can be converted."""
-    return tuple(_merge(one, two) for one, two in zip(ones, others, strict=True))
+    return tuple(
+        _merge(one, two) for one, two in zip(layouts, other_layouts, strict=True)
+    )
 
 
-def _merge(one: Layout | None, two: Layout | None) -> Layout | None:
+def _merge(
+    one: GradientLayout | None, two: GradientLayout | None
+) -> GradientLayout | None:
     if one is None or two is None:
         return one or two
-    return one if one == two else Layout()
+    return one if one == two else GradientLayout()
 
 
 def as_layout(
-    gradient: Gradient | None, variable: Any, layout: Layout | None
+    gradient: Gradient | None, variable: Any, layout: GradientLayout | None
 ) -> Gradient | None:
     """Makes a gradient dense or sparse; None becomes zeros, unless all have None."""
     if layout is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        if Layout.of(gradient) == layout:
+        if GradientLayout.of(gradient) == layout:
             return gradient
         if gradient.dense_shape is None:
             gradient = tf.IndexedSlices(
@@ -90,7 +95,7 @@ def agree(
     weighted: bool,
     name: str,
     may_guess: bool,
-) -> Sequence[Layout | None] | None:
+) -> Sequence[GradientLayout | None] | None:
     """Returns the layouts of the gradients that any replica has.
 
     A variable that is unused on some replicas counts as zeros there, and one that is
@@ -115,11 +120,14 @@ def agree(
         built again.
     """
     place = ("gradients", replica.count("gradients"))
-    passed = _Passed.by(replica, name, grads, variables, weighted)
+    call = _OptimizerCall.by(replica, name, grads, variables, weighted)
     build = replica.build
-    first_calls, merged_calls = build.states.of(_First), build.states.of(_Merged)
-    first = first_calls.setdefault(place, passed)
-    first.check_pairs_with(passed)
+    first_calls, merged_calls = (
+        build.states.of(_FirstCalls),
+        build.states.of(_MergedLayouts),
+    )
+    first = first_calls.setdefault(place, call)
+    first.check_pairs_with(call)
     if not build.all_traced and build.world.num_local == replica.num_replicas:
         return first.layouts  # all others are copies
     known_layouts = build.knowledge.get(place)
@@ -130,13 +138,13 @@ def agree(
     guess = any(used) if may_guess else all(used)
     if known_layouts is None and not guess and replica.num_replicas > 1:
         so_far = merged_calls.get(place, first.layouts)
-        merged = merge_all(so_far, passed.layouts)
+        merged = merge_all(so_far, call.layouts)
         merged_calls[place] = merged
         if replica.replica_id != build.traced[-1]:
             return None
     else:
         layouts = first.layouts if known_layouts is None else known_layouts
-        merged = merge_all(layouts, passed.layouts)
+        merged = merge_all(layouts, call.layouts)
         if merged == layouts:
             return layouts
     build.knowledge[place] = merged
@@ -170,7 +178,7 @@ def key_of(variable: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Passed:
+class _OptimizerCall:
     """The arguments of a replica's n-th call of a wrapped optimizer.
 
     Attributes:
@@ -183,7 +191,7 @@ class _Passed:
 
     optimizer: str
     variables: tuple[Any, ...]
-    layouts: tuple[Layout | None, ...]
+    layouts: tuple[GradientLayout | None, ...]
     weighted: bool
     site: str
 
@@ -195,21 +203,21 @@ class _Passed:
         grads: Sequence[Gradient | None],
         variables: Sequence[Any],
         weighted: bool,
-    ) -> _Passed:
+    ) -> _OptimizerCall:
         """Records what the replica being built passes."""
         names = [getattr(variable, "name", "?") for variable in variables]
-        shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+        text = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
         return cls(
             optimizer,
             tuple(map(key_of, variables)),
-            tuple(map(Layout.of, grads)),
+            tuple(map(GradientLayout.of, grads)),
             weighted,
             f"replica {replica.replica_id} ({replica.device}): {optimizer}, "
-            f"{len(names)} gradients, of {shown}, "
+            f"{len(names)} gradients, of {text}, "
             f"{'with a' if weighted else 'without'} weight, at {errors.user_line()}",
         )
 
-    def check_pairs_with(self, other: _Passed) -> None:
+    def check_pairs_with(self, other: _OptimizerCall) -> None:
         """Raises MismatchError unless two replicas' calls belong together."""
         sites = [self.site, other.site]
         if (self.optimizer, self.variables) != (other.optimizer, other.variables):
@@ -232,9 +240,9 @@ class _Passed:
             )
 
 
-class _First(dict[Any, _Passed]):
+class _FirstCalls(dict[Any, _OptimizerCall]):
     """What the first replica passed, by the number of the call."""
 
 
-class _Merged(dict[Any, Sequence[Layout | None]]):
+class _MergedLayouts(dict[Any, Sequence[GradientLayout | None]]):
     """The layouts of the gradients that replicas have passed so far."""

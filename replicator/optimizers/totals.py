@@ -35,13 +35,13 @@ class Totals:
     """
 
     def __init__(self, name: str, compressions: Mapping[int, Compression]) -> None:
-        self._own = Compression(None, name)
+        self._default = Compression(None, name)
         self._compressions = compressions
 
     @property
     def memory(self) -> Memory:
         """What compressors remember that belong to no optimizer, for checkpoints."""
-        return self._own.memory
+        return self._default.memory
 
     def add_up(
         self, tensors: Sequence[tf.Tensor], variables: Sequence[Any]
@@ -62,7 +62,7 @@ class Totals:
         return [whole.joined([next(sums) for _ in whole.pieces]) for whole in wholes]
 
     def _compression(self, variable: Any) -> Compression:
-        return self._compressions.get(id(variable), self._own)
+        return self._compressions.get(id(variable), self._default)
 
     def _sums(self, pieces: Sequence[_Piece]) -> list[tf.Tensor]:
         results: list[Any] = [None] * len(pieces)
@@ -73,12 +73,12 @@ class Totals:
                 k
             )
         for compression, indices in groups.items():
-            own = [pieces[k] for k in indices]
+            group = [pieces[k] for k in indices]
             if compression is None:
-                tensors, policies = _columns(own)
+                tensors, policies = _columns(group)
                 sums = all_reduce.combine(tensors, "sum", None, policies=policies)
             else:
-                sums = _reducer(compression, own)(_columns(own)[0], "sum")
+                sums = _reducer(compression, group)(_columns(group)[0], "sum")
             for k, total in zip(indices, sums, strict=True):
                 results[k] = total
         return results

@@ -57,9 +57,13 @@ class V1Adapter(LaterSlots):
             with tf.init_scope():
                 self._create_slots(used)
 
-        def update(own: Any, combined: Sequence[Any], updated: Sequence[Any]) -> Any:
+        def update(
+            part_optimizer: Any, combined: Sequence[Any], updated: Sequence[Any]
+        ) -> Any:
             pairs = list(zip(combined, updated, strict=True))
-            apply = base_apply if own is None else own.apply_gradients
+            apply = (
+                base_apply if part_optimizer is None else part_optimizer.apply_gradients
+            )
             if global_step is None:
                 return apply(pairs, name=name)
             # TensorFlow would count by the type of the variable, and put the result for

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator._tf import state as tf_state
-from replicator.optimizers import alone, checks, gradients, parts
+from replicator.optimizers import checks, gradients, outside_steps, parts
 from replicator.primitives import all_reduce, by_hand, weighing
 from replicator.variables import single_device
 from replicator.variables.replicated import plain
@@ -91,19 +91,24 @@ class Wrapped:
         if view is not None:
             view.note_compression(map(plain, variables), combiner.compression)
             self._track_compression(variables)
-            division = parts.Division.none(variables)
+            division = parts.Division.undivided(variables)
         else:
             division = parts.Division.of(self, variables)
 
         def update(pieces: Sequence[Any]) -> Any:
             pieces = parts.clipped(self, division, pieces)
-            return apply(parts.stand_in(self, division), pieces, division.variables)
+            return apply(
+                parts.optimizer_of_parts(self, division), pieces, division.variables
+            )
 
         if replica is None:
             accumulates = combiner.accumulation_steps > 1 and weight is None
-            if accumulates and (combiner.alone or view is not None):
-                return alone.apply(
-                    *(combiner, grads, variables, prepare),
+            if accumulates and (combiner.accumulates_outside or view is not None):
+                return outside_steps.apply(
+                    combiner,
+                    grads,
+                    variables,
+                    prepare,
                     lambda combined: update(division.cut_all(combined)),
                 )
             if weight is not None or combiner.accumulation_steps > 1:
@@ -116,7 +121,13 @@ class Wrapped:
         grads, weight = self._weighed_grads(replica, grads, weight)
         self._track_compression(division.variables)
         return combiner.apply(
-            *(replica, grads, variables, weight, prepare, update, division),
+            replica,
+            grads,
+            variables,
+            weight,
+            prepare,
+            update,
+            division,
             self._replicator_scale,
             self._replicator_takes_some,
         )

@@ -28,12 +28,13 @@ _USAGE = (
     "[--simulate-hosts=N] [-- FLAGS OF THE MODULE]"
 )
 _MOST_HOSTS = 1024
-OWN = flags.FlagValues()  # apart from the module's flags, which may have the same names
+# Apart from the flags of the module, which may have the same names.
+PROGRAM_FLAGS = flags.FlagValues()
 _JSON = flags.DEFINE_string(
-    "json", None, "A file to write the plan to, as JSON.", flag_values=OWN
+    "json", None, "A file to write the plan to, as JSON.", flag_values=PROGRAM_FLAGS
 )
 _PLOT = flags.DEFINE_string(
-    "plot", None, "A .png or .svg file to plot the plan to.", flag_values=OWN
+    "plot", None, "A .png or .svg file to plot the plan to.", flag_values=PROGRAM_FLAGS
 )
 _HOSTS = flags.DEFINE_integer(
     "simulate-hosts",
@@ -42,7 +43,7 @@ _HOSTS = flags.DEFINE_integer(
     "program names (none need to exist), and predicts how long it communicates.",
     1,
     _MOST_HOSTS,
-    flag_values=OWN,
+    flag_values=PROGRAM_FLAGS,
 )
 
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
             raise command_line.BadInput(f"usage: {_USAGE}")
         picture, text = _PLOT.value, _JSON.value
         if picture is not None:
-            programs.tried("--plot", lambda: files.check_picture("a plan", picture))
+            programs.attempt("--plot", lambda: files.check_picture("a plan", picture))
         command_line.check_outputs(_JSON, _PLOT)
         with _hosts(_HOSTS.value):
             plan = _plan(names[0], arguments)
@@ -64,13 +65,13 @@ def main(argv: Sequence[str]) -> int:
                 f"{names[0]} names devices on {len(plan.hosts)} hosts of a cluster; "
                 "--simulate-hosts needs the devices of one host, e.g. CPU:0"
             )
-        programs.tried("the table", plan.print)
+        programs.attempt("the table", plan.print)
         if text is not None:
-            programs.tried(
+            programs.attempt(
                 "--json", lambda: pathlib.Path(text).write_text(plan.to_json())
             )
         if picture is not None:
-            programs.tried("--plot", lambda: plan.plot(picture))
+            programs.attempt("--plot", lambda: plan.plot(picture))
     except command_line.BadInput as error:
         return command_line.fail(error)
     return 0
@@ -88,8 +89,8 @@ def _hosts(count: int | None) -> Iterator[None]:
 
 def _plan(name: str, arguments: Sequence[str]) -> plans.Plan:
     """Returns the plan of the step that `module:make` makes."""
-    step = programs.made(name, arguments)
-    return programs.tried(f"the step of {name}", lambda: _built(step))
+    step = programs.load_step(name, arguments)
+    return programs.attempt(f"the step of {name}", lambda: _built(step))
 
 
 def _built(step: Step) -> plans.Plan:
@@ -99,4 +100,4 @@ def _built(step: Step) -> plans.Plan:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=lambda argv: command_line.parse(argv, OWN))
+    app.run(main, flags_parser=lambda argv: command_line.parse(argv, PROGRAM_FLAGS))

@@ -19,16 +19,16 @@ from replicator.command_line import BadInput
 from replicator.replicator import Replicator
 from replicator.step.steps import Step
 
-# How lines begin in which TensorFlow lists where ops were created.
+# The beginnings of the lines in which TensorFlow lists where ops were created.
 _OF_STACKS = ("  File ", "Graph execution error", "Detected at node", "<stack traces")
 
 _ROOTS = re.compile(r"\d+ root error\(s\) found\.\n +\(0\) [A-Z_]+: +")
 _TRACEBACK = "\nTraceback (most recent call last):\n"
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)\n')
-_MOST_SAID = 700  # characters, so that the raising line, which follows, is not cut off
+_MOST_TEXT = 700  # characters, so that the raising line, which follows, is not cut off
 
 
-def made(name: str, arguments: Sequence[str] = ()) -> Step:
+def load_step(name: str, arguments: Sequence[str] = ()) -> Step:
     """Calls make(), and returns its step, which need not have been built.
 
     Args:
@@ -41,12 +41,12 @@ def made(name: str, arguments: Sequence[str] = ()) -> Step:
         BadInput: There is no such function, it fails, or it returns anything else.
     """
     with _command_line(name, arguments):
-        result = tried(f"{name}()", maker(name, arguments))
+        result = attempt(f"{name}()", maker(name, arguments))
     return result if isinstance(result, Step) else _step_of(name, result)
 
 
 def _step_of(name: str, result: Any) -> Step:
-    """Returns the step of what a make() returned that is no step yet."""
+    """Builds the step of the functions that a make() returned."""
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         raise BadInput(
             f"{name}() returned {errors.type_of(result)}; expected a tuple (repl, "
@@ -62,25 +62,25 @@ def _step_of(name: str, result: Any) -> Step:
             f"{name}() returned {errors.type_of(functions[0])} second; expected the "
             "step_fn"
         )
-    return tried(f"the step of {name}", lambda: repl.build(*functions))
+    return attempt(f"the step of {name}", lambda: repl.build(*functions))
 
 
 @contextlib.contextmanager
 def _command_line(name: str, arguments: Sequence[str]) -> Iterator[None]:
     """In this block, sys.argv holds the module's arguments instead of the program's."""
-    before, sys.argv = sys.argv, [name.partition(":")[0], *arguments]
+    saved, sys.argv = sys.argv, [name.partition(":")[0], *arguments]
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv = saved
 
 
 def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
     """Returns the function named by "module:make", once its module's flags are set.
 
     Args:
-        name: See `made`.
-        arguments: See `made`.
+        name: See `load_step`.
+        arguments: See `load_step`.
 
     Raises:
         BadInput: There is no such function.
@@ -95,9 +95,9 @@ def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    module = tried(module_name, lambda: importlib.import_module(module_name))
+    module = attempt(module_name, lambda: importlib.import_module(module_name))
     if arguments:
-        tried(
+        attempt(
             f"the flags of {module_name}",
             lambda: command_line.parse_of_module(module_name, arguments),
         )
@@ -111,11 +111,11 @@ def maker(name: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
     return target
 
 
-def tried(what: str, function: Callable[[], Any]) -> Any:
+def attempt(action: str, function: Callable[[], Any]) -> Any:
     """Calls a function, and turns what it raises into a one-line BadInput.
 
     Args:
-        what: What is tried: the beginning of the line.
+        action: What is tried: the beginning of the line.
         function: May raise anything, as it may run the user's code.
 
     Raises:
@@ -126,10 +126,10 @@ def tried(what: str, function: Callable[[], Any]) -> Any:
     except BadInput:
         raise
     except Exception as error:
-        text = f"{what}: {type(error).__name__}: {_said(error)}"
+        text = f"{action}: {type(error).__name__}: {_text(error)}"
         line = _line(error)
         if not isinstance(error, errors.ReplicatorError) and line != errors.UNKNOWN:
-            text = f"{errors.one_line(text, _MOST_SAID)} (raised at {line})"
+            text = f"{errors.one_line(text, _MOST_TEXT)} (raised at {line})"
         raise BadInput(text) from error
 
 
@@ -149,7 +149,7 @@ def _line(error: Exception) -> str:
     )
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     """Returns the text of an error; without stack traces if a step raised it."""
     if not isinstance(error, tf.errors.OpError):
         return str(error)

@@ -107,7 +107,7 @@ def is_upstream(tensor: tf.Tensor) -> bool:
     Other tensors in a gradient function are values of the forward pass, or computed
     from them once more (tf.recompute_grad). False where no pass is running.
     """
-    upstream = callers.given_to_pass()
+    upstream = callers.output_gradients_of_pass()
     if upstream is None:
         return False
     upstream_ids = {id(x) for x in upstream if x is not None}
@@ -397,5 +397,5 @@ class _Passes:
         if not self._is_part[op]:
             return None
         if op.graph not in self._starts:
-            self._starts[op.graph] = tapes.passes_begun(op.graph)
+            self._starts[op.graph] = tapes.pass_starts(op.graph)
         return op.graph, bisect.bisect(self._starts[op.graph], tapes.number_of(op))

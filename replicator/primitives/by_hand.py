@@ -51,7 +51,7 @@ def of_mean(
     state = replica.states.of(weighing.Weighing)
     if not state.gradients or replica.mode.writing is not None:
         return list(leaves), False
-    if callers.given_to_pass() is not None:
+    if callers.output_gradients_of_pass() is not None:
         return list(leaves), False
     count = tf.get_static_value(replica.shard.count)
     gradients = applied.gradients_in(leaves, state.combined, count)

@@ -151,7 +151,7 @@ def weighed_operands(
     if (
         replica.examples is None
         or replica.mode.writing is not None  # all replicas must receive the same
-        or callers.given_to_pass() is None
+        or callers.output_gradients_of_pass() is None
     ):
         return list(operands), weights
     # Under a tape, the function repeats a forward pass.

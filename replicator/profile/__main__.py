@@ -35,30 +35,31 @@ _USAGE = (
     "[--trace=PATH] [-- FLAGS OF THE MODULE]"
 )
 _MOST_TRIALS = 10**6
-OWN = flags.FlagValues()  # apart from the module's flags, which may have the same names
+# Apart from the flags of the module, which may have the same names.
+PROGRAM_FLAGS = flags.FlagValues()
 _STRATEGY = flags.DEFINE_string(
     "strategy",
     None,
     "A builder of replicator.strategy, or the file of a strategy.",
-    flag_values=OWN,
+    flag_values=PROGRAM_FLAGS,
 )
 _BANDWIDTH = flags.DEFINE_float(
     "bandwidth",
     None,
     "The bandwidth of the network between hosts, in Gbit/s.",
-    flag_values=OWN,
+    flag_values=PROGRAM_FLAGS,
 )
 _LATENCY = flags.DEFINE_float(
     "latency",
     None,
     "The latency of a message between hosts, in microseconds.",
-    flag_values=OWN,
+    flag_values=PROGRAM_FLAGS,
 )
 _CALIBRATION = flags.DEFINE_string(
     "calibration",
     None,
     "A file that `python -m replicator.calibrate --output` wrote.",
-    flag_values=OWN,
+    flag_values=PROGRAM_FLAGS,
 )
 _TRIALS = flags.DEFINE_integer(
     "trials",
@@ -66,25 +67,25 @@ _TRIALS = flags.DEFINE_integer(
     "How many steps to measure.",
     1,
     _MOST_TRIALS,
-    flag_values=OWN,
+    flag_values=PROGRAM_FLAGS,
 )
 _JSON = flags.DEFINE_string(
     "json",
     None,
     "A file to write all numbers to, as JSON.",
-    flag_values=OWN,
+    flag_values=PROGRAM_FLAGS,
 )
 _PLOT = flags.DEFINE_string(
     "plot",
     None,
     "A .png or .svg file to plot the profile to.",
-    flag_values=OWN,
+    flag_values=PROGRAM_FLAGS,
 )
 _TRACE = flags.DEFINE_string(
     "trace",
     None,
     "A .json file to write a trace to, for chrome://tracing or Perfetto.",
-    flag_values=OWN,
+    flag_values=PROGRAM_FLAGS,
 )
 
 
@@ -97,27 +98,33 @@ def main(argv: Sequence[str]) -> int:
             raise command_line.BadInput(f"usage: {_USAGE}")
         picture = _PLOT.value
         if picture is not None:
-            programs.tried("--plot", lambda: files.check_picture("a profile", picture))
+            programs.attempt(
+                "--plot", lambda: files.check_picture("a profile", picture)
+            )
         command_line.check_outputs(_JSON, _PLOT, _TRACE)
-        calibration = programs.tried(
+        calibration = programs.attempt(
             "--calibration", lambda: rates.load(_CALIBRATION.value)
         )
         network, strategy = _network(calibration), _strategy(_STRATEGY.value)
         measured, ran = _measured(names[0], arguments, strategy)
-        calibration, source = programs.tried(
+        calibration, source = programs.attempt(
             "the calibration", lambda: measure.calibrated(measured.devices, calibration)
         )
         report = reports.report(
-            *(names[0], measured, calibration, network),
-            *("" if strategy is None else repr(strategy), source),
+            names[0],
+            measured,
+            calibration,
+            network,
+            strategy="" if strategy is None else repr(strategy),
+            source=source,
         )
-        programs.tried("the tables", lambda: _show(report))
+        programs.attempt("the tables", lambda: _show(report))
         if _JSON.value is not None:
             _write(_JSON, report.to_json())
         if _TRACE.value is not None:
             _write(_TRACE, chrome.to_json(ran, measured.rows))
         if picture is not None:
-            programs.tried("--plot", lambda: _plot(report, picture))
+            programs.attempt("--plot", lambda: _plot(report, picture))
     except command_line.BadInput as error:
         return command_line.fail(error)
     return 0
@@ -127,15 +134,15 @@ def _measured(
     name: str, arguments: Sequence[str], strategy: Any
 ) -> tuple[parts.Measured, list[traces.Ran]]:
     """Builds and measures the named program, as written and on one replica."""
-    step, make = f"the step of {name}", lambda: programs.made(name, arguments)
-    whole = programs.tried(step, lambda: measure.whole(make, strategy))
-    alone, needs_all = None, ""
+    step, make = f"the step of {name}", lambda: programs.load_step(name, arguments)
+    whole = programs.attempt(step, lambda: measure.whole(make, strategy))
+    single, needs_all = None, ""
     try:
-        alone = programs.tried(step, lambda: measure.alone(make, whole))
+        single = programs.attempt(step, lambda: measure.single_replica(make, whole))
     except command_line.BadInput as error:
         needs_all = errors.one_line(error)
-    return programs.tried(
-        step, lambda: measure.measure(whole, alone, _TRIALS.value, needs_all)
+    return programs.attempt(
+        step, lambda: measure.measure(whole, single, _TRIALS.value, needs_all)
     )
 
 
@@ -172,9 +179,9 @@ def _strategy(name: str | None) -> Any:
         and value not in (strategies.Builder, strategies.Rules)
     }
     if name in builders:
-        return programs.tried(f"--strategy={name}", builders[name])
+        return programs.attempt(f"--strategy={name}", builders[name])
     if os.path.exists(name):
-        return programs.tried("--strategy", lambda: strategies.Strategy.load(name))
+        return programs.attempt("--strategy", lambda: strategies.Strategy.load(name))
     raise command_line.BadInput(
         f"--strategy was given {name!r}; expected the file of a strategy, or one of "
         f"{', '.join(sorted(builders))}"
@@ -183,7 +190,7 @@ def _strategy(name: str | None) -> Any:
 
 def _write(flag: flags.FlagHolder[str | None], text: str) -> None:
     path = pathlib.Path(flag.value or "")
-    programs.tried(f"--{flag.name}", lambda: path.write_text(text))
+    programs.attempt(f"--{flag.name}", lambda: path.write_text(text))
 
 
 def _show(report: reports.Report) -> None:
@@ -199,4 +206,4 @@ def _plot(report: reports.Report, path: str) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=lambda argv: command_line.parse(argv, OWN))
+    app.run(main, flags_parser=lambda argv: command_line.parse(argv, PROGRAM_FLAGS))

@@ -42,10 +42,10 @@ def _events(ran: Sequence[Ran], rows: Sequence[Row]) -> Iterator[dict[str, Any]]
     names = sorted({_process(op) for op in ran})
     threads = sorted({(op.plane, op.thread) for op in ran})
     for pid, name in enumerate(names):
-        yield _named("process_name", pid, 0, name)
+        yield _metadata("process_name", pid, 0, name)
     for number in sorted({op.row for op in ran if op.row is not None}):
         pid = names.index(_COMMUNICATION)
-        yield _named("thread_name", pid, number, _title(number, rows[number]))
+        yield _metadata("thread_name", pid, number, _title(number, rows[number]))
     for op in ran:
         process = _process(op)
         event: dict[str, Any] = {
@@ -61,7 +61,7 @@ def _events(ran: Sequence[Ran], rows: Sequence[Row]) -> Iterator[dict[str, Any]]
             row = rows[op.row]
             event["tid"] = op.row
             event["name"] = display.title(row)
-            event["args"] = _about(row) | {"op": f"{op.name}:{op.type}"}
+            event["args"] = _arguments(row) | {"op": f"{op.name}:{op.type}"}
         yield event
 
 
@@ -75,7 +75,7 @@ def _title(number: int, row: Row) -> str:
     return f"{number}: {display.title(row)}, {', '.join(display.lines(row))}"
 
 
-def _about(row: Row) -> dict[str, Any]:
+def _arguments(row: Row) -> dict[str, Any]:
     """Describes a communication."""
     return {
         "line": "\n".join(row.lines),
@@ -86,5 +86,5 @@ def _about(row: Row) -> dict[str, Any]:
     }
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+def _metadata(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -10,7 +10,7 @@ import rich.console
 import rich.table
 
 from replicator.profile import report as reports
-from replicator.profile.report import HERE, Report
+from replicator.profile.report import ON_THESE_DEVICES, Report
 from replicator.report import display, units
 
 _WIDTH = 120  # characters, if standard output is no terminal
@@ -79,7 +79,7 @@ def _predicted(report: Report, where: str) -> rich.table.Table:
     names = ("replicas", "step", "between", "T_sync / T_comp", "speed-up", "epoch")
     for name in (*names, "pays"):
         table.add_column(name, justify="right")
-    for prediction in reports.shown(report.predicted[where]):
+    for prediction in reports.powers_of_two(report.predicted[where]):
         table.add_row(
             str(prediction.replicas),
             units.duration(prediction.step),
@@ -94,7 +94,7 @@ def _predicted(report: Report, where: str) -> rich.table.Table:
 
 def _source(report: Report, where: str) -> str:
     """Names the rates that predictions use, besides the measurement."""
-    if where == HERE:
+    if where == ON_THESE_DEVICES:
         return f"Rates of devices: {report.source}."
     network = report.network
     speed = f"{8e-9 / network.link:.3g} Gbit/s" if network.link else "any bandwidth"

@@ -35,7 +35,7 @@ Make = Callable[[], Step]
 
 
 @dataclasses.dataclass
-class Program:
+class MeasuredProgram:
     """A program's step and its measurements.
 
     Attributes:
@@ -78,7 +78,7 @@ class Program:
             self.works.append(time.process_time() - work)
 
 
-def program(make: Make, rehearsed: rehearsal.Rehearsal) -> Program:
+def program(make: Make, rehearsed: rehearsal.Rehearsal) -> MeasuredProgram:
     """Creates a program, and runs its first steps.
 
     Args:
@@ -87,7 +87,7 @@ def program(make: Make, rehearsed: rehearsal.Rehearsal) -> Program:
     """
     with rehearsal.on(rehearsed):
         step = make()
-        new_program = Program(step.plan.devices, step, step.plan, rehearsed)
+        new_program = MeasuredProgram(step.plan.devices, step, step.plan, rehearsed)
     for _ in range(_WARM_UP):
         new_program.run()
     return new_program
@@ -98,7 +98,9 @@ def _undisturbed(times: Sequence[float]) -> float:
     return sorted(times)[len(times) // _OF_ALL]
 
 
-def alternate(programs: Sequence[Program], steps: int, rounds: int = _ROUNDS) -> None:
+def alternate(
+    programs: Sequence[MeasuredProgram], steps: int, rounds: int = _ROUNDS
+) -> None:
     """Measures steps of several programs, which take turns.
 
     The first step of each turn is not measured: it brings the variables back into the
@@ -110,13 +112,13 @@ def alternate(programs: Sequence[Program], steps: int, rounds: int = _ROUNDS) ->
         rounds: The number of turns of each.
     """
     for n in range(rounds):
-        turn = n % len(programs)
-        for contender in [*programs[turn:], *programs[:turn]]:
+        first = n % len(programs)
+        for contender in [*programs[first:], *programs[:first]]:
             contender.run()
             contender.measure(math.ceil(steps / rounds))
 
 
-def whole(make: Make, strategy: Any = None) -> Program:
+def whole(make: Make, strategy: Any = None) -> MeasuredProgram:
     """Creates a program as written.
 
     Args:
@@ -126,76 +128,79 @@ def whole(make: Make, strategy: Any = None) -> Program:
     return program(make, rehearsal.Rehearsal(strategy=strategy))
 
 
-def alone(make: Make, found: Program) -> Program:
+def single_replica(make: Make, whole: MeasuredProgram) -> MeasuredProgram:
     """Creates a program with one replica, or returns it if it has only one.
 
     Args:
         make: Creates it.
-        found: The program as written.
+        whole: The program as written.
     """
-    num_replicas = len(found.devices)
+    num_replicas = len(whole.devices)
     if num_replicas == 1:
-        return found
-    return program(make, rehearsal.Rehearsal(1, num_replicas, found.rehearsed.strategy))
+        return whole
+    return program(make, rehearsal.Rehearsal(1, num_replicas, whole.rehearsed.strategy))
 
 
 def measure(
-    found: Program, one: Program | None, steps: int, needs_all: str = ""
+    whole: MeasuredProgram,
+    single: MeasuredProgram | None,
+    steps: int,
+    needs_all: str = "",
 ) -> tuple[parts.Measured, list[traces.Ran]]:
     """Measures a step and its parts.
 
     Args:
-        found: The program as written.
-        one: The same with one replica; None if it does not run.
+        whole: The program as written.
+        single: The same with one replica; None if it does not run.
         steps: The number of measured steps of each.
         needs_all: Why it does not run with one replica.
 
     Returns:
         The measurement, and the ops that ran in some of the steps.
     """
-    alternate([found] if one is None or one is found else [found, one], steps)
-    return parts_of(found, one, needs_all)
+    alternate([whole] if single is None or single is whole else [whole, single], steps)
+    return parts_of(whole, single, needs_all)
 
 
 def parts_of(
-    found: Program, one: Program | None, needs_all: str = ""
+    whole: MeasuredProgram, single: MeasuredProgram | None, needs_all: str = ""
 ) -> tuple[parts.Measured, list[traces.Ran]]:
     """Traces steps of a measured program, and divides the time of a step.
 
     Args:
-        found: The program as written.
-        one: As for `measure`.
+        whole: The program as written.
+        single: As for `measure`.
         needs_all: As for `measure`.
 
     Returns:
         The measurement, and the ops that ran in the traced steps.
     """
-    ran = traces.trace(found.run, found.plan, _TRACED, found.rehearsed.once)
-    fixed = min(empty_call(), (one or found).seconds / 2)
-    cores = _cores(found.devices)
+    ran = traces.trace(whole.run, whole.plan, _TRACED, whole.rehearsed.ops_for_all)
+    fixed = min(empty_call(), (single or whole).seconds / 2)
+    cores = _cores(whole.devices)
     step_parts = parts.split(
-        ran, found.plan, found.seconds - fixed, shared=cores is not None
+        ran, whole.plan, whole.seconds - fixed, shared=cores is not None
     )
     measured = parts.Measured(
-        devices=found.devices,
+        devices=whole.devices,
         cores=cores,
-        step=found.seconds,
-        alone=one.seconds if one else 0.0,
-        work=one.work if one else 0.0,
+        step=whole.seconds,
+        alone=single.seconds if single else 0.0,
+        work=single.work if single else 0.0,
         fixed=fixed,
         compute=step_parts.compute,
         communication=step_parts.communication,
-        rows=tuple(found.plan),
+        rows=tuple(whole.plan),
         once=step_parts.once,
-        busy=min(1.0, found.work / (cores * found.seconds)) if cores else 1.0,
-        spread=statistics.median(found.times) / found.seconds - 1,
+        busy=min(1.0, whole.work / (cores * whole.seconds)) if cores else 1.0,
+        spread=statistics.median(whole.times) / whole.seconds - 1,
         needs_all=needs_all,
     )
     return measured, ran
 
 
 def calibrated(
-    devices: Sequence[str], known: rates.Calibration
+    devices: Sequence[str], calibration: rates.Calibration
 ) -> tuple[rates.Calibration, str]:
     """Returns a calibration with rates for these devices, and their source.
 
@@ -203,15 +208,15 @@ def calibrated(
 
     Args:
         devices: Where the replicas run, by full names.
-        known: The calibration as far as it exists.
+        calibration: The calibration as far as it exists.
     """
     kind = rates.kind_of(devices)
-    if kind in known.rates:
-        return known, "as calibrated"
+    if kind in calibration.rates:
+        return calibration, "as calibrated"
     if kind == "hosts" or len(devices) < 2:
-        return known, "by default"
-    all_rates = {**known.rates, kind: calibrating.measure_rates(devices, _ROUNDS)}
-    return dataclasses.replace(known, rates=all_rates), "measured just now"
+        return calibration, "by default"
+    all_rates = {**calibration.rates, kind: calibrating.measure_rates(devices, _ROUNDS)}
+    return dataclasses.replace(calibration, rates=all_rates), "measured just now"
 
 
 def _cores(devices: Sequence[str]) -> int | None:
@@ -221,10 +226,10 @@ def _cores(devices: Sequence[str]) -> int | None:
 
 def empty_call() -> float:
     """Returns the seconds of a TensorFlow call that computes nothing."""
-    nothing = tf.function(lambda: tf.zeros([])).get_concrete_function()
+    function = tf.function(lambda: tf.zeros([])).get_concrete_function()
     times = []
     for _ in range(_EMPTY_CALLS):
         start = time.perf_counter()
-        nothing().numpy()
+        function().numpy()
         times.append(time.perf_counter() - start)
     return min(times)

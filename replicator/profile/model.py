@@ -100,7 +100,9 @@ def verdict(predicted: Sequence[Predicted]) -> Verdict:
     Args:
         predicted: The predictions for 1, 2, 3, ... replicas.
     """
-    best = max(predicted, key=lambda own: (own.speed_up, -own.replicas))
+    best = max(
+        predicted, key=lambda prediction: (prediction.speed_up, -prediction.replicas)
+    )
     stops = None
     for prediction in reversed(predicted):
         if prediction.replicas == 1 or prediction.pays:
@@ -112,7 +114,9 @@ def verdict(predicted: Sequence[Predicted]) -> Verdict:
     return Verdict(best.replicas, best.speed_up, stops, starts)
 
 
-def here(measured: Measured, replicas: int, calibration: Calibration) -> Predicted:
+def on_these_devices(
+    measured: Measured, replicas: int, calibration: Calibration
+) -> Predicted:
     """Predicts a step on `replicas` devices like those measured.
 
     Args:
@@ -153,7 +157,7 @@ def _between(
     return Predicted(replicas, step, measured.alone, low / wider, high * wider)
 
 
-def apart(
+def on_several_hosts(
     measured: Measured, replicas: int, calibration: Calibration, network: Rates
 ) -> Predicted:
     """Predicts a step on hosts like this one, with one replica each.
@@ -191,13 +195,13 @@ def modelled(row: Row, count: int, kind: str, calibration: Calibration) -> float
     if count < 2:
         return 0.0
     sizes = [_nbytes(value) for value in row.operands[0]] if row.operands else []
-    turns = 1 if row.times is None else row.times
+    times = 1 if row.times is None else row.times
     empty = _of_tensor(row, 0, count, kind, calibration)
     messages = max(1.0, sum(map(cost.filled, sizes)))
     seconds = messages * empty
     for size in sizes:
         seconds += _of_tensor(row, size, count, kind, calibration) - empty
-    return turns * seconds
+    return times * seconds
 
 
 def _of_tensor(
@@ -206,12 +210,12 @@ def _of_tensor(
     """Returns the seconds for one tensor in a message of its own."""
     if row.primitive == "all_reduce":
         able = [a for a in cost.ALGORITHM_NAMES if a != "nccl"]
-        named = [a for a in able if a in row.algorithm.split(", ")]
+        used = [a for a in able if a in row.algorithm.split(", ")]
         return min(
             calibration.seconds(a, kind, count, nbytes)
-            for a in (named if kind != "hosts" and named else able)
+            for a in (used if kind != "hosts" and used else able)
         )
-    whole, chain = _WAYS[row.primitive](count, nbytes)
+    whole, chain = _WORK[row.primitive](count, nbytes)
     kind_rates = calibration.of(kind)
     return (chain if kind_rates.apart else whole).seconds(kind_rates)
 
@@ -248,7 +252,7 @@ def _one_each(r: int, n: int) -> tuple[Work, Work]:
 
 # For each primitive but all_reduce: a function of the number of replicas and the bytes
 # of each, which returns the total work and its longest chain.
-_WAYS: Mapping[str, Callable[[int, int], tuple[Work, Work]]] = {
+_WORK: Mapping[str, Callable[[int, int], tuple[Work, Work]]] = {
     "all_gather": _gather,
     "all_to_all": _exchange,
     "barrier": _from_one,
@@ -265,28 +269,32 @@ _WAYS: Mapping[str, Callable[[int, int], tuple[Work, Work]]] = {
 def _scaled(
     seconds: float,
     row: Row,
-    found: int,
+    measured_count: int,
     replicas: int,
     kind: str,
     calibration: Calibration,
 ) -> float:
-    """Scales the seconds of a communication from `found` replicas to `replicas`.
+    """Scales the seconds of a communication to another number of replicas.
 
     A measurement of one replica contains the computation on the rows of all (products),
     which grows with the number of replicas, but not the exchange, which is modelled.
     """
-    before = modelled(row, _participants(row, found, found), kind, calibration)
-    after = modelled(row, _participants(row, found, replicas), kind, calibration)
-    if found == 1:
-        return seconds * replicas if "factors" in row.algorithm else seconds + after
-    if not calibration.of(kind).apart and len(row.group) < found:
-        after *= replicas / found  # more groups share the cores
-    return seconds * after / before if before > _LEAST_MODELLED else seconds
+    model, measured_model = (
+        modelled(row, _participants(row, measured_count, n), kind, calibration)
+        for n in (replicas, measured_count)
+    )
+    if measured_count == 1:
+        return seconds * replicas if "factors" in row.algorithm else seconds + model
+    if not calibration.of(kind).apart and len(row.group) < measured_count:
+        model *= replicas / measured_count  # more groups share the cores
+    if measured_model <= _LEAST_MODELLED:
+        return seconds
+    return seconds * model / measured_model
 
 
-def _participants(row: Row, found: int, replicas: int) -> int:
+def _participants(row: Row, measured_count: int, replicas: int) -> int:
     """Returns the number of participants; groups of some replicas keep their size."""
-    return replicas if len(row.group) == found else len(row.group)
+    return replicas if len(row.group) == measured_count else len(row.group)
 
 
 def _computing(measured: Measured, replicas: int) -> float:
@@ -296,14 +304,15 @@ def _computing(measured: Measured, replicas: int) -> float:
     """
     measured_count = measured.replicas
     if measured.cores is None:
-        return measured.compute if measured_count > 1 else _own(measured)
+        return measured.compute if measured_count > 1 else _single_seconds(measured)
     least = _least(measured, replicas, measured.cores)
-    lost = measured.compute / _least(measured, measured_count, measured.cores)
+    loss = measured.compute / _least(measured, measured_count, measured.cores)
     if replicas < measured_count:
-        own = max(0.0, _own(measured) - measured.once)
-        before = own / _least(measured, 1, measured.cores)
-        lost = before + (lost - before) * (replicas - 1) / (measured_count - 1)
-    return least * lost
+        without_once = max(0.0, _single_seconds(measured) - measured.once)
+        loss_of_one = without_once / _least(measured, 1, measured.cores)
+        position = (replicas - 1) / (measured_count - 1)
+        loss = loss_of_one + (loss - loss_of_one) * position
+    return least * loss
 
 
 def _lost(measured: Measured, replicas: int) -> float:
@@ -314,18 +323,18 @@ def _lost(measured: Measured, replicas: int) -> float:
     """
     if measured.cores is None or measured.replicas > 1:
         return 0.0
-    own, cores = _own(measured), measured.cores
-    most = replicas * measured.work / cores + (1 - 1 / cores) * own
+    single, cores = _single_seconds(measured), measured.cores
+    most = replicas * measured.work / cores + (1 - 1 / cores) * single
     lost = max(0.0, most - _least(measured, replicas, cores))
-    return measured.compute * lost / own / 2
+    return measured.compute * lost / single / 2
 
 
 def _least(measured: Measured, replicas: int, cores: int) -> float:
     """Returns the least seconds of the steps of `replicas` replicas on shared cores."""
-    return max(_own(measured), replicas * measured.work / cores)
+    return max(_single_seconds(measured), replicas * measured.work / cores)
 
 
-def _own(measured: Measured) -> float:
+def _single_seconds(measured: Measured) -> float:
     return max(measured.alone - measured.fixed, _LEAST_MODELLED)
 
 

@@ -78,19 +78,21 @@ def split(
         shared: Whether the replicas share cores.
     """
     if shared:
-        once, *shares = _of_shared(ran, len(rows))
+        for_all, *shares = _of_shared(ran, len(rows))
     else:
-        once, shares = 0.0, _of_longest(ran, len(rows))
+        for_all, shares = 0.0, _of_longest(ran, len(rows))
     communication = tuple(share * seconds for share in shares)
-    once *= seconds
-    return Parts(max(0.0, seconds - once - sum(communication)), once, communication)
+    for_all *= seconds
+    return Parts(
+        max(0.0, seconds - for_all - sum(communication)), for_all, communication
+    )
 
 
 def _of_shared(ran: Sequence[Ran], count: int) -> list[float]:
     """Returns the fractions of time of work done for all and of each communication."""
     times = [0.0] * (1 + count)
     total = 0.0
-    for op, took in zip(ran, taken(ran), strict=True):
+    for op, took in zip(ran, seconds_by_op(ran), strict=True):
         total += took
         if op.row is not None:
             times[1 + op.row] += took
@@ -105,8 +107,8 @@ def _of_longest(ran: Iterable[Ran], count: int) -> list[float]:
     planes: dict[str, float] = {}
     for op in ran:
         key = op.row, op.plane
-        busy[key] = busy.get(key, 0.0) + op.own
-        planes[op.plane] = planes.get(op.plane, 0.0) + op.own
+        busy[key] = busy.get(key, 0.0) + op.own_seconds
+        planes[op.plane] = planes.get(op.plane, 0.0) + op.own_seconds
     most = max(planes.values(), default=0.0)
     longest = [
         max((took for (row, _), took in busy.items() if row == n), default=0.0)
@@ -115,7 +117,7 @@ def _of_longest(ran: Iterable[Ran], count: int) -> list[float]:
     return [took / most if most else 0.0 for took in longest]
 
 
-def taken(ran: Sequence[Ran]) -> list[float]:
+def seconds_by_op(ran: Sequence[Ran]) -> list[float]:
     """Returns each op's share of the time in which any op runs, in seconds.
 
     Simultaneous ops share time equally, however many cores each of them uses: a product
@@ -134,17 +136,17 @@ def taken(ran: Sequence[Ran]) -> list[float]:
             (op.start + op.seconds, 0, 0.0, n),
         )
     )
-    took = [0.0] * len(ran)
+    seconds = [0.0] * len(ran)
     threads: dict[tuple[str, int], list[int]] = {}
     last = 0.0
-    for now, begins, _, n in changes:
-        running = [inside[-1] for inside in threads.values() if inside]
+    for time, begins, _, n in changes:
+        running = [stack[-1] for stack in threads.values() if stack]
         for running_op in running:
-            took[running_op] += (now - last) / len(running)
-        last = now
-        inside = threads.setdefault((ran[n].plane, ran[n].thread), [])
+            seconds[running_op] += (time - last) / len(running)
+        last = time
+        stack = threads.setdefault((ran[n].plane, ran[n].thread), [])
         if begins:
-            inside.append(n)
+            stack.append(n)
         else:
-            inside.remove(n)
-    return took
+            stack.remove(n)
+    return seconds

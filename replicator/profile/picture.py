@@ -50,9 +50,9 @@ def _parts(axes: Axes, report: Report) -> None:
         (f"{display.title(row)}\n{_short(display.lines(row))}", seconds)
         for seconds, row in rows[:_MOST_PARTS]
     ]
-    rest = sum(seconds for seconds, _ in rows[_MOST_PARTS:])
-    if rest:
-        bars.append((f"{len(rows) - _MOST_PARTS} more", rest))
+    more = sum(seconds for seconds, _ in rows[_MOST_PARTS:])
+    if more:
+        bars.append((f"{len(rows) - _MOST_PARTS} more", more))
     names, times = zip(*bars, strict=True)
     places = range(len(bars))
     colors = ["tab:gray", *["tab:blue"] * 2, *["tab:orange"] * (len(bars) - 3)]

@@ -13,7 +13,7 @@ from replicator.profile import model
 from replicator.profile.parts import Measured
 from replicator.report import display
 
-HERE, APART = "here", "apart"
+ON_THESE_DEVICES, ON_SEVERAL_HOSTS = "here", "apart"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,9 @@ class Report:
         name: The program: "train:make".
         measured: The measurement.
         network: The rates between hosts that predictions assume.
-        predicted: For HERE and APART, steps on 1 to model.MOST_REPLICAS replicas; empty
-            if the program needs all of its replicas, since it then has no other number.
+        predicted: For ON_THESE_DEVICES and ON_SEVERAL_HOSTS, steps on 1 to
+            model.MOST_REPLICAS replicas; empty if the program only runs on all of its
+            replicas.
         strategy: The strategy used instead of the program's own; "" for its own.
         source: The source of the rates of devices like these.
     """
@@ -37,28 +38,28 @@ class Report:
     strategy: str = ""
     source: str = "by default"
 
-    def title(self, where: str) -> str:
-        """Returns the title of HERE or APART."""
-        if where == APART:
+    def title(self, setting: str) -> str:
+        """Returns the title of ON_THESE_DEVICES or ON_SEVERAL_HOSTS."""
+        if setting == ON_SEVERAL_HOSTS:
             return "on hosts of their own"
         cores = self.measured.cores
         if cores is None:
             return "on further devices like these"
         return f"on these same {cores} cores" if cores > 1 else "on this same core"
 
-    def verdict(self, where: str) -> str:
+    def verdict(self, setting: str) -> str:
         """Says in one sentence which numbers of replicas pay.
 
         Args:
-            where: HERE or APART.
+            setting: ON_THESE_DEVICES or ON_SEVERAL_HOSTS.
         """
-        outcome = model.verdict(self.predicted[where])
+        outcome = model.verdict(self.predicted[setting])
         if outcome.best == 1:
-            return f"{self.title(where)}: no number of replicas pays."
+            return f"{self.title(setting)}: no number of replicas pays."
         text = (
-            f"{self.title(where)}: {outcome.best} replicas compute the most examples, "
-            f"{outcome.speed_up:.1f} times as many as one, so that an epoch takes "
-            f"{1 / outcome.speed_up:.2g} of the time"
+            f"{self.title(setting)}: {outcome.best} replicas compute the most "
+            f"examples, {outcome.speed_up:.1f} times as many as one, so that an epoch "
+            f"takes {1 / outcome.speed_up:.2g} of the time"
         )
         if outcome.starts is not None and outcome.starts > 2:
             text += f"; it pays from {outcome.starts} on"
@@ -143,13 +144,17 @@ def report(
         return Report(name, measured, network, {}, strategy, source)
     numbers = range(1, model.MOST_REPLICAS + 1)
     predicted = {
-        HERE: tuple(model.here(measured, n, calibration) for n in numbers),
-        APART: tuple(model.apart(measured, n, calibration, network) for n in numbers),
+        ON_THESE_DEVICES: tuple(
+            model.on_these_devices(measured, n, calibration) for n in numbers
+        ),
+        ON_SEVERAL_HOSTS: tuple(
+            model.on_several_hosts(measured, n, calibration, network) for n in numbers
+        ),
     }
     return Report(name, measured, network, predicted, strategy, source)
 
 
-def shown(steps: Sequence[model.Predicted]) -> list[model.Predicted]:
+def powers_of_two(steps: Sequence[model.Predicted]) -> list[model.Predicted]:
     """Returns the steps that tables show: on 1, 2, 4, ... replicas."""
     return [
         prediction

@@ -31,7 +31,7 @@ class Ran:
         thread: The thread or stream of the device.
         start: Its start, in seconds since an arbitrary point.
         seconds: Its duration.
-        own: Its duration without the ops that ran inside of it, in seconds.
+        own_seconds: Its duration without the ops that ran inside of it, in seconds.
         row: The number of the communication that it is part of; None if of none.
         replica_id: The replica that it belongs to; None if to none, or to all.
         once: Whether that replica runs it for all.
@@ -43,7 +43,7 @@ class Ran:
     thread: int
     start: float
     seconds: float
-    own: float
+    own_seconds: float
     row: int | None = None
     replica_id: int | None = None
     once: bool = False
@@ -53,7 +53,7 @@ def trace(
     run: Callable[[], object],
     rows: Sequence[Row],
     count: int,
-    once: Collection[str] = (),
+    ops_for_all: Collection[str] = (),
 ) -> list[Ran]:
     """Runs steps under TensorFlow's profiler, and returns the ops that ran.
 
@@ -61,7 +61,7 @@ def trace(
         run: Runs a step, and returns when it has completed.
         rows: The step's communications.
         count: The number of steps.
-        once: The names of ops that one replica runs for all.
+        ops_for_all: The names of ops that one replica runs for all.
     """
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=2, python_tracer_level=0
@@ -75,11 +75,13 @@ def trace(
             tf.profiler.experimental.stop()
         files = pathlib.Path(folder).rglob("*.xplane.pb")
         events = [e for file in files for e in profiles.read_profile(file.read_bytes())]
-    return ops_of(events, rows, once)
+    return ops_of(events, rows, ops_for_all)
 
 
 def ops_of(
-    events: Iterable[profiles.Traced], rows: Sequence[Row], once: Collection[str] = ()
+    events: Iterable[profiles.ProfileEvent],
+    rows: Sequence[Row],
+    ops_for_all: Collection[str] = (),
 ) -> list[Ran]:
     """Returns the ops among traced events, ordered by start.
 
@@ -89,24 +91,26 @@ def ops_of(
     Args:
         events: The traced events.
         rows: The step's communications.
-        once: The names of ops that one replica runs for all.
+        ops_for_all: The names of ops that one replica runs for all.
     """
     numbers = {row.scope: number for number, row in enumerate(rows)}
-    threads: dict[tuple[str, int], list[profiles.Traced]] = {}
+    threads: dict[tuple[str, int], list[profiles.ProfileEvent]] = {}
     for event in events:
         if _OP.fullmatch(event.name):
             threads.setdefault((event.plane, event.thread), []).append(event)
     kernels = {plane for plane, _ in threads if "/device:" in plane}
     ops = [
-        _ran(event, own_seconds, numbers, once)
+        _ran(event, own_seconds, numbers, ops_for_all)
         for (plane, _), line in threads.items()
         if not kernels or plane in kernels
-        for event, own_seconds in _own(line)
+        for event, own_seconds in _with_own_seconds(line)
     ]
     return sorted(ops, key=lambda ran: ran.start)
 
 
-def _own(line: list[profiles.Traced]) -> list[tuple[profiles.Traced, float]]:
+def _with_own_seconds(
+    line: list[profiles.ProfileEvent],
+) -> list[tuple[profiles.ProfileEvent, float]]:
     """Returns each event of a thread with its duration without nested events."""
     line.sort(key=lambda event: (event.start, -event.seconds))
     own_seconds = [event.seconds for event in line]
@@ -118,27 +122,37 @@ def _own(line: list[profiles.Traced]) -> list[tuple[profiles.Traced, float]]:
             own_seconds[around[-1]] -= event.seconds
         around.append(n)
     return [
-        (event, max(0.0, left)) for event, left in zip(line, own_seconds, strict=True)
+        (event, max(0.0, seconds))
+        for event, seconds in zip(line, own_seconds, strict=True)
     ]
 
 
-def _end(event: profiles.Traced) -> float:
+def _end(event: profiles.ProfileEvent) -> float:
     return event.start + event.seconds
 
 
 def _ran(
-    event: profiles.Traced, own: float, numbers: dict[str, int], once: Collection[str]
+    event: profiles.ProfileEvent,
+    own_seconds: float,
+    numbers: dict[str, int],
+    ops_for_all: Collection[str],
 ) -> Ran:
-    named = _OP.fullmatch(event.name)
-    assert named, "only ops are asked for"
-    name, kind = named.groups()
+    match = _OP.fullmatch(event.name)
+    assert match, "only ops are asked for"
+    name, kind = match.groups()
     scope, replica = _SCOPE.search(name), once_for_all.REPLICA.search(name)
     row = numbers.get(scope[1]) if scope else None
     return Ran(
-        *(name, kind, event.plane, event.thread, event.start, event.seconds, own),
+        name=name,
+        type=kind,
+        plane=event.plane,
+        thread=event.thread,
+        start=event.start,
+        seconds=event.seconds,
+        own_seconds=own_seconds,
         row=row,
         replica_id=int(replica[1]) if replica else None,
-        once=row is None and any(part in once for part in _around(name)),
+        once=row is None and any(part in ops_for_all for part in _around(name)),
     )
 
 

@@ -57,9 +57,9 @@ def sent(row: Row) -> str:
 
 
 def _listed(values: Sequence[Value]) -> str:
-    shown = ", ".join(map(str, values[:_MOST_TENSORS]))
+    text = ", ".join(map(str, values[:_MOST_TENSORS]))
     more = len(values) - _MOST_TENSORS
-    return f"{shown}, {more} more" if more > 0 else shown or "nothing"
+    return f"{text}, {more} more" if more > 0 else text or "nothing"
 
 
 def _by_replica(group: Sequence[int], texts: Sequence[str]) -> str:
@@ -145,9 +145,9 @@ def _totals(plan: Rows) -> rich.table.Table:
         "counted once."
     )
     table.add_column("primitive")
-    for when in ("per step", "each time"):
-        table.add_column(f"{when}: number", justify="right")
-        table.add_column(f"{when}: bytes", justify="right")
+    for rate in ("per step", "each time"):
+        table.add_column(f"{rate}: number", justify="right")
+        table.add_column(f"{rate}: bytes", justify="right")
     lines = [*plan.by_primitive.items(), ("all", plan.totals)]
     for name, totals in lines:
         cells = [_cells(total) for total in (totals.per_step, totals.per_turn)]

@@ -11,19 +11,19 @@ from typing import Any
 from replicator import errors
 
 
-def check_picture(what: str, path: str | os.PathLike[str]) -> None:
+def check_picture(subject: str, path: str | os.PathLike[str]) -> None:
     """Raises ArgumentError unless a path names a supported picture format.
 
     Args:
-        what: What is to be plotted: "a plan".
+        subject: What is to be plotted: "a plan".
         path: The picture file.
     """
-    named = isinstance(path, str | os.PathLike)
-    suffix = os.path.splitext(os.fspath(path))[1].lower() if named else ""
+    is_path = isinstance(path, str | os.PathLike)
+    suffix = os.path.splitext(os.fspath(path))[1].lower() if is_path else ""
     if suffix not in (".png", ".svg"):
         raise errors.ArgumentError(
             errors.compose(
-                f"{what} cannot be plotted to {errors.shown(path)}: its suffix is "
+                f"{subject} cannot be plotted to {errors.shown(path)}: its suffix is "
                 f"{suffix!r}.",
                 fix="name a file that ends in .png or .svg.",
             )

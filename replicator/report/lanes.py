@@ -129,13 +129,15 @@ def make_figure(plan: Rows) -> Figure:
 def _layout(plan: Rows, entries: int) -> _Layout:
     """Computes the layout for a legend with `entries` entries."""
     count = max(len(plan), 1)
-    each = math.ceil(count / math.ceil(count / _MOST_IN_STRIP))
-    step = min(_WIDTH / each, _STEP)
-    width = max(each * step, _LEAST_WIDTH)
+    per_strip = math.ceil(count / math.ceil(count / _MOST_IN_STRIP))
+    step = min(_WIDTH / per_strip, _STEP)
+    width = max(per_strip * step, _LEAST_WIDTH)
     columns = int((_LEFT + width) / _LEGEND_ENTRY[0])
     numbers = range(len(plan))
     return _Layout(
-        strips=tuple(numbers[start : start + each] for start in range(0, count, each)),
+        strips=tuple(
+            numbers[start : start + per_strip] for start in range(0, count, per_strip)
+        ),
         step=step,
         width=width,
         above=_length(_label(row) for row in plan) + 0.3,

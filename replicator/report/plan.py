@@ -162,28 +162,28 @@ def make_plan(
     )
 
 
-def _row(kept: Communication, algorithm: str) -> Row:
-    options = {k: v for k, v in kept.calls[0].options.items() if v is not None}
+def _row(communication: Communication, algorithm: str) -> Row:
+    options = {k: v for k, v in communication.calls[0].options.items() if v is not None}
     options.pop("algorithm", None)  # the row's algorithm says that
-    nesting = kept.nesting
-    if kept.calls[0].conditional:
+    nesting = communication.nesting
+    if communication.calls[0].conditional:
         nesting = nesting.inside("conditional (when due)", None)
     return Row(
-        primitive=kept.calls[0].pairs_as,
+        primitive=communication.calls[0].pairs_as,
         reduction=options.pop("op", ""),
         options=options,
-        group=tuple(call.replica_id for call in kept.calls),
-        operands=tuple(call.operands for call in kept.calls),
-        links=kept.links,
-        algorithm=", ".join(kept.algorithms) or algorithm,
+        group=tuple(call.replica_id for call in communication.calls),
+        operands=tuple(call.operands for call in communication.calls),
+        links=communication.links,
+        algorithm=", ".join(communication.algorithms) or algorithm,
         path=nesting.path,
         times=nesting.times,
-        lines=_lines(kept.calls),
-        backward=kept.calls[0].backward,
-        wires=kept.wires,
-        seconds=kept.seconds,
-        synchronizer=_synchronizers(kept.calls[0].policies),
-        scope=kept.calls[0].scope,
+        lines=_lines(communication.calls),
+        backward=communication.calls[0].backward,
+        wires=communication.wires,
+        seconds=communication.seconds,
+        synchronizer=_synchronizers(communication.calls[0].policies),
+        scope=communication.calls[0].scope,
     )
 
 

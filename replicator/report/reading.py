@@ -54,43 +54,43 @@ def read(kind: type[_R], text: str) -> _R:
         ) from error
 
 
-def _read(hint: Any, found: Any, where: str) -> Any:
+def _read(hint: Any, value: Any, where: str) -> Any:
     """Converts a JSON value to the type of a hint."""
-    kind, inside = typing.get_origin(hint), typing.get_args(hint)
+    kind, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
-        return _read_fields(hint, found, where)
+        return _read_fields(hint, value, where)
     if kind is types.UnionType:
-        if found is None:
+        if value is None:
             return None
-        return _read(inside[0], found, where)
-    if kind is tuple and isinstance(found, list):
-        return tuple(_read(inside[0], x, f"{where}[{n}]") for n, x in enumerate(found))
-    if kind is Mapping and isinstance(found, dict):
-        return found
-    if hint is str and isinstance(found, str):
-        found.encode()  # a lone surrogate cannot be printed
-        return found
-    if hint is bool and isinstance(found, bool):
-        return found
-    if hint is float and isinstance(found, float) and 0 <= found < math.inf:
-        return found
-    if hint is int and arguments.is_whole(found, 0, _MOST):
-        return found
-    raise _NoPlan(f"{where} is {errors.shown(found)}")
+        return _read(args[0], value, where)
+    if kind is tuple and isinstance(value, list):
+        return tuple(_read(args[0], x, f"{where}[{n}]") for n, x in enumerate(value))
+    if kind is Mapping and isinstance(value, dict):
+        return value
+    if hint is str and isinstance(value, str):
+        value.encode()  # a lone surrogate cannot be printed
+        return value
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is float and isinstance(value, float) and 0 <= value < math.inf:
+        return value
+    if hint is int and arguments.is_whole(value, 0, _MOST):
+        return value
+    raise _NoPlan(f"{where} is {errors.shown(value)}")
 
 
-def _read_fields(cls: Any, found: Any, where: str) -> Any:
-    if not isinstance(found, dict):
-        raise _NoPlan(f"{where} is {errors.shown(found)}")
+def _read_fields(cls: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise _NoPlan(f"{where} is {errors.shown(value)}")
     hints = typing.get_type_hints(cls, localns={"Shape": Shape})
     facts = {}
     for field in dataclasses.fields(cls):
-        if field.name not in found:
+        if field.name not in value:
             if field.default is not dataclasses.MISSING:
                 continue  # a plan written by an earlier version
             raise _NoPlan(f"{where} has no {field.name}")
         place = f"{where}.{field.name}"
-        facts[field.name] = _read(hints[field.name], found[field.name], place)
+        facts[field.name] = _read(hints[field.name], value[field.name], place)
     return cls(**facts)
 
 

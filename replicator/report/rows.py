@@ -300,9 +300,9 @@ def _totals(rows: Iterable[Row]) -> Totals:
     )
 
 
-def _total(counted: Iterable[tuple[Row, int]]) -> Total:
+def _total(counts: Iterable[tuple[Row, int]]) -> Total:
     total = Total()
-    for row, times in counted:
+    for row, times in counts:
         total = Total(
             total.communications + times,
             total.nbytes + times * (row.nbytes or 0),

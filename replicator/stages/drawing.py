@@ -46,7 +46,7 @@ def make_figure(sketch: Sketch, title: str) -> Figure:
     axes.set_ylim(height, 0)
     axes.text(_MARGIN / 2, 0.3, title, fontsize=11, va="center")
     for device, k in columns.items():
-        axes.text(_left(k), 0.75, device, fontsize=9, weight="bold", va="center")
+        axes.text(_left_edge(k), 0.75, device, fontsize=9, weight="bold", va="center")
     for block, place in zip(sketch.blocks, places, strict=True):
         if place is not None:
             _draw_block(axes, block, *place)
@@ -72,11 +72,11 @@ def _places(
     return places, min(max(used.values(), default=0), _MOST_ROWS)
 
 
-def _left(column: int) -> float:
+def _left_edge(column: int) -> float:
     return _MARGIN / 2 + column * _COLUMN
 
 
-def _top(row: int) -> float:
+def _top_edge(row: int) -> float:
     return 1.0 + row * _ROW
 
 
@@ -85,7 +85,7 @@ def _draw_block(axes: Axes, block: Block, column: int, row: int) -> None:
     color = _CALLS if communicates else _PLAIN
     axes.add_patch(
         FancyBboxPatch(
-            (_left(column) + 0.05, _top(row) + 0.05),
+            (_left_edge(column) + 0.05, _top_edge(row) + 0.05),
             _COLUMN - 0.7,
             _ROW - 0.12,
             boxstyle="round,pad=0.02",
@@ -97,8 +97,8 @@ def _draw_block(axes: Axes, block: Block, column: int, row: int) -> None:
     text = block.scope[:_MOST_CHARACTERS]
     more = f", {block.calls} calls" if block.calls else ""
     axes.text(
-        _left(column) + 0.1,
-        _top(row) + _ROW / 2,
+        _left_edge(column) + 0.1,
+        _top_edge(row) + _ROW / 2,
         f"{text} ({block.ops} ops{more})",
         fontsize=7,
         va="center",
@@ -111,8 +111,11 @@ def _draw_link(axes: Axes, begin: Place | None, end: Place | None, count: int) -
     edge = _COLUMN - 0.63
     axes.annotate(
         "",
-        (_left(end[0]) + (0.03 if right else edge), _top(end[1]) + _ROW / 2),
-        (_left(begin[0]) + (edge if right else 0.03), _top(begin[1]) + _ROW / 2),
+        (_left_edge(end[0]) + (0.03 if right else edge), _top_edge(end[1]) + _ROW / 2),
+        (
+            _left_edge(begin[0]) + (edge if right else 0.03),
+            _top_edge(begin[1]) + _ROW / 2,
+        ),
         arrowprops={
             "arrowstyle": "->",
             "color": "#b0552b",

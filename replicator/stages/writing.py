@@ -36,24 +36,24 @@ class Stages:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = _made(path)
+        self._path = _created(path)
         self._numbers = itertools.count()
         self._site = errors.user_line()
-        self._begun: set[str] = set()  # the steps that were built, by their lines
+        self._built: set[str] = set()  # the steps that were built, by their lines
         self._ran: dict[str, None] = {}  # those that ran, in their order
         with files.needing("matplotlib", "draw the stages of a step"):
             from replicator.stages import drawing  # nothing else needs to plot
         self._draw: Callable[..., None] = drawing.draw
 
-    def begin(self, name: str, line: str) -> Build:
+    def begin(self, name: str, line: str) -> Recorder:
         """Returns a recorder for the graphs of one build.
 
         Args:
             name: The name of step_fn.
             line: The line that defines it, as in `ran`.
         """
-        self._begun.add(line)
-        return Build(self, name)
+        self._built.add(line)
+        return Recorder(self, name)
 
     def ran(self, line: str) -> None:
         """Notes that a step is run, which may have been built before.
@@ -65,8 +65,8 @@ class Stages:
 
     def warn_of_missing(self) -> None:
         """Warns, at the end, of steps of which nothing was recorded."""
-        missing = [line for line in self._ran if line not in self._begun]
-        if missing or not self._begun:
+        missing = [line for line in self._ran if line not in self._built]
+        if missing or not self._built:
             logging.warning(
                 "stages, at %s, recorded nothing%s. A step is recorded when it is "
                 "built: make its first call, with arguments of these shapes, in the "
@@ -95,7 +95,7 @@ class Stages:
             self._draw(sketch.of(graph), title, folder / f"{stage}.svg")
 
 
-def _made(path: Any) -> pathlib.Path:
+def _created(path: Any) -> pathlib.Path:
     """Returns a folder, creating it unless it exists."""
     try:
         os.makedirs(os.fsdecode(path), exist_ok=True)
@@ -110,7 +110,7 @@ def _made(path: Any) -> pathlib.Path:
         ) from error
 
 
-class Build:
+class Recorder:
     """The graphs of one build, as far as it has come."""
 
     def __init__(self, stages: Stages, name: str) -> None:
@@ -133,7 +133,7 @@ class Build:
         """Records the third stage: the ops of all replicas."""
         self._graphs[STAGES[2]] = _part(graph, {op.name for op in ops})
 
-    def done(self, graph: tf.Graph, ops: Collection[tf.Operation]) -> None:
+    def finish(self, graph: tf.Graph, ops: Collection[tf.Operation]) -> None:
         """Records the last stage, and writes all of them."""
         self._graphs[STAGES[3]] = _part(graph, {op.name for op in ops})
         self._stages.write(self._name, self._graphs)
@@ -163,11 +163,11 @@ def _part(graph: Any, names: Collection[str]) -> tf.compat.v1.GraphDef:
 
 def _without_parts(graph: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     """Returns a graph without the ops that partitioned variables add to it."""
-    rest = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
+    result = tf.compat.v1.GraphDef(library=graph.library, versions=graph.versions)
     removed = {node.name for node in graph.node if f"/{_PARTS}" in f"/{node.name}"}
     for node in graph.node:
         if node.name not in removed:
-            copy = rest.node.add()
+            copy = result.node.add()
             copy.CopyFrom(node)
             sources = [
                 source
@@ -175,7 +175,7 @@ def _without_parts(graph: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
                 if source.removeprefix("^").partition(":")[0] not in removed
             ]
             copy.input[:] = sources
-    return rest
+    return result
 
 
 def _for_tensorboard(folder: pathlib.Path, graph: tf.compat.v1.GraphDef) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from replicator.graph.passes import pulls
 from replicator.inputs import checks as input_checks
-from replicator.stages.writing import Build
+from replicator.stages.writing import Recorder
 from replicator.step import stages
 from replicator.step.calling import (
     call_step_fn,
@@ -59,7 +59,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     check_leftovers,
 )
 # What records the step after some of the passes; see `Replicator.stages`.
-_STAGES: dict[Callable[[Draft], None], Callable[[Build, Draft], None]] = {
+_STAGES: dict[Callable[[Draft], None], Callable[[Recorder, Draft], None]] = {
     divide_ops: stages.traced,
     copy_replicas: stages.copied,
     check_leftovers: stages.done,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from replicator.inputs import checks, feeds, making
+from replicator.inputs import checks, feed_factory, feeds
 from replicator.inputs.call_values import CallValues, in_graph
 from replicator.world import World
 
@@ -63,7 +63,7 @@ class CallArguments:
         self.leaves: list[Any] = []
         if request.by_value:
             self._element = CallValues(request.inputs, "input_fn", num_local)
-            if self._element.each and request.input_mode == "global_batch":
+            if self._element.has_per_replica and request.input_mode == "global_batch":
                 raise checks.not_one_batch("the inputs hold")
         if args:
             self._args = CallValues(tuple(args), "args", num_local)
@@ -75,10 +75,10 @@ class CallArguments:
     @property
     def is_whole(self) -> bool:
         """Whether every replica gets the whole element, rather than a part of it."""
-        is_undivided = self._element is not None and not self._element.each
+        is_undivided = self._element is not None and not self._element.has_per_replica
         return is_undivided and self._mode == "per_replica"
 
-    def stand_ins(self, current: list[Any]) -> list[Any]:
+    def placeholders(self, current: list[Any]) -> list[Any]:
         """Adds placeholders for the leaves to the function graph being traced.
 
         Args:
@@ -87,7 +87,7 @@ class CallArguments:
         placeholders: list[Any] = []
         for part in (self._element, self._args):
             if part is not None:
-                placeholders += part.stand_ins(len(placeholders), current)
+                placeholders += part.placeholders(len(placeholders), current)
         return placeholders
 
     def feed(self, leaves: Sequence[Any], world: World) -> feeds.Feed | None:
@@ -101,7 +101,7 @@ class CallArguments:
             return None
         element_leaves = in_graph(leaves[: len(self._element.leaves)])
         sources = self._element.of_each_replica(element_leaves)
-        return making.values_feed(sources, world, self._mode)
+        return feed_factory.values_feed(sources, world, self._mode)
 
     def of_one_replica(self, leaves: Sequence[Any]) -> list[Any]:
         """Returns the leaves that belong to one replica only.

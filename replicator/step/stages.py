@@ -12,7 +12,7 @@ from replicator import errors
 from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import has_effect
 from replicator.inputs import checks
-from replicator.stages.writing import Build, Stages
+from replicator.stages.writing import Recorder, Stages
 from replicator.step.draft import Draft
 
 
@@ -27,18 +27,18 @@ def ran(recorders: Iterable[Stages], step_fn: Callable[..., Any]) -> None:
         recorder.ran(line_of(step_fn))
 
 
-def traced(graphs: Build, draft: Draft) -> None:
+def traced(graphs: Recorder, draft: Draft) -> None:
     """Records what step_fn has built for the first replica."""
     graphs.traced(draft.build.graph, draft.replicas[0])
 
 
-def copied(graphs: Build, draft: Draft) -> None:
+def copied(graphs: Recorder, draft: Draft) -> None:
     """Records the ops of all replicas."""
     ops = [op for replica_ops in draft.replicas for op in replica_ops]
     graphs.copied(draft.build.graph, ops)
 
 
-def done(graphs: Build, draft: Draft) -> None:
+def done(graphs: Recorder, draft: Draft) -> None:
     """Records the finished step: those of its ops that will run."""
     ops = [op for op in draft.ops() if not tf_ops.is_abandoned(op)]
     leaves = [leaf for leaf in draft.leaves() if leaf is not None]
@@ -51,4 +51,4 @@ def done(graphs: Build, draft: Draft) -> None:
         if op in step_ops and op not in running:
             running.add(op)
             stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    graphs.done(draft.build.graph, running)
+    graphs.finish(draft.build.graph, running)

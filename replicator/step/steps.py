@@ -20,7 +20,7 @@ from replicator.cluster import peers
 from replicator.costs import cost, rehearsal
 from replicator.graph.order import ordering
 from replicator.graph.passes import once
-from replicator.inputs import checks, feeds, making, shared_pipelines
+from replicator.inputs import checks, feed_factory, feeds, shared_pipelines
 from replicator.interop import distribute
 from replicator.primitives import table
 from replicator.report import plan as plans
@@ -215,7 +215,7 @@ class Step:
         feed = self._feed()  # outside the trace: its variables outlive the function
 
         def traced() -> list[list[Any]]:
-            job = _Job(feed, call_args, call_args.stand_ins(current), self._use)
+            job = _Job(feed, call_args, call_args.placeholders(current), self._use)
             returned = self._build_into(job)
             structures.append(tf.nest.map_structure(type, returned[0]))
             return [
@@ -301,7 +301,7 @@ class Step:
             job.use(variable.storage)
         graph = tf.compat.v1.get_default_graph()
         leaves = tf.nest.flatten(built.returned, expand_composites=True)
-        rehearsal.note_once(
+        rehearsal.record_ops_for_all(
             lambda: once.names(graph.get_operations(), leaves, built.variables, graph)
         )
         plan = plans.make_plan(
@@ -316,10 +316,14 @@ class Step:
         self._keep_plan(plan)
         return built.returned
 
-    def _program(self) -> making.Program:
+    def _program(self) -> feed_factory.AsynchronousProgram:
         """Returns which of the programs that train asynchronously this is."""
         clock = self._settings.clock
-        return making.Program() if clock is None else making.Program(*clock.place)
+        return (
+            feed_factory.AsynchronousProgram()
+            if clock is None
+            else feed_factory.AsynchronousProgram(*clock.place)
+        )
 
     def _feed(self) -> feeds.Feed | None:
         """Returns the inputs, which live outside the function being traced."""
@@ -332,7 +336,7 @@ class Step:
         if existing_feed is not None:
             return existing_feed
         with peers.telling(self._settings.peers), tf.init_scope():
-            feed = making.make_feed(
+            feed = feed_factory.make_feed(
                 self._request.source,
                 self._settings.world,
                 self._request.input_mode,

@@ -40,7 +40,7 @@ def build_replica(
         graph.device(_placer(build, replica_id, large)),
         tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),
-        traces.tracing_apart(graph, replica_id, build.traces) as trace_anew,
+        traces.separate_traces(graph, replica_id, build.traces) as trace_anew,
         scopes.shared_variables(build, replica_id),
         scopes.own_collections(build, scope),
     ):
@@ -127,7 +127,7 @@ def _placer(
     A function rather than a string: in a tf.Graph, a tf.function called inside the step
     is traced anew for each device function, so it gets each replica's own variables and
     communicates in each build by itself. Where the step itself is a function,
-    `_tf.traces.tracing_apart` ensures that.
+    `_tf.traces.separate_traces` ensures that.
     """
     device, aliases = build.world.device(replica_id), build.aliases
     placed = build.states.of(Placed)

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Hashable, Mapping, Sequence
 
-from replicator.costs import keeping
+from replicator.costs import variable_cost
 from replicator.strategy.facts import Resources
 from replicator.strategy.nodes import AllReduceSynchronizer, Node, Synchronizer
 
@@ -61,18 +61,18 @@ def predicted(
     for how, load in _loads(node, shape, nbytes, sparse, assumed):
         company = None if together is None else together[_way(how, load)]
         hows.append(how)
-        loads.append(dataclasses.replace(load, together=company))
+        loads.append(dataclasses.replace(load, shared_nbytes=company))
     sent = sum(_sent(*pair, devices) for pair in zip(hows, loads, strict=True))
     if node.axis is not None:
         owners = [_owner(how) for how in hows]
-        seconds = keeping.in_parts(loads, owners, devices, calibration)
+        seconds = variable_cost.in_parts(loads, owners, devices, calibration)
     elif isinstance(hows[0], AllReduceSynchronizer):
         spec = hows[0].spec
         algorithm = None if spec in _UNASKED else ALGORITHMS.get(spec)
-        seconds = keeping.mirrored(loads[0], devices, calibration, algorithm)
+        seconds = variable_cost.mirrored(loads[0], devices, calibration, algorithm)
     else:
         owner, copies = _owner(hows[0]), hows[0].local_replication
-        seconds = keeping.owned(loads[0], devices, owner, calibration, copies)
+        seconds = variable_cost.owned(loads[0], devices, owner, calibration, copies)
     return dataclasses.replace(node, sent=sent, seconds=seconds)
 
 
@@ -106,22 +106,25 @@ def predicted_together(
 
 def _loads(
     node: Node, shape: Sequence[int], nbytes: int, sparse: bool, assumed: Assumed
-) -> list[tuple[Synchronizer, keeping.Load]]:
+) -> list[tuple[Synchronizer, variable_cost.Load]]:
     """Returns how a variable, or each of its parts, is kept equal, and its load."""
     rows = assumed.rows if sparse else None
     if node.axis is None:
         assert node.synchronizer is not None, "a whole node has a synchronizer"
-        return [(node.synchronizer, keeping.Load(nbytes, assumed.slots, rows))]
+        return [(node.synchronizer, variable_cost.Load(nbytes, assumed.slots, rows))]
     size = shape[node.axis]
     slice_bytes = nbytes // max(1, size)
     return [
-        (part.synchronizer, keeping.Load(slice_bytes * extent, assumed.slots, rows))
+        (
+            part.synchronizer,
+            variable_cost.Load(slice_bytes * extent, assumed.slots, rows),
+        )
         for part, extent in zip(node.parts, node.extents(size), strict=True)
         if part.synchronizer is not None
     ]
 
 
-def _way(how: Synchronizer, load: keeping.Load) -> Hashable:
+def _way(how: Synchronizer, load: variable_cost.Load) -> Hashable:
     """Returns what gradients have in common that may share messages."""
     algorithm = how.spec if isinstance(how, AllReduceSynchronizer) else ""
     return _owner(how), algorithm, load.rows is not None
@@ -132,7 +135,7 @@ def step_seconds(nodes: Sequence[Node]) -> float:
     return math.fsum(node.seconds or 0.0 for node in nodes)
 
 
-def _sent(how: Synchronizer, load: keeping.Load, devices: Sequence[str]) -> int:
+def _sent(how: Synchronizer, load: variable_cost.Load, devices: Sequence[str]) -> int:
     """Returns the bytes sent; for an owned variable, including its value."""
     if isinstance(how, AllReduceSynchronizer):
         others = len(devices) - 1

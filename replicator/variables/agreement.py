@@ -207,7 +207,7 @@ def of_examples(
 def _given() -> list[Any] | None:
     """Returns the arguments of the running update of a Keras metric, if any."""
     update = callers.metric_call("update_state")
-    return None if update is None else list(update.given.values())
+    return None if update is None else list(update.arguments.values())
 
 
 def _is_of_nothing(given: Any) -> tf.Tensor:

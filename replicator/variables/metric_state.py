@@ -67,8 +67,8 @@ def doubt_share(variable: Any, written: Any, replica: context.ReplicaContext) ->
         or not tf.is_tensor(written)
     ):
         return
-    values = update.given.get("values")
-    if values is None or update.given.get("sample_weight") is not None:
+    values = update.arguments.get("values")
+    if values is None or update.arguments.get("sample_weight") is not None:
         return
     values = tf.convert_to_tensor(values)
     if values.shape.rank != 0:

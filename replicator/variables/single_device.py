@@ -51,7 +51,7 @@ class View:
         traces = tf_traces.Traces()
         token = _current.set(self)
         try:
-            with tf_traces.tracing_apart(self._graph, "one device", traces):
+            with tf_traces.separate_traces(self._graph, "one device", traces):
                 yield
         finally:
             _current.reset(token)

@@ -308,7 +308,7 @@ def test_given_to_pass_is_what_a_pass_begins_from() -> None:
     @tf.custom_gradient
     def watched(x: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            seen.append(callers.given_to_pass())
+            seen.append(callers.output_gradients_of_pass())
             return upstream
 
         return tf.identity(x), gradient
@@ -326,4 +326,4 @@ def test_given_to_pass_is_what_a_pass_begins_from() -> None:
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [])
         tf.gradients(tf.identity(watched(x), "loss"), x)
-        assert seen[0] is not None and callers.given_to_pass() is None
+        assert seen[0] is not None and callers.output_gradients_of_pass() is None

@@ -12,7 +12,7 @@ class Row(tuple):
     """A tuple that functions keep; it is made from a plain one."""
 
     def __tf_tracing_type__(self, context):
-        return nests.KeptTuple.of(self, context)
+        return nests.TupleType.of(self, context)
 
 
 class Column(Row):

@@ -163,7 +163,7 @@ def test_place_alone_moves_an_op_away_from_those_beside_it():
         with graph.colocate_with(one.op):
             two = tf.negative(one)
         assert "_class" in two.op.node_def.attr
-        ops.place_alone(two.op, "/device:CPU:1")
+        ops.move_to_device(two.op, "/device:CPU:1")
         assert "_class" not in two.op.node_def.attr
         assert two.device == "/device:CPU:1"
         assert shared.evaluate(two, graph) == -1.0

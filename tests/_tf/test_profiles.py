@@ -26,6 +26,6 @@ def test_a_profile_says_which_ops_ran_and_how_long(tmp_path):
     events = list(profiles.read_profile(file.read_bytes()))
     # oneDNN has its own types for some ops.
     (event,) = [event for event in events if event.name.startswith("here:")]
-    assert isinstance(event, profiles.Traced)
+    assert isinstance(event, profiles.ProfileEvent)
     assert 0 < event.seconds < seconds
     assert event.plane.startswith("/host:")

@@ -75,7 +75,7 @@ def test_ones_that_gradients_create_begin_no_pass() -> None:
             tapes.record_gradient("z", [z], [y], lambda d: [d * tf.ones_like(d)])
             result = tf.reduce_mean(own(tf.reduce_prod(z) + z))
         tape.gradient(result, x)
-        begun = tapes.passes_begun(x.graph)
+        begun = tapes.pass_starts(x.graph)
         begins = [op.name for op in x.graph.get_operations() if tapes.begins_pass(op)]
         return tf.constant(len(begun)), tf.constant(len(begins))
 
@@ -97,7 +97,7 @@ def test_a_pass_is_told_from_the_ops_before_and_after_it(version):
         after = second * 2.0
         parts = [tapes.is_part_of_pass(t.op) for t in (before, y, first, second, after)]
         assert parts == [False, False, True, True, False]
-        begun = tapes.passes_begun(after.graph)
+        begun = tapes.pass_starts(after.graph)
         ends = [tapes.number_of(t.op) for t in (before, first, second)]
         assert ends[0] < begun[0] < ends[1] < begun[1] < ends[2] and len(begun) == 2
         begins = [op for op in after.graph.get_operations() if tapes.begins_pass(op)]

@@ -22,7 +22,7 @@ def test_tracing_apart_gives_a_function_one_trace_per_key():
         graph = tf.compat.v1.get_default_graph()
         results = []
         for key in ("a", "b", "a"):
-            with tf_traces.tracing_apart(graph, key, traces):
+            with tf_traces.separate_traces(graph, key, traces):
                 results.append(inner())
         return results
 
@@ -40,7 +40,7 @@ def test_tracing_apart_does_so_in_a_plain_graph_too():
     with tf.Graph().as_default() as graph:
         results = []
         for key in ("a", "b", "a"):
-            with tf_traces.tracing_apart(graph, key, traces):
+            with tf_traces.separate_traces(graph, key, traces):
                 results.append(inner())
         with tf.compat.v1.Session() as session:
             assert session.run(results) == [1, 2, 1]
@@ -56,7 +56,7 @@ def test_traces_are_forgotten_but_for_those_of_others(plain_graph):
 
     def build():
         graph, traces = tf.compat.v1.get_default_graph(), tf_traces.Traces()
-        with tf_traces.tracing_apart(graph, "key", traces) as anew:
+        with tf_traces.separate_traces(graph, "key", traces) as anew:
             results = [outermost()]
             results.append(outermost())
             anew()
@@ -91,7 +91,7 @@ def test_tracing_apart_traces_anew_when_asked_to(plain_graph):
     def outer():
         nonlocal again
         graph = tf.compat.v1.get_default_graph()
-        with tf_traces.tracing_apart(graph, "anew", tf_traces.Traces()) as again:
+        with tf_traces.separate_traces(graph, "anew", tf_traces.Traces()) as again:
             for _ in range(3):
                 inner()
         return tf.constant(0)

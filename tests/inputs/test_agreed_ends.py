@@ -76,7 +76,7 @@ def test_steps_ask_where_elements_may_differ(
 
     def agree(compares: bool) -> Any:
         return lambda own: agreed_ends.agree(
-            own, -1, agreed_ends.Compared(own.own, "train.py:3", compares)
+            own, -1, agreed_ends.ComparedElements(own.own, "train.py:3", compares)
         )
 
     found = as_threads.together(*map(agree, always))
@@ -105,7 +105,7 @@ def test_digests_tell_elements_apart() -> None:
 
 
 def test_a_difference_names_the_hosts_and_the_line() -> None:
-    compared = agreed_ends.Compared(0, "train.py:3", True)
+    compared = agreed_ends.ComparedElements(0, "train.py:3", True)
     end = agreed_ends.AgreedEnd(2, 7_000_002, 7_000_002, compared)
     facts = tf.constant([[1, 1, 5, 6], [1, 0, 7, 8]])
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import InputContext, InputError
-from replicator.inputs import iterators, making
+from replicator.inputs import feed_factory, iterators
 from replicator.world import World
 from tests import helpers
 
@@ -232,7 +232,7 @@ def test_tensors_are_fed_as_they_are(mode):
 def test_nothing_waits_for_values_that_are_there(function):
     """Waiting would take each step through all devices before it starts."""
     value = tf.constant(1.0)
-    feed = making.make_feed(
+    feed = feed_factory.make_feed(
         lambda: (lambda: value) if function else value,
         World.all_here(helpers.make(2).devices),
         "per_replica",

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.optimizers.sparsity import Layout, as_layout, merge_all
+from replicator.optimizers.sparsity import GradientLayout, as_layout, merge_all
 
-DENSE, INT32, INT64 = Layout(), Layout("int32"), Layout("int64")
+DENSE, INT32, INT64 = GradientLayout(), GradientLayout("int32"), GradientLayout("int64")
 LAYOUTS = (None, DENSE, INT32, INT64)
 VARIABLE = tf.Variable(tf.zeros([3, 2]))
 
@@ -25,10 +25,10 @@ def _rows(dtype: str = "int32", shape: bool = True) -> tf.IndexedSlices:
 
 
 def test_a_gradient_says_its_layout() -> None:
-    assert Layout.of(None) is None
-    assert Layout.of(tf.zeros([3, 2])) == DENSE
-    assert Layout.of(_rows("int32")) == INT32
-    assert Layout.of(_rows("int64")) == INT64
+    assert GradientLayout.of(None) is None
+    assert GradientLayout.of(tf.zeros([3, 2])) == DENSE
+    assert GradientLayout.of(_rows("int32")) == INT32
+    assert GradientLayout.of(_rows("int64")) == INT64
 
 
 def test_merging_does_not_depend_on_the_order_of_the_replicas() -> None:
@@ -50,22 +50,22 @@ def test_merging_does_not_depend_on_the_order_of_the_replicas() -> None:
     ],
 )
 def test_what_two_replicas_can_both_make(
-    one: Layout | None, two: Layout | None, both: Layout | None
+    one: GradientLayout | None, two: GradientLayout | None, both: GradientLayout | None
 ) -> None:
     assert merge_all([one], [two]) == (both,)
 
 
 @pytest.mark.parametrize("layout", [DENSE, INT32, INT64], ids=str)
-def test_no_gradient_counts_as_zeros(layout: Layout) -> None:
+def test_no_gradient_counts_as_zeros(layout: GradientLayout) -> None:
     converted = as_layout(None, VARIABLE, layout)
-    assert Layout.of(converted) == layout
+    assert GradientLayout.of(converted) == layout
     np.testing.assert_array_equal(tf.convert_to_tensor(converted), np.zeros([3, 2]))
 
 
 @pytest.mark.parametrize("shape", [True, False])
 def test_rows_that_become_dense_are_added_up(shape: bool) -> None:
     converted = as_layout(_rows(shape=shape), VARIABLE, DENSE)
-    assert Layout.of(converted) == DENSE
+    assert GradientLayout.of(converted) == DENSE
     np.testing.assert_array_equal(converted, [[3, 4], [0, 0], [6, 8]])
 
 

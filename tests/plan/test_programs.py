@@ -57,7 +57,7 @@ def _error(step_fn: Callable[..., Any]) -> str:
         return repl.run(step_fn, lambda: tf.ones([4, 5]))
 
     with pytest.raises(BadInput) as caught:
-        programs.tried("it", run)
+        programs.attempt("it", run)
     return replicator.errors.one_line(caught.value)
 
 

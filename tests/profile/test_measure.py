@@ -16,10 +16,12 @@ _HOSTS = [f"/job:worker/replica:0/task:{k}/device:CPU:0" for k in range(2)]
 _OWN = rates.Rates(1e-6, 2e-6, 0.0, 3e-11, 4e-11, False)
 
 
-def _program(times: list[float]) -> measure.Program:
+def _program(times: list[float]) -> measure.MeasuredProgram:
     step: Any = lambda: tf.constant(0.0)  # noqa: E731
     plan: Any = ()
-    measured_program = measure.Program(("CPU:0",), step, plan, rehearsal.Rehearsal())
+    measured_program = measure.MeasuredProgram(
+        ("CPU:0",), step, plan, rehearsal.Rehearsal()
+    )
     measured_program.times.extend(times)
     measured_program.works.extend(2 * seconds for seconds in times)
     return measured_program

@@ -23,7 +23,7 @@ _CALIBRATION = rates.Calibration()
 def test_a_hub_on_a_network_has_the_speed_up_of_the_inequality(replicas):
     ring = made.row(algorithm="ring")
     measurement = made.measured((ring,), (0.05,))
-    step = model.apart(measurement, replicas, _CALIBRATION, _NETWORK)
+    step = model.on_several_hosts(measurement, replicas, _CALIBRATION, _NETWORK)
     # The minimum over all algorithms, each in closed form.
     r, steps = replicas, math.ceil(math.log2(replicas))
     expected = min(
@@ -52,20 +52,23 @@ def test_what_was_measured_is_predicted_of_itself(replicas):
         rows = ()
     parts = (0.05, 0.02)[: len(rows)]
     measurement = made.measured(rows, parts, replicas=replicas)
-    predicted = model.here(measurement, replicas, _CALIBRATION)
+    predicted = model.on_these_devices(measurement, replicas, _CALIBRATION)
     step = measurement.alone if replicas == 1 else measurement.step
     assert predicted.step == pytest.approx(step)
-    assert model.here(measurement, 1, _CALIBRATION).step == measurement.alone
+    assert (
+        model.on_these_devices(measurement, 1, _CALIBRATION).step == measurement.alone
+    )
 
 
 def test_cores_that_are_busy_are_divided_among_all_replicas():
     # Each replica's 0.2 s of work fill both cores for 0.1 s; nothing is lost.
     measurement = made.measured(compute=0.2, alone=0.11, work=0.2, fixed=0.01)
     for replicas in (1, 2, 4, 64):
-        step = model.here(measurement, replicas, _CALIBRATION)
+        step = model.on_these_devices(measurement, replicas, _CALIBRATION)
         assert step.step == pytest.approx(0.01 + 0.1 * replicas)
     assert not any(
-        model.here(measurement, r, _CALIBRATION).speed_up > 1.1 for r in (2, 64)
+        model.on_these_devices(measurement, r, _CALIBRATION).speed_up > 1.1
+        for r in (2, 64)
     )
 
 
@@ -73,19 +76,23 @@ def test_replicas_of_one_thread_each_share_no_core_until_there_are_more_of_them(
     measurement = made.measured(
         compute=0.1, alone=0.1, work=0.1, fixed=0.0, cores=4, replicas=2
     )
-    steps = {r: model.here(measurement, r, _CALIBRATION).step for r in (2, 4, 8)}
+    steps = {
+        r: model.on_these_devices(measurement, r, _CALIBRATION).step for r in (2, 4, 8)
+    }
     assert steps == pytest.approx({2: 0.1, 4: 0.1, 8: 0.2})
 
 
 def test_what_sharing_was_measured_to_lose_is_lost_with_more_replicas():
     measurement = made.measured(compute=0.3, alone=0.11, work=0.2, fixed=0.01)
-    assert model.here(measurement, 4, _CALIBRATION).step == pytest.approx(0.01 + 0.6)
+    assert model.on_these_devices(measurement, 4, _CALIBRATION).step == pytest.approx(
+        0.01 + 0.6
+    )
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 8, 64])
 def test_what_one_does_for_all_does_not_grow(replicas):
     measurement = made.measured(compute=0.2, once=0.05)
-    step = model.here(measurement, replicas, _CALIBRATION)
+    step = model.on_these_devices(measurement, replicas, _CALIBRATION)
     assert step.step == pytest.approx(0.01 + 0.05 + 0.1 * replicas)
 
 
@@ -94,7 +101,9 @@ def test_fewer_replicas_than_were_measured_are_between_them_and_one(cores):
     measurement = made.measured(
         replicas=4, cores=cores, compute=0.5, once=0.05, alone=0.15, work=0.2
     )
-    steps = [model.here(measurement, r, _CALIBRATION).step for r in range(1, 5)]
+    steps = [
+        model.on_these_devices(measurement, r, _CALIBRATION).step for r in range(1, 5)
+    ]
     assert steps[0] == measurement.alone and steps[3] == pytest.approx(measurement.step)
     assert steps == sorted(steps)
 
@@ -115,7 +124,7 @@ def test_one_replica_alone_tells_of_more(replicas):
     most = replicas * 0.3 / 4 + 3 / 4 * 0.091
     waits = 0.02 * replicas + 0.001 + sums
     seconds = [0.009 + 0.04 + 0.03 * each / 0.091 + waits for each in (least, most)]
-    step = model.here(measurement, replicas, _CALIBRATION)
+    step = model.on_these_devices(measurement, replicas, _CALIBRATION)
     assert step.low == pytest.approx(seconds[0])
     assert step.step == pytest.approx((seconds[0] + seconds[1]) / 2)
     assert step.high == pytest.approx(max(step.step, 0.1 * replicas + waits))
@@ -131,8 +140,10 @@ def test_steps_of_more_replicas_are_longer_and_between_their_bounds(found, cores
         **{"busy": busy if cores else 1.0, "spread": 0.1},
         compute=0.07 * found,
     )
-    steps = [model.here(facts, r, _CALIBRATION) for r in range(1, 65)]
-    steps += [model.apart(facts, r, _CALIBRATION, _NETWORK) for r in range(1, 65)]
+    steps = [model.on_these_devices(facts, r, _CALIBRATION) for r in range(1, 65)]
+    steps += [
+        model.on_several_hosts(facts, r, _CALIBRATION, _NETWORK) for r in range(1, 65)
+    ]
     for some in (steps[:64], steps[64:]):
         times = [prediction.step for prediction in some]
         assert cores is None or times == sorted(times) or found == 1
@@ -142,11 +153,13 @@ def test_steps_of_more_replicas_are_longer_and_between_their_bounds(found, cores
 
 def test_bounds_are_cores_that_are_never_idle_and_whole_steps_one_after_another():
     measurement = made.measured(compute=0.2, once=0.05, busy=0.8)
-    prediction = model.here(measurement, 6, _CALIBRATION)
+    prediction = model.on_these_devices(measurement, 6, _CALIBRATION)
     assert prediction.step == pytest.approx(0.01 + 0.05 + 0.6)
     assert prediction.low == pytest.approx(0.26 + 0.8 * 0.4)
     assert prediction.high == pytest.approx(3 * 0.26)
-    wider = model.here(dataclasses.replace(measurement, spread=0.25), 6, _CALIBRATION)
+    wider = model.on_these_devices(
+        dataclasses.replace(measurement, spread=0.25), 6, _CALIBRATION
+    )
     assert wider.step == prediction.step
     assert (wider.low, wider.high) == pytest.approx(
         (prediction.low / 1.25, prediction.high * 1.25)
@@ -155,11 +168,11 @@ def test_bounds_are_cores_that_are_never_idle_and_whole_steps_one_after_another(
 
 def test_what_was_measured_is_bounded_by_how_it_varied():
     measurement = made.measured(busy=0.3, spread=0.2)
-    two = model.here(measurement, 2, _CALIBRATION)
+    two = model.on_these_devices(measurement, 2, _CALIBRATION)
     assert (two.low, two.high) == pytest.approx(
         (measurement.step / 1.2, measurement.step * 1.2)
     )
-    one = model.here(measurement, 1, _CALIBRATION)
+    one = model.on_these_devices(measurement, 1, _CALIBRATION)
     assert (one.low, one.high) == pytest.approx(
         (measurement.alone / 1.2, measurement.alone * 1.2)
     )
@@ -169,7 +182,7 @@ def test_hosts_hide_the_shorter_of_computing_and_communication_at_best():
     measurement = made.measured((made.row(algorithm="ring"),), (0.05,))
     for link in (1e-10, 1e-7):
         network = dataclasses.replace(_NETWORK, link=link)
-        prediction = model.apart(measurement, 8, _CALIBRATION, network)
+        prediction = model.on_several_hosts(measurement, 8, _CALIBRATION, network)
         assert prediction.low == max(measurement.alone, prediction.sync)
         assert (
             prediction.high
@@ -180,15 +193,17 @@ def test_hosts_hide_the_shorter_of_computing_and_communication_at_best():
 
 def test_devices_of_their_own_compute_at_the_same_time():
     measurement = made.measured(cores=None, compute=0.12, replicas=2)
-    assert model.here(measurement, 8, _CALIBRATION).step == pytest.approx(0.13)
+    assert model.on_these_devices(measurement, 8, _CALIBRATION).step == pytest.approx(
+        0.13
+    )
 
 
 def test_a_hub_on_shared_cores_grows_as_its_work():
     measurement = made.measured((made.row(),), (0.05,))
     without = made.measured()
     steps = [
-        model.here(measurement, r, _CALIBRATION).step
-        - model.here(without, r, _CALIBRATION).step
+        model.on_these_devices(measurement, r, _CALIBRATION).step
+        - model.on_these_devices(without, r, _CALIBRATION).step
         for r in (2, 4)
     ]
     cpu = _CALIBRATION.of("cpu")
@@ -201,12 +216,13 @@ def test_groups_keep_their_sizes():
     measurement = made.measured((pair,), (0.05,), replicas=4)
     more = made.measured((), (), replicas=4)
     extra = (
-        model.here(measurement, 8, _CALIBRATION).step
-        - model.here(more, 8, _CALIBRATION).step
+        model.on_these_devices(measurement, 8, _CALIBRATION).step
+        - model.on_these_devices(more, 8, _CALIBRATION).step
     )
     assert extra == pytest.approx(0.1)  # twice as many groups on the same cores
     network = [
-        model.apart(measurement, r, _CALIBRATION, _NETWORK).sync for r in (4, 64)
+        model.on_several_hosts(measurement, r, _CALIBRATION, _NETWORK).sync
+        for r in (4, 64)
     ]
     assert network[0] == network[1] > 0
 
@@ -231,7 +247,7 @@ def test_a_faster_network_is_never_slower_and_latency_counts():
     late = dataclasses.replace(_NETWORK, message=1e-2)
     for replicas in (2, 16):
         steps = [
-            model.apart(measurement, replicas, _CALIBRATION, network).step
+            model.on_several_hosts(measurement, replicas, _CALIBRATION, network).step
             for network in (fast, _NETWORK, late)
         ]
         assert steps == sorted(set(steps))
@@ -243,13 +259,13 @@ def test_a_communication_sends_a_message_however_small_it_is(replicas):
     least = 2 * math.ceil(math.log2(replicas)) * _MESSAGE
     loss = made.row(shape=())
     found = made.measured((loss,), (0.001,))
-    sync = model.apart(found, replicas, _CALIBRATION, _NETWORK).sync
+    sync = model.on_several_hosts(found, replicas, _CALIBRATION, _NETWORK).sync
     assert sync == pytest.approx(least, rel=1e-2)
     # Small tensors of one communication share the message; others have their own.
     ten = dataclasses.replace(loss, operands=(loss.operands[0] * 10,) * 2)
     for rows, times in (((ten,), 1), ((loss,) * 3, 3)):
         found = made.measured(rows, (0.001,) * len(rows))
-        sync = model.apart(found, replicas, _CALIBRATION, _NETWORK).sync
+        sync = model.on_several_hosts(found, replicas, _CALIBRATION, _NETWORK).sync
         assert sync == pytest.approx(times * least, rel=2e-2)
     for name in ("barrier", "broadcast", "message"):
         row = dataclasses.replace(made.row(name), operands=((),) * 2)

@@ -11,7 +11,7 @@ from tests.profile import made
 
 
 def _event(name, start, seconds, plane="/host:CPU", thread=0):
-    return profiles.Traced(plane, thread, name, start, seconds)
+    return profiles.ProfileEvent(plane, thread, name, start, seconds)
 
 
 _ROWS = (made.row(), made.row("broadcast", number=3))
@@ -27,7 +27,7 @@ _EVENTS = [
 
 def test_ops_are_found_with_their_replicas_and_communications():
     ran = traces.ops_of(_EVENTS, _ROWS)
-    assert [(op.type, op.replica_id, op.row, op.own) for op in ran] == [
+    assert [(op.type, op.replica_id, op.row, op.own_seconds) for op in ran] == [
         ("MatMul", 0, None, 4.0),
         ("MatMul", 1, None, 2.0),
         ("AddN", None, 0, 3.0),
@@ -42,14 +42,14 @@ def test_what_runs_inside_of_an_op_is_counted_once():
         _event("replica_0/Relu:Relu", 5.0, 1.0),
     ]
     ran = traces.ops_of(events, _ROWS)
-    assert [op.own for op in ran] == [2.0, 3.0, 1.0]
+    assert [op.own_seconds for op in ran] == [2.0, 3.0, 1.0]
 
 
 def test_ops_that_run_at_once_share_the_time() -> None:
     ran = traces.ops_of(_EVENTS, _ROWS)
     # Both products run until 2; then one of them, the sum, and the ops in the loop.
-    assert parts.taken(ran) == pytest.approx([3.0, 1.0, 3.0, 1.0])
-    assert sum(parts.taken(ran)) == pytest.approx(8.0)  # nothing counts twice
+    assert parts.seconds_by_op(ran) == pytest.approx([3.0, 1.0, 3.0, 1.0])
+    assert sum(parts.seconds_by_op(ran)) == pytest.approx(8.0)  # nothing counts twice
 
 
 def test_of_ops_inside_one_another_the_innermost_runs() -> None:
@@ -60,7 +60,9 @@ def test_of_ops_inside_one_another_the_innermost_runs() -> None:
         _event("replica_1/Zero:Zero", 2.0, 0.0, thread=1),
     ]
     ran = traces.ops_of(events, _ROWS)
-    took = {op.name: took for op, took in zip(ran, parts.taken(ran), strict=True)}
+    took = {
+        op.name: took for op, took in zip(ran, parts.seconds_by_op(ran), strict=True)
+    }
     assert took == pytest.approx(
         {
             "while": 1 + 0.5 + 2,

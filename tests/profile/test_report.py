@@ -22,7 +22,7 @@ def _report(network: float = 1e-10, **facts) -> reports.Report:
 
 
 def test_a_network_that_costs_nothing_pays_as_far_as_it_is_asked() -> None:
-    verdict = _report(1e-15).verdict(reports.APART)
+    verdict = _report(1e-15).verdict(reports.ON_SEVERAL_HOSTS)
     assert verdict.startswith(
         "on hosts of their own: 64 replicas compute the most examples, 6"
     )
@@ -30,14 +30,16 @@ def test_a_network_that_costs_nothing_pays_as_far_as_it_is_asked() -> None:
 
 
 def test_cores_that_are_shared_do_not_pay() -> None:
-    assert _report().verdict(reports.HERE) == (
+    assert _report().verdict(reports.ON_THESE_DEVICES) == (
         "on these same 2 cores: no number of replicas pays."
     )
 
 
 def test_a_slow_network_pays_late_or_never() -> None:
-    assert "no number of replicas pays" in _report(1e-4).verdict(reports.APART)
-    assert "it pays from" in _report(1.57e-8).verdict(reports.APART)
+    assert "no number of replicas pays" in _report(1e-4).verdict(
+        reports.ON_SEVERAL_HOSTS
+    )
+    assert "it pays from" in _report(1.57e-8).verdict(reports.ON_SEVERAL_HOSTS)
 
 
 def test_tables_show_parts_and_powers_of_two() -> None:

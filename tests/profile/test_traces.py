@@ -54,4 +54,4 @@ def test_each_communication_that_happens_is_found(program, build):
         happen.discard(other)
     assert actual - {None} == happen
     assert {0, 1} <= {op.replica_id for op in ran}
-    assert all(0 <= op.own <= op.seconds for op in ran)
+    assert all(0 <= op.own_seconds <= op.seconds for op in ran)

@@ -50,23 +50,23 @@ def prepare_call(function: Any, only_cpus: bool = False) -> Callable[[], Any]:
     outputs = inference.function_type.flat_outputs
     name, count = inference.name.decode(), len(outputs)
     handles = [
-        (index, known.shape_inference)
-        for index, known in enumerate(spec.dtype._handle_data for spec in outputs)
-        if known is not None
+        (index, handle_data.shape_inference)
+        for index, handle_data in enumerate(spec.dtype._handle_data for spec in outputs)
+        if handle_data is not None
     ]
     runtime, options = _context.context(), _call_options(only_cpus)
-    later = bool(function.graph.deferred_external_captures)
-    captured = [] if later else function.captured_inputs
-    known = list(function.graph.external_captures)
+    is_deferred = bool(function.graph.deferred_external_captures)
+    captured = [] if is_deferred else function.captured_inputs
+    fixed = list(function.graph.external_captures)
     closures = list(function.graph.deferred_external_captures)
 
     def inputs_now() -> list[Any]:
         """Returns the `captured_inputs`, without a loop over the fixed ones."""
         values = [closure() for closure in closures]
-        return known + tf.nest.flatten(values, expand_composites=True)
+        return fixed + tf.nest.flatten(values, expand_composites=True)
 
     def call() -> Any:
-        inputs = inputs_now() if later else captured
+        inputs = inputs_now() if is_deferred else captured
         with (
             tf.profiler.experimental.Trace(function.graph.name),
             _atomic.InterpolateRuntimeError(inference),

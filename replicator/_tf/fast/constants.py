@@ -30,7 +30,7 @@ def replace_new_constant(
         replacement: Returns the new tensor for the constant's value.
     """
 
-    def called(
+    def on_new_op(
         op_type: str,
         inputs: Any,
         attrs: Any,
@@ -38,11 +38,11 @@ def replace_new_constant(
         op_name: str | None = None,
         graph: tf.Graph | None = None,
     ) -> tuple[tf.Tensor] | None:
-        _callbacks.remove_op_callback(called)
+        _callbacks.remove_op_callback(on_new_op)
         if graph is None or not outputs or outputs[0].op is not op:
             return None  # created without op callbacks
         value = tf.make_ndarray(attrs[attrs.index("value") + 1].tensor)
         empty_constant(op)
         return (replacement(value),)
 
-    _callbacks.add_op_callback(called)
+    _callbacks.add_op_callback(on_new_op)

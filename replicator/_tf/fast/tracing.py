@@ -35,11 +35,11 @@ class _Effects(_acd.AutomaticControlDependencies):
         self._order = order
         self._n_operations: int
 
-    def __exit__(self, *about: Any) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         ops = self._graph.get_operations()[self._n_operations :]
         self._n_operations += len(ops)  # leaves none for TensorFlow to order
-        super().__exit__(*about)
-        if about[0] is None:
+        super().__exit__(*exc_info)
+        if exc_info[0] is None:
             live_ops = [op for op in ops if not is_abandoned(op)]
             must_run = self._order(live_ops, set(self._independent_ops))
             self.ops_which_must_run.update(must_run)
@@ -48,7 +48,7 @@ class _Effects(_acd.AutomaticControlDependencies):
 def trace(
     build: Callable[[], Any],
     order: Callable[[Sequence[tf.Operation], set[tf.Operation]], list[tf.Operation]],
-    alone: bool = True,
+    only_step: bool = True,
 ) -> Any:
     """Traces a function without arguments; returns its ConcreteFunction.
 
@@ -62,7 +62,7 @@ def trace(
         build: Adds the ops; returns the results.
         order: Takes all ops and those set to run independently; orders the effects of
             the others and returns the ops that must run.
-        alone: Whether the function contains nothing but a step.
+        only_step: Whether the function contains nothing but a step.
     """
 
     def traced() -> Any:
@@ -73,7 +73,7 @@ def trace(
         return returned
 
     graph = _StepGraph("step")
-    graph.alone = alone
+    graph.only_step = only_step
     _func_graph.func_graph_from_py_func(
         graph.name, traced, (), {}, func_graph=graph, add_control_dependencies=False
     )
@@ -93,7 +93,7 @@ class _StepGraph(tf.__internal__.FuncGraph):
     """A function graph that can omit ops once it is complete."""
 
     used: Sequence[tf.Operation] | None = None
-    alone = True
+    only_step = True
 
     def get_operations(self) -> list[tf.Operation]:
         """Returns the function's ops."""
@@ -102,7 +102,7 @@ class _StepGraph(tf.__internal__.FuncGraph):
 
 def is_step(graph: tf.Graph) -> bool:
     """Whether a graph was traced by `trace`, with nothing but a step in it."""
-    return isinstance(graph, _StepGraph) and graph.alone
+    return isinstance(graph, _StepGraph) and graph.only_step
 
 
 def _leave_out_unused(graph: Any) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 def trace(
     build: Callable[[], Any],
     order: Callable[[Sequence[tf.Operation], set[tf.Operation]], list[tf.Operation]],
-    alone: bool = True,
+    only_step: bool = True,
 ) -> Any:
     """Traces a function without arguments; returns its ConcreteFunction.
 
@@ -21,11 +21,11 @@ def trace(
         build: Adds the ops; returns the results.
         order: Not called: TensorFlow orders the effects, as in any function, and makes
             the results wait for them.
-        alone: Whether the function contains nothing but a step.
+        only_step: Whether the function contains nothing but a step.
     """
 
     def step() -> Any:  # its name appears in errors
-        if alone:
+        if only_step:
             _steps.add(tf.compat.v1.get_default_graph())
         return build()
 

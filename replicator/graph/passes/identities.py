@@ -50,7 +50,7 @@ def _see_through_loop(loop: tf.Operation) -> None:
         for consumer in output.consumers():
             if consumer.type == "VariableShape":
                 tf_ops.set_input(consumer, 0, loop.inputs[n])
-                tf_ops.place_alone(consumer, loop.inputs[n].device)
+                tf_ops.move_to_device(consumer, loop.inputs[n].device)
 
 
 def seen_through(tensor: tf.Tensor) -> tf.Tensor:

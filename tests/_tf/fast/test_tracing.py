@@ -57,6 +57,6 @@ def test_trace_leaves_out_what_nothing_needs_where_ops_are_abandoned(abandoned):
 
 def test_trace_says_whether_there_is_more_than_a_step():
     more = choice.trace(
-        lambda: tf.constant(1.0), ordering.order_as_created, alone=False
+        lambda: tf.constant(1.0), ordering.order_as_created, only_step=False
     )
     assert not choice.is_step(more.graph)

@@ -62,5 +62,5 @@ def test_trace_builds_once_and_raises_what_building_raised():
 
 def test_trace_says_whether_there_is_more_than_a_step():
     assert tracing.is_step(tracing.trace(lambda: tf.constant(1.0), _never).graph)
-    more = tracing.trace(lambda: tf.constant(1.0), _never, alone=False)
+    more = tracing.trace(lambda: tf.constant(1.0), _never, only_step=False)
     assert not tracing.is_step(more.graph)

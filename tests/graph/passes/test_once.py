@@ -28,7 +28,7 @@ def _once(
         with repl.context():
             step_fn = make(repl)
         _ = repl.build(step_fn).plan
-    return {re.sub(r"replica_\d+/", "", name) for name in rehearsed.once}
+    return {re.sub(r"replica_\d+/", "", name) for name in rehearsed.ops_for_all}
 
 
 def _trains(optimizer: Callable[[], Any]) -> Callable[[replicator.Replicator], Any]:
@@ -106,7 +106,7 @@ def test_outside_of_a_rehearsal_nothing_is_noted_and_one_replica_owns_nothing() 
         v = tf.Variable(tf.ones([3]))
     assert v.placement.owner is None
     _ = repl.build(lambda: v.assign_add(repl.all_reduce(tf.ones([3])))).plan
-    assert not rehearsal._NONE.once
+    assert not rehearsal._NO_REHEARSAL.ops_for_all
     with rehearsal.on(rehearsal.Rehearsal(1, 2)):
         repl = replicator.Replicator(["CPU:0", "CPU:1"], variables="sharded")
         with repl.context():

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator.optimizers import accumulators, gradients, sparsity
 from replicator.optimizers.accumulators import Gradient
-from replicator.optimizers.sparsity import Layout
+from replicator.optimizers.sparsity import GradientLayout
 from replicator.primitives import sparse
 
 
@@ -47,12 +47,14 @@ def apply(
     key = (
         None,
         True,
-        tuple((sparsity.key_of(variables[k]), Layout.of(grads[k])) for k in used),
+        tuple(
+            (sparsity.key_of(variables[k]), GradientLayout.of(grads[k])) for k in used
+        ),
     )
     if key not in combiner.accumulators:
         combiner.accumulators[key] = combiner.sums.create(addends, "sum", combiner.name)
     sums, counter = combiner.accumulators[key]
-    turn = counter.add(tf.constant(1, tf.int64))
+    step = counter.add(tf.constant(1, tf.int64))
     *totals, weight = [s.add(g) for s, g in zip(sums, addends, strict=True)]
 
     def apply_and_clear() -> tf.Tensor:
@@ -67,5 +69,5 @@ def apply(
             accumulator.clear()
         return tf.constant(True)
 
-    full = turn >= combiner.accumulation_steps
+    full = step >= combiner.accumulation_steps
     return tf.cond(full, apply_and_clear, lambda: tf.constant(False))

@@ -32,7 +32,7 @@ _CONTEXT_NAMES = ("ctx", "context", "input_context")
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class AsynchronousProgram:
     """One of the programs that train the same variables asynchronously.
 
     Attributes:
@@ -44,7 +44,7 @@ class Program:
     count: int = 1
 
 
-_ALONE = Program()
+_ONLY_PROGRAM = AsynchronousProgram()
 
 
 def make_feed(
@@ -53,7 +53,7 @@ def make_feed(
     input_mode: str,
     remainder: str = "drop",
     peers: Peers | None = None,
-    program: Program = _ALONE,
+    program: AsynchronousProgram = _ONLY_PROGRAM,
 ) -> Feed:
     """Creates the feed for a Dataset, or for an input_fn's result.
 
@@ -137,7 +137,10 @@ def _host_id(hosts: Sequence[int], world: World, replica_id: int | None) -> int:
 
 
 def _sources(
-    input_fn: Callable[..., Any], world: World, input_mode: str, program: Program
+    input_fn: Callable[..., Any],
+    world: World,
+    input_mode: str,
+    program: AsynchronousProgram,
 ) -> tuple[list[Any], bool]:
     """Calls an input_fn.
 
@@ -163,7 +166,7 @@ def _sources(
             + program.number,
             num_hosts=max(hosts) + program.count,
         )
-        source = checks.called(input_fn, (info,) if takes_context else ())
+        source = checks.call(input_fn, (info,) if takes_context else ())
         checks.check_source(source, input_fn, input_mode)
         sources.append(source)
         if not takes_context and isinstance(source, tf.data.Dataset):
@@ -195,7 +198,7 @@ def _datasets_feed(
     """
     middle, count = places.middle(devices), len(devices)
     if remainder == "pad" and input_mode != "global_batch" and len(datasets) > 1:
-        rounds = _sited(made_by, [ends.together(datasets)], devices)
+        rounds = _sited(made_by, [ends.zip_padded(datasets)], devices)
         return ShardsFeed(
             DatasetFeed(rounds, [places.cpu_beside(devices[0])]),
             lambda whole: ends.weighed(whole[0]),
@@ -241,8 +244,8 @@ def _takes_context(input_fn: Callable[..., Any]) -> bool:
                 "let it take an InputContext, or nothing.",
             )
         )
-    named = any(
+    has_context_name = any(
         p.name in _CONTEXT_NAMES and p.kind != p.KEYWORD_ONLY
         for p in checks.parameters(input_fn)[:1]
     )
-    return bool(required) or named
+    return bool(required) or has_context_name

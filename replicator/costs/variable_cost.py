@@ -22,21 +22,21 @@ class Load:
 
     Attributes:
         nbytes: Its size.
-        slots: How many numbers an optimizer keeps per number of the variable.
+        slots: How many values an optimizer keeps per element of the variable.
         rows: For a sparse gradient, the share of the rows that a replica's gradient
             has; None: the gradient is dense.
-        together: The number of bytes of all gradients that may share messages, its own
+        shared_nbytes: The size of all gradients that may share messages, this one
             included; None: enough to fill a message.
     """
 
     nbytes: int
     slots: int = 2
     rows: float | None = None
-    together: int | None = None
+    shared_nbytes: int | None = None
 
     @property
     def travels(self) -> int:
-        """The number of bytes of a replica's gradient."""
+        """The size of a replica's gradient in bytes."""
         if self.rows is None:
             return self.nbytes
         return min(self.nbytes, math.ceil(self.rows * self.nbytes))
@@ -67,14 +67,14 @@ def mirrored(
         calibration: The costs of work.
         algorithm: How its gradients are reduced; None: the cheapest way.
     """
-    update = _by_each(load.update(len(devices)), devices, calibration)
+    update = _on_all(load.update(len(devices)), devices, calibration)
     if len(devices) == 1:
         return update
     if load.rows is not None:
         return update + _in_levels(_gathered, load, devices, calibration)
     names = [algorithm] if algorithm else _able(devices, calibration)
-    # Small tensors share a message; each pays its part, and together at least one.
-    fill = cost.filled(load.nbytes, load.together)
+    # Small tensors share a message: each pays its part, and all of them at least one.
+    fill = cost.filled(load.nbytes, load.shared_nbytes)
     costs = []
     for name in names:
         message = all_reduce(name, 0, devices, calibration)
@@ -107,7 +107,7 @@ def owned(
     seconds += _in_levels(_to_one, load, [*others, owner], calibration)
     if copies:
         refresh = Work(ops=1, copied=load.nbytes)
-        seconds += _by_each(refresh, devices, calibration)
+        seconds += _on_all(refresh, devices, calibration)
     read = load.nbytes if copies else load.travels
     return seconds + _reads(read, others, owner, calibration)
 
@@ -126,7 +126,8 @@ def in_parts(
         devices: The replicas' devices, by full names.
         calibration: The costs of work.
     """
-    in_parallel = _within(devices, calibration)[0].apart or hosts.are_several(devices)
+    host_rates, _ = _largest_host(devices, calibration)
+    in_parallel = host_rates.apart or hosts.are_several(devices)
     seconds_of: dict[str, float] = {}
     for load, owner in zip(loads, owners, strict=True):
         if owner:
@@ -134,13 +135,13 @@ def in_parts(
         else:
             seconds = mirrored(load, devices, calibration)
         seconds_of[owner] = seconds_of.get(owner, 0.0) + seconds
-    everywhere = seconds_of.pop("", 0.0)
+    mirrored_seconds = seconds_of.pop("", 0.0)
     longest = max(seconds_of.values(), default=0.0)
-    total = everywhere + (longest if in_parallel else sum(seconds_of.values()))
+    total = mirrored_seconds + (longest if in_parallel else sum(seconds_of.values()))
     # Each replica concatenates the parts, and splits its gradient.
     travels = sum(load.travels for load in loads)
     joins = Work(ops=1 + len(loads), copied=2 * travels)
-    return total + _by_each(joins, devices, calibration)
+    return total + _on_all(joins, devices, calibration)
 
 
 def all_reduce(
@@ -159,9 +160,9 @@ def all_reduce(
         return calibration.seconds(algorithm, kind, len(devices), nbytes)
     members = hosts.by_host(devices)
     largest = max(members, key=len)
-    within = rates.kind_of([devices[n] for n in largest])
+    kind = rates.kind_of([devices[n] for n in largest])
     return calibration.seconds_in_levels(
-        algorithm, within, len(largest), len(members), nbytes
+        algorithm, kind, len(largest), len(members), nbytes
     )
 
 
@@ -196,23 +197,23 @@ def _gathered(replicas: int, nbytes: int, load: Load) -> Work:
 
 
 def _in_levels(
-    way: Callable[[int, int, Load], Work],
+    work_of: Callable[[int, int, Load], Work],
     load: Load,
     devices: Sequence[str],
     calibration: Calibration,
 ) -> float:
     """Returns the seconds of work done on one device, within hosts, then between them.
 
-    Small tensors share a message; each pays its part, and together at least one.
+    Small tensors share a message: each pays its part, and all of them at least one.
     """
     members = hosts.by_host(devices)
     largest = [devices[n] for n in max(members, key=len)]
     levels = [(len(largest), rates.kind_of(largest)), (len(members), "hosts")]
     nbytes, seconds = load.travels, 0.0
-    part = cost.filled(nbytes, load.together)  # at least, if fewer share messages
+    part = cost.filled(nbytes, load.shared_nbytes)  # at least, if fewer share messages
     for count, kind in levels:
         if count > 1:
-            work = way(count, nbytes, load)
+            work = work_of(count, nbytes, load)
             share = max(part, cost.filled(nbytes))
             work = dataclasses.replace(
                 work, ops=share * work.ops, messages=share * work.messages
@@ -224,11 +225,11 @@ def _in_levels(
 
 
 def _reads(
-    nbytes: int, away: Sequence[str], owner: str, calibration: Calibration
+    nbytes: int, readers: Sequence[str], owner: str, calibration: Calibration
 ) -> float:
     """Returns the seconds in which a value reaches the replicas on other devices."""
-    near = [name for name in away if hosts.host_of(name) == hosts.host_of(owner)]
-    far = len(away) - len(near)
+    near = [name for name in readers if hosts.host_of(name) == hosts.host_of(owner)]
+    far = len(readers) - len(near)
     seconds = Work(messages=far, sent=far * nbytes).seconds(calibration.of("hosts"))
     if not near or cost.share_memory([*near, owner]):
         return seconds  # read where it is
@@ -237,14 +238,16 @@ def _reads(
     return seconds + work.seconds(calibration.of(kind))
 
 
-def _within(devices: Sequence[str], calibration: Calibration) -> tuple[Rates, int]:
+def _largest_host(
+    devices: Sequence[str], calibration: Calibration
+) -> tuple[Rates, int]:
     """Returns the rates of the host with the most replicas, and their number."""
     members = max(hosts.by_host(devices), key=len)
     kind = rates.kind_of([devices[n] for n in members])
     return calibration.of(kind), len(members)
 
 
-def _by_each(work: Work, devices: Sequence[str], calibration: Calibration) -> float:
+def _on_all(work: Work, devices: Sequence[str], calibration: Calibration) -> float:
     """Returns the seconds of work that every replica does."""
-    host_rates, count = _within(devices, calibration)
+    host_rates, count = _largest_host(devices, calibration)
     return work.seconds(host_rates) * (1 if host_rates.apart else count)
