@@ -133,6 +133,6 @@ def test_a_fault_of_our_own_has_all_frames(monkeypatch: pytest.MonkeyPatch) -> N
         return {}["a fault"]
 
     broken.__code__ = broken.__code__.replace(co_filename=tracing.__file__)
-    monkeypatch.setattr(tracing.scopes, "kept_caching_device", broken)
+    monkeypatch.setattr(tracing.scopes, "restored_caching_device", broken)
     text = _run(lambda x: x)
     assert "replicator/step/steps.py" in text and "KeyError: 'a fault'" in text

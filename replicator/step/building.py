@@ -22,7 +22,7 @@ from replicator.graph.passes import owners
 from replicator.inputs import checks, feeds
 from replicator.primitives import table
 from replicator.step import passes
-from replicator.step.draft import Built, Draft, Settings
+from replicator.step.draft import BuiltStep, Draft, Settings
 from replicator.variables.creation import VariableFactory
 
 
@@ -33,8 +33,8 @@ def build_step(
     graph: tf.Graph,
     step_key: Any,
     args: Callable[[], Sequence[Any]],
-    own: Sequence[Any] = (),
-) -> Built:
+    own_args: Sequence[Any] = (),
+) -> BuiltStep:
     """Builds a step into `graph`, with all of its communication in place.
 
     Args:
@@ -44,21 +44,23 @@ def build_step(
         graph: The default graph.
         step_key: Identifies step_fn in all builds of it, and is freed with it.
         args: Returns the further arguments of step_fn, a tuple for each replica.
-        own: The tensors in these arguments that belong to one replica only.
+        own_args: The tensors in these arguments that belong to one replica only.
     """
     effects.order_captured_twice()
     with (
         functional.control_flow(),
         peers.telling(settings.peers),
-        _collecting_later(),
+        _without_garbage_collection(),
     ):
-        built = _build_until_known(
-            *(settings, graph, step_key),
-            lambda build: Draft(settings, step_fn, feed, build, args, own),
+        step = _build_until_known(
+            settings,
+            graph,
+            step_key,
+            lambda build: Draft(settings, step_fn, feed, build, args, own_args),
         )
         if settings.peers is not None:  # none may run a step another failed to build
             settings.peers.exchange(f"has built {checks.name_of(step_fn)}", None)
-        return built
+        return step
 
 
 def _build_until_known(
@@ -66,7 +68,7 @@ def _build_until_known(
     graph: tf.Graph,
     step_key: Any,
     draft: Callable[[context.Build], Draft],
-) -> Built:
+) -> BuiltStep:
     """Builds a step, and rebuilds it while attempts learn facts the next one needs."""
     knowledge: dict[Any, Any] = {}
     created: dict[str, context.Created] = {}
@@ -103,7 +105,7 @@ def _build_until_known(
 
 
 @contextlib.contextmanager
-def _collecting_later() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Disables Python's garbage collector in this block.
 
     Everything that a build creates stays alive, and scanning it again and again takes a

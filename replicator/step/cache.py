@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from replicator._tf import autograph
 
-_Kept = TypeVar("_Kept")
+_Entry = TypeVar("_Entry")
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
 _BY_VALUE = (bool, int, str, bytes, type(None))
 
@@ -58,9 +58,13 @@ def _identity(value: Any, parts: list[Any]) -> Hashable:
         parts.append(value.__self__)
         return cls, id(value.__self__), value.__qualname__
     if cls is functools.partial:
-        named = tuple(sorted(value.keywords))
-        inside = [value.func, *value.args, *(value.keywords[name] for name in named)]
-        return cls, named, tuple(_identity(part, parts) for part in inside)
+        keywords = tuple(sorted(value.keywords))
+        contents = [
+            value.func,
+            *value.args,
+            *(value.keywords[name] for name in keywords),
+        ]
+        return cls, keywords, tuple(_identity(part, parts) for part in contents)
     if cls in _BY_VALUE:
         return cls, value
     if cls is float:
@@ -81,24 +85,26 @@ def plain(value: Any) -> Hashable:
     return None if parts else key
 
 
-class Table(Generic[_Kept]):
+class Table(Generic[_Entry]):
     """Values by function; each is dropped when its function is freed."""
 
     def __init__(self) -> None:
-        self._entries: dict[Hashable, tuple[_Kept, list[Any]]] = {}
+        self._entries: dict[Hashable, tuple[_Entry, list[Any]]] = {}
         self._lock = threading.RLock()
 
-    def get(self, function: Any, make: Callable[[], _Kept], *others: Hashable) -> _Kept:
+    def get(
+        self, function: Any, make: Callable[[], _Entry], *extra: Hashable
+    ) -> _Entry:
         """Returns the value of a function, creating it if there is none.
 
         Args:
             function: Any callable, or None.
             make: Returns a value. If the value refers to the function, neither is
                 freed.
-            *others: What else tells values apart.
+            *extra: Whatever else distinguishes values.
         """
-        same, parts = identity(function)
-        key = (same, others)
+        function_key, parts = identity(function)
+        key = (function_key, extra)
         entry = self._entries.get(key)
         if entry is not None:
             return entry[0]
@@ -124,7 +130,7 @@ class Table(Generic[_Kept]):
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-class Counts:
+class FunctionCounts:
     """The number of functions that each code object has had, while it is alive."""
 
     def __init__(self) -> None:

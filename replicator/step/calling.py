@@ -33,23 +33,23 @@ from replicator.variables import python_calls, storage, unbuilt
 def pull_inputs(draft: Draft) -> None:
     """Pulls each replica's inputs, before anything else is built."""
     ops = draft.build.graph.get_operations()
-    draft.previous = [op for op in ops if not tf_ops.is_abandoned(op)]
+    draft.ops_before_step = [op for op in ops if not tf_ops.is_abandoned(op)]
     with tf.name_scope(feeds.SCOPE):
         draft.elements = None if draft.feed is None else draft.feed.pull()
         if draft.feed is not None and draft.feed.divides:
             pulled = draft.build.graph.get_operations()[len(ops) :]
             draft.dividing = frozenset(pulled)
-        draft.further = draft.args()
+        draft.extra_args = draft.args()
         if draft.several and draft.feed is not None and draft.feed.divides:
             _warn_of_whole_args(draft)
         if not draft.build.all_traced:
-            draft.elements, draft.further = _hidden(draft.elements, draft.further)
+            draft.elements, draft.extra_args = _hidden(draft.elements, draft.extra_args)
 
 
 def _warn_of_whole_args(draft: Draft) -> None:
     """Warns once if all replicas get all of an arg with a row for each example."""
     total = tf.get_static_value(draft.elements[0].total)
-    for number, arg in enumerate(draft.further[0]):
+    for number, arg in enumerate(draft.extra_args[0]):
         for leaf in tf.nest.flatten(arg):
             rows = shapes.static(leaf) if isinstance(leaf, tf.Tensor) else None
             if total is None or not rows or rows[0] != total:
@@ -69,10 +69,10 @@ def _warn_of_whole_args(draft: Draft) -> None:
             )
 
 
-def _hidden(elements: Any, further: Sequence[Any]) -> tuple[Any, list[Any]]:
+def _hidden(elements: Any, extra_args: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Returns the inputs such that copies may have replica 1's static shapes."""
     nests = copies.hide_values(
-        [*zip(elements or [None] * len(further), further, strict=True)]
+        [*zip(elements or [None] * len(extra_args), extra_args, strict=True)]
     )
     hidden = [nest[0] for nest in nests]
     return None if elements is None else hidden, [nest[1] for nest in nests]
@@ -105,14 +105,14 @@ def call_step_fn(draft: Draft) -> None:
 
 def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
     """Returns step_fn's arguments, and the replica's part of a global batch, if any."""
-    further = draft.further[n]
+    extra_args = draft.extra_args[n]
     if draft.elements is None:
-        return list(further), None
+        return list(extra_args), None
     element, shard = draft.elements[n], None
     if draft.feed is not None and draft.feed.divides:
         shard = element
         element = shard.element
-    return step_arguments.arranged(draft.step_fn, element, further), shard
+    return step_arguments.arranged(draft.step_fn, element, extra_args), shard
 
 
 def check_results(draft: Draft) -> None:
@@ -134,8 +134,11 @@ def divide_ops(draft: Draft) -> None:
     for replica in draft.replicas:
         identities.see_through(replica)
     draft.replicas = ties.resolve(
-        *(draft.replicas, build.traced, [t for t in draft.leaves() if tf.is_tensor(t)]),
-        *(draft.settings.factory.in_parts(), draft.settings.factory.initializers),
+        draft.replicas,
+        build.traced,
+        [leaf for leaf in draft.leaves() if tf.is_tensor(leaf)],
+        draft.settings.factory.in_parts(),
+        draft.settings.factory.initializers,
     )
     if build.in_functions:
         numbering.close_gaps(draft.replicas, build.traced)
@@ -151,7 +154,7 @@ def copy_replicas(draft: Draft) -> None:
     clones = copies.make(
         draft.settings.factory,
         build,
-        [*zip(elements, draft.further, strict=True)],
+        [*zip(elements, draft.extra_args, strict=True)],
         draft.replicas[0],
         (draft.returned[0], [item for _, item in draft.collected]),
         draft.scopes[0],

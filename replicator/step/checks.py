@@ -36,7 +36,7 @@ def check_outputs(outputs: Sequence[Any], world: World, step_fn: Any) -> None:
     for name, other in zip(names[1:], outputs[1:], strict=False):
         try:
             tf.nest.assert_same_structure(first, other, expand_composites=True)
-            alike = all(
+            is_alike = all(
                 type(leaf) is type(other_leaf)
                 or tf.is_tensor(leaf)
                 and tf.is_tensor(other_leaf)
@@ -45,8 +45,8 @@ def check_outputs(outputs: Sequence[Any], world: World, step_fn: Any) -> None:
                 )
             )
         except (TypeError, ValueError):
-            alike = False
-        if not alike:
+            is_alike = False
+        if not is_alike:
             raise errors.MismatchError(
                 errors.compose(
                     "step_fn returns different structures on different replicas.",
@@ -155,17 +155,17 @@ def check_components(
                 )
 
 
-def check_kept(
+def check_foreign(
     replicas: Sequence[Sequence[tf.Operation]],
     elements: Sequence[Sequence[tf.Tensor]],
     build: context.Build,
 ) -> None:
     """Raises ContextError if a replica computes with another replica's tensors."""
-    found = foreign.kept(replicas, elements)
-    if found is None:
+    use = foreign.foreign_use(replicas, elements)
+    if use is None:
         return
-    user, op, owner, tensor = found
-    is_given = any(tensor is own for own in elements[owner])
+    user, op, owner, tensor = use
+    is_given = any(tensor is element for element in elements[owner])
     raise errors.ContextError(
         errors.compose(
             f"replica {build.compared[user]} uses a tensor that belongs to replica "
@@ -187,17 +187,17 @@ def check_kept(
 def check_differentiated(
     factory: VariableFactory,
     replicas: Sequence[Sequence[tf.Operation]],
-    before: Sequence[tf.Operation],
+    ops_before_step: Sequence[tf.Operation],
     build: context.Build,
 ) -> None:
     """Raises ContextError if one replica's gradients go back beyond the step."""
     owners = {**factory.owners(), **build.aliases.recorded()}
-    found = foreign.differentiated(
-        replicas, before, lambda tensor: id(tensor) in owners
+    difference = foreign.differentiated(
+        replicas, ops_before_step, lambda tensor: id(tensor) in owners
     )
-    if found is None:
+    if difference is None:
         return
-    replica, op, forward = found
+    replica, op, forward = difference
     raise errors.ContextError(
         errors.compose(
             f"only replica {build.compared[replica]} differentiates what was computed "

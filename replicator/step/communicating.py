@@ -14,7 +14,7 @@ from replicator.primitives import table
 from replicator.step.draft import Draft
 from replicator.variables import storage
 
-_WRITTEN_TOGETHER = "written by one op together with variables elsewhere"
+_WRITTEN_BY_ONE_OP = "written by one op together with variables elsewhere"
 
 
 def join_calls(draft: Draft) -> None:
@@ -40,7 +40,7 @@ def lower(draft: Draft) -> None:
         )
     except owners.SeveralOwners as several:
         needs = [
-            storage.Need(shared.variable, _WRITTEN_TOGETHER, errors.line_of(op))
+            storage.Need(shared.variable, _WRITTEN_BY_ONE_OP, errors.line_of(op))
             for op, written in several.found
             for shared in written
         ]
@@ -54,9 +54,9 @@ def lower(draft: Draft) -> None:
 def _ways(draft: Draft) -> crossing.Ways | None:
     """Returns how to reach replicas that other processes build, if there are any."""
     peers = draft.settings.peers
-    if peers is None or draft.elsewhere is None:
+    if peers is None or draft.calls_of_all is None:
         return None
-    return crossing.Ways(draft.elsewhere, peers.own, peers.order)
+    return crossing.Ways(draft.calls_of_all, peers.own, peers.order)
 
 
 def read_once(draft: Draft) -> None:

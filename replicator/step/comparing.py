@@ -42,9 +42,9 @@ def check_origins(draft: Draft) -> None:
     """Checks that each replica computes with what is its own or the same for all."""
     if draft.several:
         compared = draft.replicas[: len(draft.build.compared)]
-        checks.check_kept(compared, _elements(draft), draft.build)
+        checks.check_foreign(compared, _elements(draft), draft.build)
         checks.check_differentiated(
-            draft.settings.factory, compared, draft.previous, draft.build
+            draft.settings.factory, compared, draft.ops_before_step, draft.build
         )
 
 
@@ -52,9 +52,11 @@ def answer_messages(draft: Draft) -> None:
     """Supplies zero gradients for messages whose received value is never used."""
     build = draft.build
     ops = build.graph.get_operations()
-    draft.own = len(ops)
+    draft.first_lowered_op = len(ops)
     first = draft.ranges[0][0]
-    draft.earlier = [op for op in ops[:first] if not tf_ops.is_abandoned(op)]
+    draft.ops_before_replicas = [
+        op for op in ops[:first] if not tf_ops.is_abandoned(op)
+    ]
     if build.messages:
         draft.replicas = unanswered.answer(
             draft.replicas, draft.returned, build.world.local
@@ -71,12 +73,15 @@ def check_equality(draft: Draft) -> None:
     ops = set(draft.replicas[0]).difference(draft.initializers)
     draft.writes = any(draft.handles.written(op) for op in ops)
     activity = f"builds {input_checks.name_of(draft.step_fn)}"
-    draft.elsewhere = rewrite.check(
+    draft.calls_of_all = rewrite.check(
         draft.replicas, draft.handles, draft.settings.peers, activity
     )
     if draft.several:
         equal = drift.check(
-            *(factory, build, draft.active, draft.initializers),
+            factory,
+            build,
+            draft.active,
+            draft.initializers,
             _own_inputs(draft),
             draft.dividing,
         )
@@ -92,16 +97,21 @@ def _elements(draft: Draft) -> list[list[tf.Tensor]]:
     """Returns the inputs and arguments that only one replica has, for each replica."""
     nests = [
         element.element if isinstance(element, Shard) else element
-        for element in draft.elements or [None] * len(draft.further)
+        for element in draft.elements or [None] * len(draft.extra_args)
     ]
-    given = [
+    tensors_by_replica = [
         list(filter(tf.is_tensor, tf.nest.flatten(nest, expand_composites=True)))
-        for nest in zip(nests, draft.further, strict=True)
+        for nest in zip(nests, draft.extra_args, strict=True)
     ]
     count = collections.Counter(
-        ident for own in given for ident in {id(tensor) for tensor in own}
+        ident
+        for tensors in tensors_by_replica
+        for ident in {id(tensor) for tensor in tensors}
     )
-    return [[tensor for tensor in own if count[id(tensor)] == 1] for own in given]
+    return [
+        [tensor for tensor in tensors if count[id(tensor)] == 1]
+        for tensors in tensors_by_replica
+    ]
 
 
 def _own_inputs(draft: Draft) -> set[int] | None:

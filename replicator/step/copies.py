@@ -43,11 +43,11 @@ def hide_values(inputs: Sequence[Any]) -> list[Any]:
     for column in zip(*flat, strict=True):
         if any(leaf is not column[0] for leaf in column) and _is_value(column[0]):
             constants = [tf.get_static_value(leaf) for leaf in column]
-            same = all(
+            is_equal = all(
                 value is not None and np.array_equal(value, constants[0])
                 for value in constants
             )
-            if not same and any(map(_is_folded, column)):
+            if not is_equal and any(map(_is_folded, column)):
                 column = tuple(_changed(leaf, arithmetic.shield) for leaf in column)
             else:
                 column = (_changed(column[0], tf.identity), *column[1:])
@@ -171,7 +171,10 @@ def _keeper(
     Of a variable that a replica owns, or of a resource that all replicas share and the
     user has placed. Other ops on the first replica's device are there as its own.
     """
-    own, outermost = {id(column[0]) for column in columns}, Captures().outermost
+    first_inputs, outermost = (
+        {id(column[0]) for column in columns},
+        Captures().outermost,
+    )
     placed = build.states.of(Placed)
 
     def is_kept(op: tf.Operation) -> bool:
@@ -180,7 +183,7 @@ def _keeper(
         if op not in placed:
             return False
         resources = [t for t in (*op.inputs, *op.outputs) if t.dtype in _RESOURCES]
-        is_own = any(id(outermost(tensor)) in own for tensor in resources)
+        is_own = any(id(outermost(tensor)) in first_inputs for tensor in resources)
         return bool(resources) and not is_own
 
     return is_kept
@@ -206,7 +209,7 @@ def _columns(
     columns = [
         list(column)
         for column in tensors
-        if column[0] is not None and any(one is not column[0] for one in column)
+        if column[0] is not None and any(tensor is not column[0] for tensor in column)
     ]
     for column in columns:
         for r, tensor in zip(replica_ids, column, strict=True):

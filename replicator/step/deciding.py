@@ -45,8 +45,8 @@ def follow_strategy(draft: Draft) -> None:
     decided = chooser.decide()
     changed = [
         path
-        for path, chosen in decided.items()
-        if path in variables and following.follow(factory, variables[path], chosen)
+        for path, decision in decided.items()
+        if path in variables and following.follow(factory, variables[path], decision)
     ]
     chooser.followed()
     if changed:

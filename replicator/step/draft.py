@@ -71,7 +71,7 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Built:
+class BuiltStep:
     """A step that has been built into a graph.
 
     Attributes:
@@ -102,13 +102,13 @@ class Draft:
         step_fn: The user's function, of one element if there is a feed.
         feed: Gives each replica its element.
         build: The state that the replicas of this build share.
-        args: Returns the further arguments of step_fn, a tuple for each replica.
+        args: Returns the extra arguments of step_fn, a tuple for each replica.
         own_args: The tensors in these arguments that belong to one replica only.
-        previous: The ops that were in the graph before the step.
-        earlier: These, and the ops of the inputs.
+        ops_before_step: The ops that were in the graph before the step.
+        ops_before_replicas: These, and the ops of the inputs.
         elements: Each replica's element, if there is a feed.
         dividing: The ops that pull a global batch and divide it, if one is given.
-        further: Each replica's further arguments of step_fn, a tuple.
+        extra_args: Each replica's extra arguments of step_fn, a tuple.
         settled: For each variable that a strategy has yet to decide on, by its path:
             where earlier code of the user's was built to use its components.
         returned: What step_fn returned for each replica.
@@ -118,14 +118,15 @@ class Draft:
         replicas: The ops of each replica.
         active: Those that may touch a resource or have an effect; until the step is
             lowered, only of the replicas for which step_fn was called.
-        own: The number of ops in the graph when all replicas had been built.
+        first_lowered_op: The number of the first op that is added once all replicas
+            are built.
         initializers: Ops that initialize variables, which are not part of the step.
         handles: Which variable has which owner.
-        elsewhere: The calls of all replicas, if other processes build some.
+        calls_of_all: The calls of all replicas, if other processes build some.
         communications: The replicas' communication.
         pruned: Ops that will not run, as the owner's write is made in their place.
         sharing: The handles of variables that several replicas use.
-        done: In a plain tf.Graph, an op that runs when all effects have happened.
+        completion: In a plain tf.Graph, an op that runs when all effects have happened.
         writes: Whether variables that have an owner are written.
     """
 
@@ -135,11 +136,11 @@ class Draft:
     build: context.Build
     args: Callable[[], Sequence[Any]]
     own_args: Sequence[Any] = ()
-    previous: list[tf.Operation] = dataclasses.field(default_factory=list)
-    earlier: list[tf.Operation] = dataclasses.field(default_factory=list)
+    ops_before_step: list[tf.Operation] = dataclasses.field(default_factory=list)
+    ops_before_replicas: list[tf.Operation] = dataclasses.field(default_factory=list)
     elements: Any = None
     dividing: Set[tf.Operation] = frozenset()
-    further: Sequence[Any] = ()
+    extra_args: Sequence[Any] = ()
     settled: Mapping[str, Settlement | None] = dataclasses.field(default_factory=dict)
     returned: list[Any] = dataclasses.field(default_factory=list)
     collected: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
@@ -147,14 +148,14 @@ class Draft:
     ranges: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     replicas: Sequence[Sequence[tf.Operation]] = ()
     active: Sequence[Sequence[tf.Operation]] = ()
-    own: int = 0
+    first_lowered_op: int = 0
     initializers: Set[tf.Operation] = frozenset()
     handles: owners.Handles | None = None
-    elsewhere: Elsewhere | None = None
+    calls_of_all: Elsewhere | None = None
     communications: tuple[record.Communication, ...] = ()
     pruned: Set[tf.Operation] = frozenset()
     sharing: Any = ()
-    done: tf.Operation | None = None
+    completion: tf.Operation | None = None
     writes: bool = False
 
     @property

@@ -59,11 +59,11 @@ def warning_of_rest(
         try:
             return run()
         except tf.errors.OutOfRangeError as error:
-            found = _OF_INPUTS.search(error.message)
-            if found is None:
+            match = _OF_INPUTS.search(error.message)
+            if match is None:
                 feed.note_failure()
                 raise
-            feed.warn_of_rest(int(found["taken"] or 0))
+            feed.warn_of_rest(int(match["taken"] or 0))
             text = errors.compose(
                 f"End of sequence: the inputs of the step are exhausted, {changed}.",
                 [f"at {errors.user_line()}"],

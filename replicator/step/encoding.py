@@ -18,7 +18,7 @@ TYPES = (
     "None, booleans, numbers, strings, bytes, NumPy arrays, and lists, tuples, sets "
     "and dicts of them"
 )
-_AS_THEY_ARE = (type(None), bool, int, float, str)  # JSON knows them, also nan and inf
+_JSON_TYPES = (type(None), bool, int, float, str)  # JSON knows them, also nan and inf
 _SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
     "list": list,
     "tuple": tuple,
@@ -38,7 +38,7 @@ def encode(value: Any) -> bytes:
         CannotEncode: It is none of TYPES, or holds one that is not.
     """
     try:
-        return json.dumps(_told(value)).encode()
+        return json.dumps(_to_json(value)).encode()
     except RecursionError:
         raise CannotEncode("value that holds itself") from None
     except ValueError:  # Python limits the digits of decimal numbers
@@ -52,23 +52,26 @@ def decode(data: bytes) -> Any:
         ValueError: The data are not of `encode`.
     """
     try:
-        return _heard(json.loads(data))
+        return _from_json(json.loads(data))
     except (TypeError, LookupError, RecursionError) as error:
         raise ValueError(f"not an encoded value: {error}") from None
 
 
-def _told(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     kind = type(value)
-    if kind in _AS_THEY_ARE:
+    if kind in _JSON_TYPES:
         return value
     if kind is bytes:
         return ["bytes", base64.b64encode(value).decode()]
     if kind is complex:
         return ["complex", value.real, value.imag]
     if kind.__name__ in _SEQUENCES and kind in (list, tuple, set, frozenset):
-        return [kind.__name__, [_told(entry) for entry in value]]
+        return [kind.__name__, [_to_json(entry) for entry in value]]
     if kind is dict:
-        return ["dict", [[_told(key), _told(own)] for key, own in value.items()]]
+        return [
+            "dict",
+            [[_to_json(key), _to_json(entry)] for key, entry in value.items()],
+        ]
     if kind is np.ndarray or isinstance(value, np.generic):
         data = np.ascontiguousarray(value).tobytes()
         shape = list(np.shape(value)) if kind is np.ndarray else None
@@ -76,18 +79,18 @@ def _told(value: Any) -> Any:
     raise CannotEncode(kind.__name__)
 
 
-def _heard(told: Any) -> Any:
-    if not isinstance(told, list):
-        return told
-    kind, *parts = told
+def _from_json(encoded: Any) -> Any:
+    if not isinstance(encoded, list):
+        return encoded
+    kind, *parts = encoded
     if kind == "bytes":
         return base64.b64decode(parts[0])
     if kind == "complex":
         return complex(*parts)
     if kind in _SEQUENCES:
-        return _SEQUENCES[kind]([_heard(entry) for entry in parts[0]])
+        return _SEQUENCES[kind]([_from_json(entry) for entry in parts[0]])
     if kind == "dict":
-        return {_heard(key): _heard(own) for key, own in parts[0]}
+        return {_from_json(key): _from_json(entry) for key, entry in parts[0]}
     if kind == "array":
         name, shape, data = parts
         values = np.frombuffer(base64.b64decode(data), np.dtype(name))  # no objects
@@ -99,9 +102,9 @@ def _name(dtype: np.dtype) -> str:
     """Returns a name that means the dtype everywhere."""
     name = dtype.name if dtype.kind == "V" else dtype.str  # V: also ml_dtypes' bfloat16
     try:
-        same = np.dtype(name) == dtype
+        is_same = np.dtype(name) == dtype
     except TypeError:
-        same = False
-    if dtype.hasobject or not same:  # or records
+        is_same = False
+    if dtype.hasobject or not is_same:  # or records
         raise CannotEncode(f"NumPy array of {dtype.name}")
     return name

@@ -66,10 +66,10 @@ def length_of(request: Request, num_replicas: int) -> int | None:
     """
     source = request.source
     if source is None:
-        given = "values, which do not end" if request.by_value else "no inputs"
+        inputs = "values, which do not end" if request.by_value else "no inputs"
         raise errors.InputError(
             errors.compose(
-                f"epoch was given {given}.",
+                f"epoch was given {inputs}.",
                 fix="pass a tf.data.Dataset, or a function that returns one.",
             )
         )
@@ -87,5 +87,5 @@ def length_of(request: Request, num_replicas: int) -> int | None:
         return None
     if request.input_mode == "global_batch":
         return count
-    begun = num_replicas - 1 if request.remainder == "pad" else 0
-    return (count + begun) // num_replicas
+    surplus = num_replicas - 1 if request.remainder == "pad" else 0
+    return (count + surplus) // num_replicas

@@ -50,11 +50,11 @@ def shorten(error: tf.errors.OpError) -> tf.errors.OpError:
     pieces = match[1].split("] [") if match is not None else []
     if pieces and pieces[-1].startswith(_FIX):
         return type(error)(error.node_def, error.op, composed(pieces))
-    message = _told(error.message) if type(error) in _OF_STEPS else None
+    message = _message(error.message) if type(error) in _OF_STEPS else None
     return error if message is None else type(error)(error.node_def, error.op, message)
 
 
-def _told(message: str) -> str | None:
+def _message(message: str) -> str | None:
     """Returns TensorFlow's message and where it arose; None if it has another form."""
     if not message.startswith(_BEGINS):
         return None
@@ -89,9 +89,9 @@ def composed(pieces: list[str]) -> str:
 
     Pieces of numbers, which are shapes, are appended to the text before them.
     """
-    problem, *rest, fix = [_ESCAPED.sub(r"\1", piece) for piece in pieces]
+    problem, *details, fix = [_ESCAPED.sub(r"\1", piece) for piece in pieces]
     text = problem
-    for piece in rest:
+    for piece in details:
         numbers = _NUMBERS.fullmatch(piece)
         text += f" [{', '.join(piece.split())}]" if numbers else f"\n  {piece}"
     return f"{text}\n{fix}"

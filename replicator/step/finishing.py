@@ -24,7 +24,7 @@ def order_effects(draft: Draft) -> None:
     In a plain tf.Graph this adds an op that runs when all effects have happened, if
     there are any; a function runs its effects by itself.
     """
-    lowered = draft.build.graph.get_operations()[draft.own :]
+    lowered = draft.build.graph.get_operations()[draft.first_lowered_op :]
     feed, fed = draft.feed, draft.elements is not None
     ready = feed.ready(draft.elements) if feed is not None and fed else []
     replicas, initializers = draft.active, draft.initializers
@@ -48,18 +48,23 @@ def order_effects(draft: Draft) -> None:
         phases.separate, initializers=initializers, fitting=fitting
     )
     if graph.building_function:
-        before = ordering.order_in_function(
-            replicas, added, merged, draft.earlier, initializers, bool(draft.sharing)
+        order = ordering.order_in_function(
+            replicas,
+            added,
+            merged,
+            draft.ops_before_replicas,
+            initializers,
+            bool(draft.sharing),
         )
-        shared_resources.order(replicas, initializers, before)
+        shared_resources.order(replicas, initializers, order)
         must_run = [op for ops in acts for op in ops]
         end = None if choice.is_step(graph) else ordering.marker("written")
-        separate([*must_run, *results], before, ops_before_step=draft.previous, end=end)
+        separate([*must_run, *results], order, ops_before_step=draft.ops_before_step, end=end)
         return
     must_run = ordering.order_in_session(replicas, added, initializers)
     shared_resources.order(replicas, initializers, {})
     separate([*must_run, *results], {})
-    draft.done = tf.group(*must_run, name="step") if must_run else None
+    draft.completion = tf.group(*must_run, name="step") if must_run else None
 
 
 def _wait(
@@ -83,7 +88,7 @@ def seal_results(draft: Draft) -> None:
         # Whatever is fetched, the whole step runs on all replicas: half a step would
         # let their variables drift apart.
         draft.returned = tf.nest.map_structure(
-            lambda leaf: outputs.after(draft.done, leaf), draft.returned
+            lambda leaf: outputs.after(draft.completion, leaf), draft.returned
         )
 
 

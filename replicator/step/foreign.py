@@ -17,7 +17,7 @@ from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import kind_of
 
 
-def kept(
+def foreign_use(
     replicas: Sequence[Sequence[tf.Operation]], elements: Sequence[Iterable[tf.Tensor]]
 ) -> tuple[int, tf.Operation, int, tf.Tensor] | None:
     """Finds a tensor of one replica that another one uses directly.
@@ -35,11 +35,13 @@ def kept(
         tensor), or None.
     """
     home = {op: r for r, ops in enumerate(replicas) for op in ops}
-    given = {id(tensor): r for r, own in enumerate(elements) for tensor in own}
+    owner_of_element = {
+        id(tensor): r for r, tensors in enumerate(elements) for tensor in tensors
+    }
     for r, ops in enumerate(replicas):
         for op in ops:
             for tensor in op.inputs:
-                owner = given.get(id(tensor), home.get(tensor.op, r))
+                owner = owner_of_element.get(id(tensor), home.get(tensor.op, r))
                 if owner == r or tensor.dtype == tf.resource:
                     continue
                 if not _is_the_same(tensor, home):
@@ -63,7 +65,7 @@ def _is_the_same(tensor: tf.Tensor, home: Mapping[tf.Operation, int]) -> bool:
                 continue
         if op not in home or kind_of(op).stateful or call is not None:
             return False
-        fresh = [own for own in op.inputs if id(own) not in seen]
+        fresh = [tensor_in for tensor_in in op.inputs if id(tensor_in) not in seen]
         seen.update(map(id, fresh))
         todo += fresh
     return True
@@ -71,7 +73,7 @@ def _is_the_same(tensor: tf.Tensor, home: Mapping[tf.Operation, int]) -> bool:
 
 def differentiated(
     replicas: Sequence[Sequence[tf.Operation]],
-    before: Iterable[tf.Operation],
+    ops_before_step: Iterable[tf.Operation],
     is_variable: Callable[[tf.Tensor], bool],
 ) -> tuple[int, tf.Operation, tf.Operation] | None:
     """Finds an op before the step that some replicas differentiate and others do not.
@@ -81,24 +83,24 @@ def differentiated(
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
-        before: The ops that were there before the step.
+        ops_before_step: The ops that were there before the step.
         is_variable: Whether a tensor is the handle of a replicated variable.
 
     Returns:
         (a replica that differentiates it, with this op, the op before the step), or
         None.
     """
-    earlier = set(before)
-    outside: list[dict[tf.Operation, tf.Operation]] = [{} for _ in replicas]
+    before_step = set(ops_before_step)
+    differentiations: list[dict[tf.Operation, tf.Operation]] = [{} for _ in replicas]
     for r, ops in enumerate(replicas):
         for op in ops:
             forward = tapes.differentiated_by(op)
-            if forward is not None and forward in earlier:
-                outside[r].setdefault(forward, op)
-    for r, found in enumerate(outside):
-        for forward, op in found.items():
-            everywhere = all(forward in other for other in outside)
-            if not everywhere and _depends_on(forward, is_variable):
+            if forward is not None and forward in before_step:
+                differentiations[r].setdefault(forward, op)
+    for r, by_forward in enumerate(differentiations):
+        for forward, op in by_forward.items():
+            on_all = all(forward in other for other in differentiations)
+            if not on_all and _depends_on(forward, is_variable):
                 return r, op, forward
     return None
 

@@ -58,21 +58,21 @@ def repeat(
             for row, device in zip(specs, devices, strict=True)
         ]
 
-        def turn(number: tf.Tensor, arrays: Any) -> tuple[tf.Tensor, Any]:
-            rows, done = step()
+        def iteration(number: tf.Tensor, arrays: Any) -> tuple[tf.Tensor, Any]:
+            rows, completion = step()
             values = [[leaf for leaf in row if leaf is not None] for row in rows]
             arrays = [
-                _written(replica_arrays, leaves, number, device)
+                _with_row(replica_arrays, leaves, number, device)
                 for replica_arrays, leaves, device in zip(
                     arrays, values, devices, strict=True
                 )
             ]
-            with tf.control_dependencies([done.op]):
+            with tf.control_dependencies([completion.op]):
                 return number + 1, arrays
 
         number, arrays = tf.while_loop(
             lambda number, _: number < count,
-            turn,
+            iteration,
             (tf.constant(0), arrays),
             parallel_iterations=1,
         )
@@ -91,7 +91,7 @@ def _array(spec: tf.TensorSpec, count: int, device: str) -> tf.TensorArray:
         return tf.TensorArray(spec.dtype, count, element_shape=spec.shape)
 
 
-def _written(
+def _with_row(
     arrays: Sequence[tf.TensorArray],
     leaves: Sequence[tf.Tensor],
     number: tf.Tensor,

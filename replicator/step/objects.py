@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchange of small Python objects between replicas while a step is built.
 
-Replicas are built one after the other, so the first cannot know what the last will say.
-A replica that needs an object it does not have yet records its own and stops being
+Replicas are built one after another, so the first cannot know what the last will send.
+A replica that needs an object that is still missing records its own and stops being
 built; the others follow, and then the step is built again, with one more call known. If
-a whole round adds nothing new, some replica waits for a call that never comes: a
+an attempt learns nothing, some replica waits for a call that never comes: a
 MismatchError.
 
 None of this is part of the graph, so objects can be exchanged wherever Python runs.
 
-What other processes send is not unpickled: to unpickle is to run what the sender chose.
+What other processes send is not unpickled: unpickling runs whatever the sender chose.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _Key = tuple[tuple[int, ...], int, int]  # group, number of the call in it, repl
 
 
 @dataclasses.dataclass(frozen=True)
-class _Said:
+class _ObjectCall:
     """One object call by one replica."""
 
     primitive: str
@@ -66,14 +66,14 @@ class _Said:
         """Names the call in messages."""
         return f"Object call {self.number} of group {list(self.group)}"
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the call as a JSON value."""
         data = base64.b64encode(self.data).decode()
         return {**dataclasses.asdict(self), "data": data}
 
     @classmethod
-    def heard(cls, facts: Mapping[str, Any]) -> _Said:
-        """Restores a call from what `told` returned."""
+    def from_json(cls, facts: Mapping[str, Any]) -> _ObjectCall:
+        """Restores a call from what `to_json` returned."""
         data, group = base64.b64decode(facts["data"]), tuple(facts["group"])
         return cls(**{**facts, "data": data, "group": group})
 
@@ -87,13 +87,13 @@ class _Attempt:
     """The object calls of one attempt at a build.
 
     Attributes:
-        said: The calls that were made.
+        calls: The calls that were made.
         waiting: Those in which a replica stopped being built.
         learned: Whether any of them was made for the first time.
     """
 
-    said: dict[_Key, _Said] = dataclasses.field(default_factory=dict)
-    waiting: list[_Said] = dataclasses.field(default_factory=list)
+    calls: dict[_Key, _ObjectCall] = dataclasses.field(default_factory=dict)
+    waiting: list[_ObjectCall] = dataclasses.field(default_factory=list)
     learned: bool = False
 
     @classmethod
@@ -181,18 +181,18 @@ def check(build: context.Build, peers: Peers | None = None) -> None:
             replicas of a group did not make a call that the others made.
     """
     attempt = _Attempt.of(build)
-    again = bool(attempt.waiting) and attempt.learned
+    retries = bool(attempt.waiting) and attempt.learned
     if peers is not None:
-        again = _hear(peers, build, attempt)
-    if again:
+        retries = _exchange_calls(peers, build, attempt)
+    if retries:
         raise context.BuildAgain
-    for call in attempt.waiting or attempt.said.values():
-        if len(_partners(attempt.said, call)) < len(call.group):
+    for call in attempt.waiting or attempt.calls.values():
+        if len(_partners(attempt.calls, call)) < len(call.group):
             _raise_missing(build, call)
-    assert not attempt.waiting, "a replica waits for what was said"
+    assert not attempt.waiting, "a replica waits for an object that was sent"
 
 
-def _hear(peers: Peers, build: context.Build, attempt: _Attempt) -> bool:
+def _exchange_calls(peers: Peers, build: context.Build, attempt: _Attempt) -> bool:
     """Exchanges the object calls made here with those of the other processes.
 
     Returns:
@@ -201,13 +201,13 @@ def _hear(peers: Peers, build: context.Build, attempt: _Attempt) -> bool:
     report = {
         "waits": bool(attempt.waiting),
         "learned": attempt.learned,
-        "said": [call.told() for call in attempt.said.values()],
+        "calls": [call.to_json() for call in attempt.calls.values()],
     }
     reports = peers.exchange("ends an attempt at a step", report)
     for process in peers.everyone:
-        for facts in reports[process]["said"] if process != peers.own else ():
-            call = _Said.heard(facts)
-            attempt.said[call.key] = call
+        for facts in reports[process]["calls"] if process != peers.own else ():
+            call = _ObjectCall.from_json(facts)
+            attempt.calls[call.key] = call
             known_calls = build.knowledge.get(_OBJECTS, {})
             if call.key not in known_calls:
                 build.knowledge[_OBJECTS] = {**known_calls, call.key: call}
@@ -227,12 +227,16 @@ def _exchange(
     build, own_id = replica.build, replica.replica_id
     build.refuse_copies(f"what {primitive} is given on all replicas")
     number = replica.count(("objects", group))
-    apart = len(build.world.local) < build.world.num_replicas  # in several processes
-    encode = _encoded if apart else _pickled
+    crosses_processes = (
+        len(build.world.local) < build.world.num_replicas
+    )  # in several processes
+    encode = _encoded if crosses_processes else _pickled
     data = encode(primitive, obj) if own_id in speakers else b""
-    own_call = _Said(primitive, root, group, number, own_id, errors.user_line(), data)
+    own_call = _ObjectCall(
+        primitive, root, group, number, own_id, errors.user_line(), data
+    )
     attempt, known_calls = _Attempt.of(build), build.knowledge.get(_OBJECTS, {})
-    attempt.said[own_call.key] = own_call
+    attempt.calls[own_call.key] = own_call
     if own_call.key not in known_calls:
         attempt.learned = True
         known_calls = build.knowledge[_OBJECTS] = {
@@ -240,14 +244,14 @@ def _exchange(
             own_call.key: own_call,
         }
     partners = _partners(known_calls, own_call)
-    for other in partners.values():
-        if (other.primitive, other.root) != (primitive, root):
+    for partner in partners.values():
+        if (partner.primitive, partner.root) != (primitive, root):
             raise errors.MismatchError(
                 errors.compose(
                     f"{own_call.place} differs between replicas.",
                     [
                         _site(build, call.replica_id, str(call))
-                        for call in (other, own_call)
+                        for call in (partner, own_call)
                     ],
                     _FIX,
                 )
@@ -255,25 +259,28 @@ def _exchange(
     if not partners.keys() >= set(speakers):
         attempt.waiting.append(own_call)
         raise context.Waiting
-    decode = encoding.decode if apart else pickle.loads  # nobody else's
+    decode = encoding.decode if crosses_processes else pickle.loads  # nobody else's
     return [decode(partners[speaker].data) for speaker in speakers]
 
 
-def _partners(said: Mapping[_Key, _Said], call: _Said) -> dict[int, _Said]:
+def _partners(
+    calls: Mapping[_Key, _ObjectCall], call: _ObjectCall
+) -> dict[int, _ObjectCall]:
     """Returns the calls that match `call`, itself included, by replica."""
     keys = {r: (call.group, call.number, r) for r in call.group}
-    return {r: said[key] for r, key in keys.items() if key in said}
+    return {r: calls[key] for r, key in keys.items() if key in calls}
 
 
-def _raise_missing(build: context.Build, extra: _Said) -> None:
+def _raise_missing(build: context.Build, extra: _ObjectCall) -> None:
     """Raises MismatchError for a call without partners, saying what the others do."""
     attempt = _Attempt.of(build)
     waiting = {call.replica_id: f"waits in {call}" for call in attempt.waiting}
     does = {
-        r: f"makes no such call{_elsewhere(attempt, extra, r)}" for r in extra.group
+        r: f"makes no such call{_in_another_group(attempt, extra, r)}"
+        for r in extra.group
     }
     does |= waiting
-    for replica_id, call in _partners(attempt.said, extra).items():
+    for replica_id, call in _partners(attempt.calls, extra).items():
         if call not in attempt.waiting:
             does[replica_id] = str(call)
     raise errors.MismatchError(
@@ -285,18 +292,18 @@ def _raise_missing(build: context.Build, extra: _Said) -> None:
     )
 
 
-def _elsewhere(attempt: _Attempt, extra: _Said, replica_id: int) -> str:
+def _in_another_group(attempt: _Attempt, extra: _ObjectCall, replica_id: int) -> str:
     """Names a call in another group that has no partner either, if there is one."""
-    for call in attempt.said.values():
-        other = call.replica_id == replica_id and call.group != extra.group
-        if other and len(_partners(attempt.said, call)) < len(call.group):
+    for call in attempt.calls.values():
+        is_candidate = call.replica_id == replica_id and call.group != extra.group
+        if is_candidate and len(_partners(attempt.calls, call)) < len(call.group):
             return f", but one in another group: {call}"
     return ""
 
 
 def _site(build: context.Build, replica_id: int, does: str) -> str:
-    here = replica_id in build.world.local
-    where = build.world.device(replica_id) if here else "of another host"
+    is_local = replica_id in build.world.local
+    where = build.world.device(replica_id) if is_local else "of another host"
     return f"replica {replica_id} ({where}): {does}"
 
 
@@ -305,12 +312,12 @@ def _encoded(primitive: str, obj: Any) -> bytes:
     try:
         return encoding.encode(obj)
     except encoding.CannotEncode as error:
-        held = str(error)
-        if held != type(obj).__name__:
-            held = f"{type(obj).__name__} that holds a {held}"
+        content = str(error)
+        if content != type(obj).__name__:
+            content = f"{type(obj).__name__} that holds a {content}"
         raise base.bad_argument(
             primitive,
-            f"was given a {held}, which cannot be sent to other hosts",
+            f"was given a {content}, which cannot be sent to other hosts",
             f"pass {encoding.TYPES}: other objects would run code there. "
             "dataclasses.asdict makes a dict of a dataclass; tensors are sent by "
             "broadcast and all_gather.",
@@ -335,9 +342,9 @@ def _pickled(primitive: str, obj: Any) -> bytes:
     try:
         _Pickler(buffer).dump(obj)
     except _HoldsTensorError as error:
-        held = "" if tf.is_tensor(obj) else f"{type(obj).__name__} that holds a "
+        container = "" if tf.is_tensor(obj) else f"{type(obj).__name__} that holds a "
         raise base.bad_argument(
-            primitive, f"was given a {held}{error}", _NO_TENSORS
+            primitive, f"was given a {container}{error}", _NO_TENSORS
         ) from None
     except Exception as error:  # pickle and the hooks it calls may raise anything
         raise base.bad_argument(

@@ -28,8 +28,8 @@ def as_output(leaf: Any, step_fn: Any) -> Any:
         return leaf
     try:
         if _is_composite(leaf):
-            return tf.nest.map_structure(_held, leaf, expand_composites=True)
-        return _held(leaf)
+            return tf.nest.map_structure(_tensor, leaf, expand_composites=True)
+        return _tensor(leaf)
     except errors.ReplicatorError:
         raise  # from a variable that cannot be read here
     except base.UNCONVERTED as error:
@@ -52,7 +52,7 @@ def _is_composite(leaf: Any) -> bool:
     return all(part.dtype not in (tf.resource, tf.variant) for part in parts)
 
 
-def _held(value: Any) -> tf.Tensor:
+def _tensor(value: Any) -> tf.Tensor:
     """Returns a tensor of this graph that stays in place when its op is replaced."""
     if isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value):
         # An eager tensor from outside the step: only a function can capture it.
@@ -104,22 +104,22 @@ def returnable(leaves: Sequence[Any]) -> list[Any]:
     return [None if isinstance(leaf, tf.Operation) else leaf for leaf in leaves]
 
 
-def after(done: tf.Operation | None, leaf: Any) -> Any:
+def after(completion: tf.Operation | None, leaf: Any) -> Any:
     """Returns an output of a session's step that waits for the whole step.
 
     Args:
-        done: Runs when all effects of the step have happened; None if there are none.
+        completion: The op that runs after all effects of the step; None without any.
         leaf: The output. None, which cannot be fetched, becomes an op.
     """
     if leaf is None:
-        return done or tf.no_op()
-    if done is None:
+        return completion or tf.no_op()
+    if completion is None:
         return leaf
     if isinstance(leaf, tf.Operation):
-        return tf.group(leaf, done)
+        return tf.group(leaf, completion)
 
     def waiting(tensor: tf.Tensor) -> tf.Tensor:
-        with tf.device(tensor.device), tf.control_dependencies([done]):
+        with tf.device(tensor.device), tf.control_dependencies([completion]):
             return tf.identity(tensor)
 
     return tf.nest.map_structure(waiting, leaf, expand_composites=True)

@@ -29,7 +29,7 @@ from replicator.step.comparing import (
     check_origins,
 )
 from replicator.step.deciding import follow_strategy, note_undecided
-from replicator.step.draft import Built, Draft
+from replicator.step.draft import BuiltStep, Draft
 from replicator.step.finishing import (
     check_initialized,
     check_leftovers,
@@ -62,11 +62,11 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
 _STAGES: dict[Callable[[Draft], None], Callable[[Recorder, Draft], None]] = {
     divide_ops: stages.traced,
     copy_replicas: stages.copied,
-    check_leftovers: stages.done,
+    check_leftovers: stages.finish,
 }
 
 
-def run(draft: Draft) -> Built:
+def run(draft: Draft) -> BuiltStep:
     """Builds a step by running all passes."""
     name = input_checks.name_of(draft.step_fn)
     line = stages.line_of(draft.step_fn)
@@ -84,4 +84,6 @@ def run(draft: Draft) -> Built:
     pulled = pulls.nbytes(
         variables, build.graph, build.world, draft.leaves(), draft.pruned
     )
-    return Built(draft.returned, draft.communications, variables, draft.writes, pulled)
+    return BuiltStep(
+        draft.returned, draft.communications, variables, draft.writes, pulled
+    )

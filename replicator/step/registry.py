@@ -36,7 +36,9 @@ class Steps:
         self._keep_plan = keep_plan
         self._functions: cache.Table[StepFunction] = cache.Table()
         self._states: weakref.WeakSet[State] = weakref.WeakSet()
-        self._builds = cache.Counts()  # how many step_fns there were of each code
+        self._builds = (
+            cache.FunctionCounts()
+        )  # how many step_fns there were of each code
         self._lock = threading.RLock()  # guards the fields above, held briefly
         self._said_whole = False
         self.inputs = positions.Positions(settings.peers)
@@ -78,11 +80,11 @@ class Steps:
 
     def epoch(self, request: Request) -> epochs.Epoch:
         """Returns one pass over the inputs of a step, which has not begun."""
-        is_dealt = self._settings.clock is None  # else among programs, too
+        is_divided = self._settings.clock is None  # else among programs, too
         step_arguments.check(request)
         length = epochs.length_of(request, self._settings.world.num_replicas)
         _, state = self._find(request)
-        return epochs.Epoch(self.get(request), state, length if is_dealt else None)
+        return epochs.Epoch(self.get(request), state, length if is_divided else None)
 
     def initialize(self, session: tf.compat.v1.Session | None) -> None:
         """Restarts the inputs of all steps."""
@@ -96,14 +98,14 @@ class Steps:
         """Returns what is kept for a step, creating it if there is nothing."""
         step_arguments.check(request)
         function = self._functions.get(request.step_fn, StepFunction)
-        others = (
+        options = (
             request.input_mode,
             request.steps_per_call,
             request.remainder,
             request.by_value,
         )
         state = function.states.get(
-            request.source, lambda: State(self._settings.lock, self.inputs), *others
+            request.source, lambda: State(self._settings.lock, self.inputs), *options
         )
         return function, state
 

@@ -8,7 +8,7 @@ from typing import Any
 from absl import logging
 
 from replicator import errors
-from replicator.step import named
+from replicator.step import names_read
 from replicator.step.state import State, StepFunction
 
 MANY_BUILDS = 5  # builds of the same code at which a warning is logged, once
@@ -39,7 +39,7 @@ def renew(step_fn: Any, function: StepFunction, state: State) -> None:
                 "that it was built with last",
             )
     if all(change.name in function.fixed for change in changes):
-        state.names = named.Names(step_fn, function.fixed)
+        state.names = names_read.Names(step_fn, function.fixed)
         return
     if is_first:
         _warn(step_fn, changes[0], "the step is built again, which takes long")
@@ -47,7 +47,7 @@ def renew(step_fn: Any, function: StepFunction, state: State) -> None:
     state.trace_again()
 
 
-def _warn(step_fn: Any, change: named.Change, outcome: str) -> None:
+def _warn(step_fn: Any, change: names_read.Change, outcome: str) -> None:
     fix = "To use several in turn, pass each by a functools.partial of step_fn."
     if change.plain:
         fix = "What changes often belongs in args=(...), which are fed at each call."
@@ -55,7 +55,7 @@ def _warn(step_fn: Any, change: named.Change, outcome: str) -> None:
         "The step_fn at %s reads `%s`, which %s; %s. %s",
         errors.definition(step_fn) or errors.user_line(),
         change.name,
-        change.what,
+        change.description,
         outcome,
         fix,
     )

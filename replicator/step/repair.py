@@ -22,7 +22,7 @@ from replicator.variables.replicated import ReplicatedVariable
 
 
 @dataclasses.dataclass(frozen=True)
-class Mirrored:
+class MirroredComponents:
     """The components of a mirrored variable, which itself may be freed before its step.
 
     Attributes:
@@ -43,7 +43,7 @@ class Mirrored:
 
 def mirrored(
     captured: Iterable[tf.Tensor], owners: Mapping[int, ReplicatedVariable]
-) -> list[Mirrored]:
+) -> list[MirroredComponents]:
     """Returns the mirrored variables of a step.
 
     Args:
@@ -57,7 +57,7 @@ def mirrored(
         if variable is not None
     }
     return [
-        Mirrored(_handles(variable), variable.dtype)
+        MirroredComponents(_handles(variable), variable.dtype)
         for variable in variables.values()
         if variable.placement.is_copied or variable.placement.has_copies
     ]
@@ -71,7 +71,9 @@ def _handles(variable: ReplicatedVariable) -> tuple[tf.Tensor, ...]:
 
 
 def equal_after_errors(
-    run: Callable[..., Any], variables: Sequence[Mirrored], peers: Peers | None = None
+    run: Callable[..., Any],
+    variables: Sequence[MirroredComponents],
+    peers: Peers | None = None,
 ) -> Callable[..., Any]:
     """Wraps the run of a step to leave its variables equal if it fails.
 

@@ -43,7 +43,7 @@ class Request(NamedTuple):
             num_local: The number of replicas built here.
         """
         if not args and not self.by_value:
-            return NOTHING
+            return NO_ARGUMENTS
         return CallArguments(self, args, num_local)
 
 
@@ -121,8 +121,8 @@ class CallArguments:
 
     def of_all_replicas(self) -> list[Any]:
         """Returns the values of the call that every replica gets, or a part of each."""
-        own = {id(leaf) for leaf in self.of_one_replica(self.leaves)}
-        return [leaf for leaf in self.leaves if id(leaf) not in own]
+        of_one = {id(leaf) for leaf in self.of_one_replica(self.leaves)}
+        return [leaf for leaf in self.leaves if id(leaf) not in of_one]
 
     def args(self, leaves: Sequence[Any], devices: Sequence[str]) -> list[Any]:
         """Returns the further arguments of step_fn, a tuple for each replica."""
@@ -137,4 +137,4 @@ class CallArguments:
         ]
 
 
-NOTHING = CallArguments(Request(callable), (), 0)
+NO_ARGUMENTS = CallArguments(Request(callable), (), 0)

@@ -20,19 +20,19 @@ from replicator.primitives import base
 
 
 @contextlib.contextmanager
-def kept_caching_device() -> Iterator[None]:
+def restored_caching_device() -> Iterator[None]:
     """Restores the variable scope's caching device after an exception in tf.map_fn.
 
     TensorFlow sets one there and does not reset it; v1 optimizers would fail from then
     on.
     """
     scope = tf.compat.v1.get_variable_scope()
-    before = scope.caching_device
+    device = scope.caching_device
     try:
         yield
     finally:
-        if scope.caching_device is not before:
-            scope.set_caching_device(before)
+        if scope.caching_device is not device:
+            scope.set_caching_device(device)
 
 
 @contextlib.contextmanager
@@ -95,17 +95,17 @@ def return_collected(build: context.Build) -> list[tuple[str, Any]]:
 
 def _take(graph: tf.Graph, scope: str) -> list[tuple[str, Any]]:
     """Removes the tensors and ops of a name scope from all collections."""
-    taken: list[tuple[str, Any]] = []
+    removed: list[tuple[str, Any]] = []
     for key in graph.get_all_collection_keys():
         if key == tf.compat.v1.GraphKeys.SUMMARIES:
             continue
         items = graph.get_collection_ref(key)
-        own = [item for item in items if _is_within(item, scope)]
-        if own:
-            ids = set(map(id, own))
+        in_scope = [item for item in items if _is_within(item, scope)]
+        if in_scope:
+            ids = set(map(id, in_scope))
             items[:] = [item for item in items if id(item) not in ids]
-            taken += [(key, item) for item in own]
-    return taken
+            removed += [(key, item) for item in in_scope]
+    return removed
 
 
 def _is_within(item: Any, scope: str) -> bool:

@@ -38,7 +38,7 @@ def copied(graphs: Recorder, draft: Draft) -> None:
     graphs.copied(draft.build.graph, ops)
 
 
-def done(graphs: Recorder, draft: Draft) -> None:
+def finish(graphs: Recorder, draft: Draft) -> None:
     """Records the finished step: those of its ops that will run."""
     ops = [op for op in draft.ops() if not tf_ops.is_abandoned(op)]
     leaves = [leaf for leaf in draft.leaves() if leaf is not None]

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from replicator.inputs import feeds, positions
 from replicator.report import plan as plans
-from replicator.step import cache, named
+from replicator.step import cache, names_read
 from replicator.variables import locks
 
 Call = Callable[[Sequence[Any]], Any]  # runs a traced step with the leaves of a call
@@ -40,7 +40,7 @@ class State:
         self.lock = lock
         self._inputs = inputs
         self.outdated = False
-        self.names: named.Names | None = None
+        self.names: names_read.Names | None = None
         self.prepared: dict[Hashable, Call] = {}
         self.feed: feeds.Feed | None = None
         self.plan: plans.Plan | None = None
@@ -92,7 +92,7 @@ class StepFunction:
 
     def __init__(self) -> None:
         self.states: cache.Table[State] = cache.Table()
-        self.builds = cache.Counts()
+        self.builds = cache.FunctionCounts()
         self.datasets = 0
         self.fresh = True
         self.renewals: collections.Counter[str] = collections.Counter()

@@ -73,11 +73,11 @@ def check(request: Request) -> None:
         )
 
 
-def _misplaced(name: str, given: Any, meaning: str) -> errors.InputError:
+def _misplaced(name: str, value: Any, meaning: str) -> errors.InputError:
     """Returns the error for data in place of a setting, as in run(step_fn, x, y)."""
     return errors.InputError(
         errors.compose(
-            f"run was given {errors.type_of(given)} as {name}, which is {meaning}.",
+            f"run was given {errors.type_of(value)} as {name}, which is {meaning}.",
             fix="pass data as one tuple, repl.run(step_fn, (x, y)), or as one Dataset "
             "of tuples; step_fn(x, y) takes the parts. What each replica is to get as "
             "a whole, a learning rate say, belongs in args=(rate,).",
@@ -133,29 +133,29 @@ def check_takes(request: Request, num_args: int) -> None:
     )
 
 
-def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
+def arranged(step_fn: Any, element: Any, extra_args: Sequence[Any]) -> list[Any]:
     """Returns the arguments of step_fn: an element or its parts, then further ones.
 
     Args:
         step_fn: The user's function.
         element: The replica's element.
-        further: The arguments after it.
+        extra_args: The arguments after it.
 
     Raises:
         ArgumentError: step_fn takes more arguments than fit the parts of the element,
             or fewer.
     """
     is_tuple = isinstance(element, tuple | list)
-    if arguments.refuses(step_fn, 1 + len(further)):
-        if is_tuple and not arguments.refuses(step_fn, len(element) + len(further)):
-            return [*element, *further]
-        wanted = len(checks.required(step_fn)) - len(further)
+    if arguments.refuses(step_fn, 1 + len(extra_args)):
+        if is_tuple and not arguments.refuses(step_fn, len(element) + len(extra_args)):
+            return [*element, *extra_args]
+        num_parts = len(checks.required(step_fn)) - len(extra_args)
     else:
-        wanted = _most_parts(step_fn, len(further))
-        if type(element) not in (tuple, list) or wanted == 1:
-            return [element, *further]
-        if len(element) <= wanted:
-            return [*element, *further]
+        num_parts = _most_parts(step_fn, len(extra_args))
+        if type(element) not in (tuple, list) or num_parts == 1:
+            return [element, *extra_args]
+        if len(element) <= num_parts:
+            return [*element, *extra_args]
     description = errors.type_of(element)
     if is_tuple:
         description += f" of {len(element)}"
@@ -163,10 +163,10 @@ def arranged(step_fn: Any, element: Any, further: Sequence[Any]) -> list[Any]:
         description = "one tensor"
     raise errors.ArgumentError(
         errors.compose(
-            f"step_fn takes {wanted} arguments from each element of its inputs, which "
-            f"is {description}.",
+            f"step_fn takes {num_parts} arguments from each element of its inputs, "
+            f"which is {description}.",
             errors.sites_of("step_fn", step_fn),
-            f"let the inputs yield tuples of {wanted}, as in "
+            f"let the inputs yield tuples of {num_parts}, as in "
             "tf.data.Dataset.zip(images, labels); or let step_fn take the element as "
             "one argument, and others by name only: def step_fn(element, *, y=None).",
         )
@@ -179,9 +179,9 @@ def _most_parts(step_fn: Any, num_further: int) -> int:
     Its optional parameters hold further parts if they are None by default. Any other
     default is that of a setting: step_fn(batch, training=True) takes a whole tuple.
     """
-    named = [p for p in checks.parameters(step_fn) if p.kind in _POSITIONAL]
+    positional = [p for p in checks.parameters(step_fn) if p.kind in _POSITIONAL]
     count = 1
-    for parameter in named[1 : len(named) - num_further]:
+    for parameter in positional[1 : len(positional) - num_further]:
         if parameter.default is not None:
             break
         count += 1

@@ -29,7 +29,7 @@ from replicator.step import (
     draft,
     eager_calls,
     loops,
-    named,
+    names_read,
     outputs,
     renewing,
     repair,
@@ -42,7 +42,7 @@ from replicator.step.state import Call, State, StepFunction
 from replicator.variables import python_calls, storage
 
 
-class _Job(NamedTuple):
+class _BuildInputs(NamedTuple):
     """The inputs and values with which one call builds the step.
 
     Attributes:
@@ -73,13 +73,13 @@ class Step:
     def __init__(
         self,
         settings: draft.Settings,
-        what: Request,
+        request: Request,
         keep_plan: Callable[[plans.Plan], None],
         function: StepFunction,
         state: State,
     ) -> None:
         self._settings = settings
-        self._request = what
+        self._request = request
         self._keep_plan = keep_plan
         self._function = function
         self._state = state
@@ -183,7 +183,7 @@ class Step:
                 distribute.refuse_strategy("run")
                 step_arguments.check_takes(self._request, call_args.num_args)
                 prepared[call_args.key] = self._trace_until_settled(call_args)
-                self._state.names = named.Names(
+                self._state.names = names_read.Names(
                     self._request.step_fn, self._function.fixed
                 )
                 if len(prepared) == MANY_BUILDS:
@@ -210,13 +210,16 @@ class Step:
         current: list[Any] = []  # the leaves of a call, while it runs
         shared_pipelines.check_values(
             checks.name_of(self._request.step_fn),
-            *(call_args.of_all_replicas(), self._settings.peers),
+            call_args.of_all_replicas(),
+            self._settings.peers,
         )
         feed = self._feed()  # outside the trace: its variables outlive the function
 
         def traced() -> list[list[Any]]:
-            job = _Job(feed, call_args, call_args.placeholders(current), self._use)
-            returned = self._build_into(job)
+            inputs = _BuildInputs(
+                feed, call_args, call_args.placeholders(current), self._use
+            )
+            returned = self._build_into(inputs)
             structures.append(tf.nest.map_structure(type, returned[0]))
             return [
                 outputs.returnable(tf.nest.flatten(replica_value))
@@ -235,7 +238,8 @@ class Step:
                 run = self._settings.peers.doing.noted(run, function, text)
         run = repair.equal_after_errors(
             eager_calls.warning_of_rest(run, feed, self._request.steps_per_call),
-            *(variables, self._settings.peers),
+            variables,
+            self._settings.peers,
         )
         run = devices.ordered(run, self._settings.world.devices)
         if self._settings.clock is not None and writes:
@@ -262,68 +266,70 @@ class Step:
             feed = self._feed()
             if feed is not None and graph.building_function:
                 feed.warn_of_rest(None)
-            job = _Job(feed, call_args, call_args.leaves, storage.Storage.settle)
-            returned = self._build_into(job)
+            inputs = _BuildInputs(
+                feed, call_args, call_args.leaves, storage.Storage.settle
+            )
+            returned = self._build_into(inputs)
         if graph.building_function:
             self._state.keep_in(graph, None)
         return values.transpose(returned)
 
-    def _build_into(self, job: _Job) -> list[Any]:
+    def _build_into(self, inputs: _BuildInputs) -> list[Any]:
         """Builds the steps of one call into the default graph; returns all results."""
         steps = self._request.steps_per_call
         if steps == 1:
-            return self._build_step(job)
+            return self._build_step(inputs)
         return loops.repeat(
-            lambda: self._build_step(job), steps, self._settings.world.devices
+            lambda: self._build_step(inputs), steps, self._settings.world.devices
         )
 
     def _use(self, variable: storage.Storage) -> None:
         """Has this step traced again if a variable's components move."""
         variable.add_user(self._state)
 
-    def _build_step(self, job: _Job) -> list[Any]:
+    def _build_step(self, inputs: _BuildInputs) -> list[Any]:
         """Builds one step into the default graph and records its plan.
 
         Returns what step_fn returned, like `_build_into`.
         """
         devices = self._settings.world.devices
         with self._settings.lock:
-            built = building.build_step(
+            built_step = building.build_step(
                 self._settings,
                 self._request.step_fn,
-                job.feed or job.call_args.feed(job.leaves, self._settings.world),
+                inputs.feed
+                or inputs.call_args.feed(inputs.leaves, self._settings.world),
                 tf.compat.v1.get_default_graph(),
                 self._function,
-                lambda: job.call_args.args(job.leaves, devices),
-                job.call_args.of_one_replica(job.leaves),
+                lambda: inputs.call_args.args(inputs.leaves, devices),
+                inputs.call_args.of_one_replica(inputs.leaves),
             )
-        for variable in built.variables:
-            job.use(variable.storage)
+        for variable in built_step.variables:
+            inputs.use(variable.storage)
         graph = tf.compat.v1.get_default_graph()
-        leaves = tf.nest.flatten(built.returned, expand_composites=True)
+        leaves = tf.nest.flatten(built_step.returned, expand_composites=True)
         rehearsal.record_ops_for_all(
-            lambda: once.names(graph.get_operations(), leaves, built.variables, graph)
+            lambda: once.names(
+                graph.get_operations(), leaves, built_step.variables, graph
+            )
         )
         plan = plans.make_plan(
-            built.communications,
+            built_step.communications,
             self._settings.world.everywhere,
             table.DEFAULT_ALGORITHMS,
-            storage.notes(built.variables),
-            built.pulled,
+            storage.notes(built_step.variables),
+            built_step.pulled,
         )
         self._state.plan = plan
-        self._state.writes = built.writes
+        self._state.writes = built_step.writes
         self._keep_plan(plan)
-        return built.returned
+        return built_step.returned
 
     def _program(self) -> feed_factory.AsynchronousProgram:
         """Returns which of the programs that train asynchronously this is."""
         clock = self._settings.clock
-        return (
-            feed_factory.AsynchronousProgram()
-            if clock is None
-            else feed_factory.AsynchronousProgram(*clock.place)
-        )
+        place = (0, 1) if clock is None else clock.place
+        return feed_factory.AsynchronousProgram(*place)
 
     def _feed(self) -> feeds.Feed | None:
         """Returns the inputs, which live outside the function being traced."""

@@ -36,7 +36,7 @@ def build_replica(
     graph = build.graph
     function = autograph.function_of(step_fn)
     with (
-        scopes.kept_caching_device(),
+        scopes.restored_caching_device(),
         graph.device(_placer(build, replica_id, large)),
         tf.name_scope(f"replica_{replica_id}") as scope,
         random.separate_seeds(graph, replica_id),

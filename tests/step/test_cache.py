@@ -140,7 +140,7 @@ def test_threads_get_one_value() -> None:
 
 
 def test_functions_of_one_code_are_counted_until_the_code_is_gone() -> None:
-    counts = cache.Counts()
+    counts = cache.FunctionCounts()
     wrapped = [
         functools.wraps(_function)(functools.partial(_function)),
         _Thing().method,

@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 def test_the_caching_device_is_as_before_whatever_happens_inside() -> None:
     with tf.Graph().as_default():
-        with pytest.raises(KeyError), scopes.kept_caching_device():
+        with pytest.raises(KeyError), scopes.restored_caching_device():
             v1.get_variable_scope().set_caching_device("CPU:1")
             raise KeyError
         assert v1.get_variable_scope().caching_device is None

@@ -39,7 +39,12 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _STORES = ("STORE_GLOBAL", "STORE_NAME", "STORE_DEREF", "STORE_ATTR")
 _MOST = 1000  # names; a step that reads more takes long anyway
 _MOST_ENTRIES = 100  # of a list or dict that is searched for layers
-_GONE = (AttributeError, LookupError, TypeError, ValueError)  # a name, or who has it
+_LOOKUP_ERRORS = (
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)  # a name, or who has it
 
 
 class Change(NamedTuple):
@@ -47,12 +52,12 @@ class Change(NamedTuple):
 
     Attributes:
         name: The name, as in the code.
-        what: In which way it changed, for messages.
+        description: In which way it changed, for messages.
         plain: Whether it was, and is, a number, text or the like.
     """
 
     name: str
-    what: str
+    description: str
     plain: bool
 
 
@@ -68,67 +73,76 @@ class Names:
         # Emptied when an object goes: its weak reference then equals a name's None.
         self._alive = alive = [True]
         self._dies = lambda _: alive.clear()
-        self._kept: dict[str, Any] = {"alive": alive, "state": tf_variables.layer_state}
+        self._objects: dict[str, Any] = {
+            "alive": alive,
+            "state": tf_variables.layer_state,
+        }
         self._sources: list[tuple[str, str, str]] = []  # name, value now and before
         owners: dict[int, tuple[str, str]] = {}
         checks = ["alive"]
         for name, owner, path, value in _Search(step_fn, ignored).sources():
-            local, kept = owners.get(id(owner), ("", ""))
+            local, reference = owners.get(id(owner), ("", ""))
             if not local:
-                local, kept = f"o{len(owners)}", self._keep(owner)
-                owners[id(owner)] = local, kept
-                local = f"({local} := {kept})"
-            before = self._keep(value)
+                local, reference = f"o{len(owners)}", self._keep(owner)
+                owners[id(owner)] = local, reference
+                local = f"({local} := {reference})"
+            recorded = self._keep(value)
             operator = "is" if path else "=="
-            checks.append(f"{_value(local, path)} {operator} {before}")
-            self._sources.append((name, _value(kept, path), before))
+            checks.append(f"{_value(local, path)} {operator} {recorded}")
+            self._sources.append((name, _value(reference, path), recorded))
         # Compiled for these names, it takes some 50 ns for each, and 25 for a layer.
-        self._compare = eval(f"lambda: {' and '.join(checks)}", self._kept)
+        self._compare = eval(f"lambda: {' and '.join(checks)}", self._objects)
 
     def _keep(self, value: Any) -> str:
         """Keeps an object, weakly where possible; returns the expression for it."""
-        name = f"k{len(self._kept)}"
+        name = f"k{len(self._objects)}"
         if not type(value).__weakrefoffset__:
-            self._kept[name] = value
+            self._objects[name] = value
             return name
-        self._kept[name] = weakref.ref(value, self._dies)
+        self._objects[name] = weakref.ref(value, self._dies)
         return f"{name}()"
 
     def same(self) -> bool:
         """Whether all names stand for the same objects as before."""
         try:
             return bool(self._compare())
-        except _GONE:
+        except _LOOKUP_ERRORS:
             return False
 
     def changes(self) -> list[Change]:
         """Returns what has changed, other than to an equal number or text."""
-        found = []
-        for name, now, before in self._sources:
-            old = eval(before, self._kept)
-            is_gone = old is None and before.endswith("()")
+        changes = []
+        for name, current, recorded in self._sources:
+            old = eval(recorded, self._objects)
+            is_gone = old is None and recorded.endswith("()")
             try:
-                new = eval(now, self._kept)
-            except _GONE:
+                new = eval(current, self._objects)
+            except _LOOKUP_ERRORS:
                 new = None
-            what, old_key, new_key = _OTHER, cache.plain(old), cache.plain(new)
+            description, old_key, new_key = (
+                _OTHER_OBJECT,
+                cache.plain(old),
+                cache.plain(new),
+            )
             plain = not is_gone and old_key is not None and new_key is not None
-            if now.startswith(_STATE):
-                same, what = old == new, _OTHER_LAYERS
+            if current.startswith(_STATE):
+                is_same, description = old == new, _OTHER_LAYERS
             elif plain:
-                same = old_key == new_key
-                what = f"was {errors.shown(old)}{_BUILT} and is {errors.shown(new)}"
+                is_same = old_key == new_key
+                description = (
+                    f"was {errors.shown(old)}{_AT_BUILD} and is {errors.shown(new)}"
+                )
             else:
-                same = old is new and not is_gone
-            if not same:
-                found.append(Change(name, what, plain))
-        return found
+                is_same = old is new and not is_gone
+            if not is_same:
+                changes.append(Change(name, description, plain))
+        return changes
 
 
 _STATE = "state("
-_BUILT = " when the step was built"
-_OTHER = f"is another object than{_BUILT}"
-_OTHER_LAYERS = f"has other layers, or trains others of them, than{_BUILT}"
+_AT_BUILD = " when the step was built"
+_OTHER_OBJECT = f"is another object than{_AT_BUILD}"
+_OTHER_LAYERS = f"has other layers, or trains others of them, than{_AT_BUILD}"
 
 
 def _value(owner: str, path: str) -> str:
@@ -163,34 +177,34 @@ class _Search:
 
     def __init__(self, step_fn: Any, ignored: Set[str]) -> None:
         self._ignored = ignored
-        self._found: dict[tuple[int, str], _Source] = {}
-        self._stored: set[str] = set()  # by the code that was searched
+        self._sources_by_path: dict[tuple[int, str], _Source] = {}
+        self._assigned: set[str] = set()  # by the code that was searched
         self._seen: set[Hashable] = set()
         self._kinds = _layer_types()
-        self._value("", step_fn, _NOTHING)
+        self._value("", step_fn, _NO_READS)
 
     def sources(self) -> list[_Source]:
         """Returns what was found."""
         return [
             source
-            for source in self._found.values()
+            for source in self._sources_by_path.values()
             if source.name not in self._ignored
-            and source.name.rpartition(".")[2] not in self._stored
+            and source.name.rpartition(".")[2] not in self._assigned
         ]
 
     def _note(self, space: Any, *source: Any) -> None:
         """Notes a source, by the namespace that has it, which owners may share."""
-        found = _Source(*source)
-        self._found.setdefault((id(space), found.path), found)
+        new_source = _Source(*source)
+        self._sources_by_path.setdefault((id(space), new_source.path), new_source)
 
     def _value(self, name: str, value: Any, reads: _Reads) -> None:
         """Searches a value that code reads under a name."""
-        if len(self._found) >= _MOST:
+        if len(self._sources_by_path) >= _MOST:
             return
         value = autograph.function_of(value)
         if isinstance(value, functools.partial):
             self._value(name, value.func, reads)
-            self._each(name, [*value.args, *value.keywords.values()], reads)
+            self._values(name, [*value.args, *value.keywords.values()], reads)
         elif isinstance(value, types.MethodType):
             if isinstance(value.__self__, self._kinds):
                 self._layer("self", value.__self__)
@@ -204,26 +218,26 @@ class _Search:
             for key in sorted(reads.constants.intersection(value)):
                 path = f"[{key!r}]"
                 self._note(value, name + path, value, path, value[key])
-            self._each(name, value.values(), reads)
+            self._values(name, value.values(), reads)
         elif isinstance(value, list | tuple):
-            self._each(name, value, reads)
+            self._values(name, value, reads)
         elif hasattr(value, "__dict__") and not isinstance(value, type):
             self._object(name, value, reads)
 
-    def _each(self, name: str, values: Iterable[Any], reads: _Reads) -> None:
+    def _values(self, name: str, values: Iterable[Any], reads: _Reads) -> None:
         for value in itertools.islice(values, _MOST_ENTRIES):
             if value is not None and not isinstance(value, dict | list | tuple):
                 self._value(name, value, reads)
 
-    def _function(self, function: Any, own: Any, name: str) -> None:
+    def _function(self, function: Any, instance: Any, name: str) -> None:
         """Searches the code of a function or method, if it is the user's."""
         code = getattr(function, "__code__", None)
         if code is None or not frames.is_users(code.co_filename):
             return
-        if not self._is_new(id(function), id(own)):
+        if not self._is_new(id(function), id(instance)):
             return
         reads = _reads(code)
-        self._stored |= reads.stored
+        self._assigned |= reads.assigned
         variables = function.__globals__
         for read in sorted(reads.names & variables.keys()):
             if not isinstance(variables[read], types.ModuleType):
@@ -237,9 +251,11 @@ class _Search:
                 self._note(function, read, function, path, cell.cell_contents)
                 self._value(read, cell.cell_contents, reads)
         defaults = function.__defaults__ or ()
-        self._each(name, [*defaults, *(function.__kwdefaults__ or {}).values()], reads)
-        if own is not None:
-            self._value("self", own, reads)
+        self._values(
+            name, [*defaults, *(function.__kwdefaults__ or {}).values()], reads
+        )
+        if instance is not None:
+            self._value("self", instance, reads)
 
     def _object(self, name: str, value: Any, reads: _Reads) -> None:
         """Searches the attributes of an object that code reads."""
@@ -248,11 +264,11 @@ class _Search:
                 return
         elif not self._is_new(id(value), reads):
             return
-        own = vars(value)
+        attributes = vars(value)
         for read in sorted(reads.attributes):
-            if read in own:
+            if read in attributes:
                 self._attribute(name, value, read)
-                self._value(f"{name}.{read}", own[read], reads)
+                self._value(f"{name}.{read}", attributes[read], reads)
         if isinstance(value, types.ModuleType):
             return
         for read in sorted(reads.attributes.union(_CALLS)):
@@ -267,22 +283,22 @@ class _Search:
 
     def _layer(self, name: str, layer: Any, is_part: bool = False) -> None:
         """Notes the state of a Keras layer, and searches all layers in it."""
-        if len(self._found) >= _MOST or not self._is_new(id(layer)):
+        if len(self._sources_by_path) >= _MOST or not self._is_new(id(layer)):
             return
         for read in _COMPILED & vars(layer).keys():
             self._attribute(name, layer, read)
-        with contextlib.suppress(*_GONE):  # a layer of an unknown kind
+        with contextlib.suppress(*_LOOKUP_ERRORS):  # a layer of an unknown kind
             state = tf_variables.layer_state(layer)
             if len(state) > 1 or not is_part:
                 self._note(layer, name, layer, "", state)
         for part in tf_variables.layers_in(layer):
             text = f"{name}.{part.name}"
             self._layer(text, part, is_part=True)
-            self._object(text, part, _NOTHING)
+            self._object(text, part, _NO_READS)
 
-    def _is_new(self, *what: Hashable) -> bool:
-        new = what not in self._seen
-        self._seen.add(what)
+    def _is_new(self, *key: Hashable) -> bool:
+        new = key not in self._seen
+        self._seen.add(key)
         return new
 
 
@@ -293,16 +309,16 @@ class _Reads(NamedTuple):
         names: Globals that it reads.
         attributes: Attributes that it reads, of whichever object.
         constants: Texts in it, which may be keys.
-        stored: Names and attributes that it assigns.
+        assigned: Names and attributes that it assigns.
     """
 
     names: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
     constants: frozenset[str] = frozenset()
-    stored: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
 
 
-_NOTHING = _Reads()
+_NO_READS = _Reads()
 _CALLS = ("__call__", "call")
 # What `compile` sets, of Keras and of legacy Keras.
 _COMPILED = {
@@ -313,7 +329,7 @@ _COMPILED = {
 
 def _reads(code: types.CodeType) -> _Reads:
     """Returns what code, and the functions defined in it, read and assign."""
-    found: dict[str, set[str]] = collections.defaultdict(set)
+    arguments_by_opname: dict[str, set[str]] = collections.defaultdict(set)
     constants: set[str] = set()
     codes = [code]
     while codes:
@@ -323,9 +339,9 @@ def _reads(code: types.CodeType) -> _Reads:
         ]
         constants.update(const for const in code.co_consts if isinstance(const, str))
         for instruction in dis.get_instructions(code):
-            found[instruction.opname].add(instruction.argval)
+            arguments_by_opname[instruction.opname].add(instruction.argval)
     kinds = [
-        frozenset().union(*(found[opname] for opname in opnames))
+        frozenset().union(*(arguments_by_opname[opname] for opname in opnames))
         for opnames in (_LOADS, _ATTRIBUTES, _STORES)
     ]
     return _Reads(kinds[0], kinds[1], frozenset(constants), kinds[2])
@@ -335,4 +351,4 @@ def _layer_types() -> tuple[type, ...]:
     """Returns the layers' base classes of Keras and legacy Keras, once imported."""
     modules = [sys.modules.get(name) for name in ("keras", "tf_keras")]
     layers: list[Any] = [getattr(module, "layers", None) for module in modules]
-    return tuple(each.Layer for each in layers if hasattr(each, "Layer"))
+    return tuple(module.Layer for module in layers if hasattr(module, "Layer"))

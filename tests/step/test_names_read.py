@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator.step import named
+from replicator.step import names_read
 from tests import helpers
 
 rate = 1.0
@@ -273,7 +273,7 @@ def test_a_change_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
         model = tf.constant(k + 2.0)
         rate = 1.0
     (message,) = [r.getMessage() for r in caplog.records]
-    assert "step_fn at tests/step/test_named.py:" in message
+    assert "step_fn at tests/step/test_names_read.py:" in message
     assert "reads `model`, which is another object than when" in message
     assert "built again" in message and "functools.partial" in message
 
@@ -321,7 +321,7 @@ def test_nothing_is_kept_of_what_a_step_reads() -> None:
 def test_an_object_in_the_place_of_one_that_is_gone_is_another() -> None:
     value: Any = _Trainer()
     step_fn = lambda: value  # noqa: E731
-    names = named.Names(step_fn)
+    names = names_read.Names(step_fn)
     assert names.same() and not names.changes()
     value = None  # as weak references to what is gone give
     gc.collect()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.step import named
+from replicator.step import names_read
 from tests import helpers
 
 _X = np.arange(16, dtype=np.float32).reshape(4, 4) / 16
@@ -202,7 +202,7 @@ def _calls_to_compare(layers: int) -> int:
     """Returns how many functions of Python are called to compare a model's names."""
     model = keras.Sequential([_dense(4, k) for k in range(layers)])
     step_fn = lambda: model  # noqa: E731
-    names, events = named.Names(step_fn), []
+    names, events = names_read.Names(step_fn), []
     sys.setprofile(lambda frame, event, arg: events.append(event))
     same = names.same()
     sys.setprofile(None)
