@@ -21,38 +21,42 @@ class BadInput(Exception):
     """Ends a program with its message, in one line."""
 
 
-def parse(argv: Sequence[str], own: flags.FlagValues | None = None) -> list[str]:
+def parse(
+    argv: Sequence[str], program_flags: flags.FlagValues | None = None
+) -> list[str]:
     """Returns the arguments that are not flags; ends the program if a flag is invalid.
 
     Args:
         argv: All arguments, with the program's name.
-        own: The program's flags, if it loads a user's module whose flags may have the
-            same names. Everything after "--" is for that module, and is returned as it
-            is.
+        program_flags: The program's flags, if it loads a user's module whose flags may
+            have the same names. Everything after "--" is for that module, and is
+            returned unchanged.
     """
     try:
-        if own is None:
+        if program_flags is None:
             return flags.FLAGS(argv)
         cut = list(argv).index(_TO_MODULE) if _TO_MODULE in argv else len(argv)
-        return [*_parse_apart(argv[:cut], own), *argv[cut:]]
+        return [*_parse_separately(argv[:cut], program_flags), *argv[cut:]]
     except flags.UnrecognizedFlagError as error:
-        hint = "" if own is None else " (the module's own flags go after --)"
+        hint = "" if program_flags is None else " (the module's own flags go after --)"
         sys.exit(fail(f"{error}{hint}"))
     except flags.Error as error:
         sys.exit(fail(error))
 
 
-def _parse_apart(argv: Sequence[str], own: flags.FlagValues) -> list[str]:
-    """Parses flags that are registered with absl only meanwhile; --help shows them."""
-    for name in own:
-        own[name].unparse()
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], own[name])
-    flags.FLAGS.append_flag_values(own)
+def _parse_separately(
+    argv: Sequence[str], program_flags: flags.FlagValues
+) -> list[str]:
+    """Parses flags that are registered with absl only for this; --help shows them."""
+    for name in program_flags:
+        program_flags[name].unparse()
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], program_flags[name])
+    flags.FLAGS.append_flag_values(program_flags)
     try:
         return flags.FLAGS(argv)
     finally:
-        flags.FLAGS.remove_flag_values(own)
-        own.mark_as_parsed()
+        flags.FLAGS.remove_flag_values(program_flags)
+        program_flags.mark_as_parsed()
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -84,23 +88,23 @@ def _is_users(module: str) -> bool:
     )
 
 
-def check_outputs(*given: flags.FlagHolder[str | None]) -> None:
+def check_outputs(*output_flags: flags.FlagHolder[str | None]) -> None:
     """Checks that output files can be written, before the work that they describe.
 
     Args:
-        given: Flags whose values are file names, or None for no file. An existing file
-            stays as it is, and no new one is left.
+        output_flags: Flags whose values are file names, or None for no file. An
+            existing file stays as it is, and no new one is left.
 
     Raises:
         BadInput: A file cannot be written, or two are the same.
     """
     flags_by_path: dict[str, str] = {}
-    for flag in given:
+    for flag in output_flags:
         if flag.value is None:
             continue
-        other = flags_by_path.setdefault(os.path.abspath(flag.value), flag.name)
-        if other != flag.name:
-            raise BadInput(f"--{other} and --{flag.name} name the same file")
+        name = flags_by_path.setdefault(os.path.abspath(flag.value), flag.name)
+        if name != flag.name:
+            raise BadInput(f"--{name} and --{flag.name} name the same file")
         try:
             _try_to_write(flag.value)
         except (OSError, ValueError) as error:

@@ -155,16 +155,16 @@ class Build:
         created = self.created.setdefault(variable.key, Created(variable, new))
         created.new = new
 
-    def refuse_copies(self, what: str) -> None:
-        """Raises CloneError if `what` is asked for by a replica that will be copied.
+    def refuse_copies(self, subject: str) -> None:
+        """Raises CloneError if `subject` is asked for by a replica that will be copied.
 
         Args:
-            what: A value that would differ on each of the copies, e.g. "replica_id".
+            subject: A value that would differ on each of the copies, e.g. "replica_id".
         """
         if not self.all_traced:
             raise errors.CloneError(
                 errors.compose(
-                    f'with build="clone", {what} cannot be known: step_fn is called '
+                    f'with build="clone", {subject} cannot be known: step_fn is called '
                     f"once, and {self.world.num_local - 1} of "
                     f"{self.world.num_local} replicas are copies.",
                     [f"at {errors.user_line()}"],
@@ -319,11 +319,11 @@ class ReplicaContext:
     @contextlib.contextmanager
     def _setting(self, **fields: Any) -> Iterator[None]:
         """Changes the mode in a block."""
-        before, self.mode = self.mode, dataclasses.replace(self.mode, **fields)
+        saved, self.mode = self.mode, dataclasses.replace(self.mode, **fields)
         try:
             yield
         finally:
-            self.mode = before
+            self.mode = saved
 
 
 def current() -> ReplicaContext | None:
@@ -342,11 +342,11 @@ def will_be_copied() -> bool:
     return replica is not None and not replica.build.all_traced
 
 
-def require(what: str) -> ReplicaContext:
+def require(caller: str) -> ReplicaContext:
     """Returns the replica being built.
 
     Args:
-        what: The name of the caller, for the message, e.g. "all_reduce".
+        caller: The name of the caller, for the message, e.g. "all_reduce".
 
     Raises:
         ContextError: No step is being built in this thread.
@@ -355,13 +355,13 @@ def require(what: str) -> ReplicaContext:
     if replica is None:
         error = errors.ContextError(
             errors.compose(
-                f"{what} was called outside a step.",
+                f"{caller} was called outside a step.",
                 fix="call it inside the step_fn that you pass to Replicator.run or "
                 "Replicator.build; a gradient through a communication must be taken "
                 "inside the step as well.",
             )
         )
-        error.outside = (what, errors.user_line())
+        error.outside = (caller, errors.user_line())
         raise error
     return replica
 

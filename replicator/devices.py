@@ -41,7 +41,7 @@ def resolve(
     if devices is None:
         devices = default()
     own_task = state.own_task()
-    facts = peers.facts()
+    facts = peers.process_group()
     resolved: list[tuple[str, ...]] = []
     seen: set[str] = set()
     for entry in _listed(devices):
@@ -101,21 +101,22 @@ def processes(devices: Sequence[str]) -> list[int]:
 
 
 def _check_peers(
-    names: Sequence[str], known: peers.Facts, own_task: tf.DeviceSpec
+    names: Sequence[str], group: peers.ProcessGroup, own_task: tf.DeviceSpec
 ) -> None:
     """Raises DeviceError unless the devices exist and every host has one of them."""
-    there = peers.devices(known, _PATIENCE)
-    missing = [name for name in names if name not in there]
+    existing_names = peers.devices(group, _PATIENCE)
+    missing = [name for name in names if name not in existing_names]
     if missing:
         raise _error(
-            f"{missing[0]} does not exist; all hosts together have {', '.join(there)}.",
+            f"{missing[0]} does not exist; all hosts together have "
+            f"{', '.join(existing_names)}.",
             "pass cluster.devices, or None for all of them: in between-graph mode a "
             "Replicator has replicas on every host.",
         )
-    idle = set(known.everyone).difference(processes(names))
+    idle = set(group.processes).difference(processes(names))
     if idle:
         raise _error(
-            f"no device of host {min(idle)} ({known.addresses[min(idle)]}) is listed.",
+            f"no device of host {min(idle)} ({group.addresses[min(idle)]}) is listed.",
             "list at least one device of each host, or start the program on fewer "
             "hosts.",
         )
@@ -175,10 +176,10 @@ def _listed(devices: Any) -> Iterator[Any]:
         ) from error
 
 
-def _is_nested(own: Any) -> TypeGuard[Sequence[str]]:
+def _is_nested(entry: Any) -> TypeGuard[Sequence[str]]:
     """Whether an entry lists one replica's devices; a LogicalDevice is a tuple, too."""
-    return isinstance(own, list | tuple) and not isinstance(
-        own, tf.config.LogicalDevice
+    return isinstance(entry, list | tuple) and not isinstance(
+        entry, tf.config.LogicalDevice
     )
 
 
@@ -188,11 +189,11 @@ def default() -> list[str]:
     Once connected to other hosts, returns all accelerators of these, or all their CPU
     devices; the process that connected only coordinates.
     """
-    facts = peers.facts()
+    facts = peers.process_group()
     if facts is not None:
         return peers.devices(facts, _PATIENCE)
     if state.trainer() is not None:
-        return own()
+        return local()
     names = [d.name for d in tf.config.list_logical_devices()]
     if state.connected_hosts():
         return of_hosts(names)
@@ -201,8 +202,8 @@ def default() -> list[str]:
     if accelerators:
         return accelerators
     own_task = state.own_task()
-    others = [s for s in specs if s.job and not _is_of(s, own_task)]
-    cpus = [s.to_string() for s in others if s.device_type == "CPU"]
+    remote = [s for s in specs if s.job and not _is_of(s, own_task)]
+    cpus = [s.to_string() for s in remote if s.device_type == "CPU"]
     return cpus or ["CPU:0"]
 
 
@@ -214,14 +215,14 @@ def of_hosts_cpus() -> list[str]:
     return [spec.to_string() for spec in remote if spec.device_index == 0]
 
 
-def own() -> list[str]:
+def local() -> list[str]:
     """Returns the full names of this process's accelerators, or else its CPUs."""
     names = [device.name for device in tf.config.list_logical_devices()]
     specs = [tf.DeviceSpec.from_string(name) for name in names]
     task = state.own_task()
-    here = [spec for spec in specs if _is_of(spec, task)]
-    accelerators = [spec for spec in here if spec.device_type in ACCELERATORS]
-    cpus = [spec for spec in here if spec.device_type == "CPU"]
+    local_specs = [spec for spec in specs if _is_of(spec, task)]
+    accelerators = [spec for spec in local_specs if spec.device_type in ACCELERATORS]
+    cpus = [spec for spec in local_specs if spec.device_type == "CPU"]
     return [spec.to_string() for spec in accelerators or cpus]
 
 

@@ -156,14 +156,14 @@ def compose(problem: str, sites: Sequence[str] | None = None, fix: str = "") -> 
     return "\n".join(lines)
 
 
-def compose_behind(said: str, found: Exception) -> str:
+def compose_behind(prefix: str, error: Exception) -> str:
     """Returns a message that puts text in front of another error of this library.
 
     Args:
-        said: The text before it, e.g. to whom the error belongs.
-        found: The other error, which has sites and a fix.
+        prefix: The text before it, e.g. to whom the error belongs.
+        error: The other error, which has sites and a fix.
     """
-    return f"{said}, but {found}"
+    return f"{prefix}, but {error}"
 
 
 def shown(value: Any) -> str:
@@ -209,27 +209,27 @@ def definition(function: Any) -> str:
         function = function.func
     function = getattr(function, "python_function", function)  # of a tf.function
     function = inspect.unwrap(function)
-    called = inspect.getattr_static(type(function), "__call__", None)
-    code = getattr(function, "__code__", getattr(called, "__code__", None))
+    method = inspect.getattr_static(type(function), "__call__", None)
+    code = getattr(function, "__code__", getattr(method, "__code__", None))
     if code is None:
         return ""
     return _place(code.co_filename, code.co_firstlineno, code.co_name)
 
 
-def sites_of(what: str, function: Any) -> list[str]:
+def sites_of(role: str, function: Any) -> list[str]:
     """Returns the line that defines a user's callable, and the line that is running.
 
     Args:
-        what: The callable's role, e.g. "step_fn".
+        role: The callable's role, e.g. "step_fn".
         function: The callable.
     """
     where = definition(function)
-    return [*([f"{what}: {where}"] if where else []), f"at {user_line()}"]
+    return [*([f"{role}: {where}"] if where else []), f"at {user_line()}"]
 
 
-def line_of(what: tf.Operation | BaseException) -> str:
+def line_of(origin: tf.Operation | BaseException) -> str:
     """Returns the user's line that created a graph op or raised, and its function."""
-    return innermost(tf_frames.user_frames(what))
+    return innermost(tf_frames.user_frames(origin))
 
 
 def sites_of_ops(ops: Sequence[tf.Operation], replica_ids: Sequence[int]) -> list[str]:

@@ -53,9 +53,9 @@ def primitive(
         return function(*args, **kwargs)
 
     signature = inspect.signature(function)
-    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     call.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[this, *signature.parameters.values()]
+        parameters=[self_parameter, *signature.parameters.values()]
     )
     return in_own_steps(call)
 
@@ -68,22 +68,22 @@ def in_own_steps(method: _Method) -> _Method:
         replica = context.current()
         # All builds of a Replicator share its ledger.
         if replica is not None and replica.build.ledger is not self._settings.ledger:
-            raise _elsewhere(self, method.__name__, replica)
+            raise _in_other_step(self, method.__name__, replica)
         return method(self, *args, **kwargs)
 
     return cast(_Method, autograph.not_converted(call))
 
 
-def _elsewhere(
-    asked: Any, what: str, replica: context.ReplicaContext
+def _in_other_step(
+    replicator: Any, method: str, replica: context.ReplicaContext
 ) -> errors.ContextError:
     return errors.ContextError(
         errors.compose(
-            f"{what} of the Replicator on {list(asked.devices)} was called on replica "
-            f"{replica.replica_id} in a step of another Replicator, on "
+            f"{method} of the Replicator on {list(replicator.devices)} was called on "
+            f"replica {replica.replica_id} in a step of another Replicator, on "
             f"{list(replica.build.world.devices)}.",
             [f"at {errors.user_line()}"],
-            f"call {what} of the Replicator that runs the step.",
+            f"call {method} of the Replicator that runs the step.",
         )
     )
 

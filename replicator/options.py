@@ -61,12 +61,12 @@ class Options:
         return Policy(self.algorithm, self.fusion, self.factors, self.calibration)
 
 
-def check(what: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
+def check(caller: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Raises ArgumentError if the value of an option is none of its choices."""
     if not arguments.is_choice(value, choices):
         raise errors.ArgumentError(
             errors.compose(
-                f"{what} was given {name}={errors.shown(value)}.",
+                f"{caller} was given {name}={errors.shown(value)}.",
                 fix=f"{name} is one of {', '.join(map(repr, choices))}.",
             )
         )

@@ -30,7 +30,7 @@ from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
 from replicator.world import World
 
-_OWN = "/job:localhost/replica:0/task:0/device:"  # devices of this process
+_LOCAL_PREFIX = "/job:localhost/replica:0/task:0/device:"  # devices of this process
 
 
 class Replicator(running.Running, methods.InStep):
@@ -122,7 +122,7 @@ class Replicator(running.Running, methods.InStep):
     ) -> None:
         check_option("Replicator", "input_mode", input_mode, INPUT_MODES)
         self._input_mode = input_mode
-        facts = peers.facts()
+        facts = peers.process_group()
         processes = None if facts is None else peers.Peers(facts)
         with peers.telling(processes):
             distribute.refuse_strategy("the constructor")
@@ -154,7 +154,11 @@ class Replicator(running.Running, methods.InStep):
             world=world,
             options=options,
             factory=VariableFactory(
-                *(world, lock, options.variables, processes, chooser),
+                world,
+                lock,
+                options.variables,
+                processes,
+                chooser,
                 None if member is None else member.store,
             ),
             ledger=Ledger(),
@@ -173,7 +177,7 @@ class Replicator(running.Running, methods.InStep):
         return other
 
     def __repr__(self) -> str:
-        names = [name.removeprefix(_OWN) for name in self.devices]
+        names = [name.removeprefix(_LOCAL_PREFIX) for name in self.devices]
         return f"Replicator({names}, variables={self._settings.options.variables!r})"
 
     # --- Replicas ---------------------------------------------------------------------
@@ -301,7 +305,11 @@ class Replicator(running.Running, methods.InStep):
                 option is unknown.
         """
         return optimizers.wrap_optimizer(
-            *(optimizer, self._settings.world, op, accumulation_steps, self.context),
+            optimizer,
+            self._settings.world,
+            op,
+            accumulation_steps,
+            self.context,
             compressor=compressor,
         )
 
@@ -347,8 +355,8 @@ def _resolve(
     return devices.resolve(names)
 
 
-def _world(names: Sequence[str], together: peers.Peers | None) -> World:
+def _world(names: Sequence[str], processes: peers.Peers | None) -> World:
     """Returns the world of these devices, of which this process may build a part."""
-    if together is None:
+    if processes is None:
         return World.all_here(names)
-    return World.divided(devices.processes(names), together.own, names)
+    return World.divided(devices.processes(names), processes.process, names)

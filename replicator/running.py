@@ -25,10 +25,10 @@ class Running:
     _input_mode: str
 
     def _request(
-        self, step_fn: Any, inputs: Any, input_mode: str | None, *others: Any
+        self, step_fn: Any, inputs: Any, input_mode: str | None, *options: Any
     ) -> Request:
         mode = self._input_mode if input_mode is None else input_mode
-        return Request(step_fn, inputs, mode, *others)
+        return Request(step_fn, inputs, mode, *options)
 
     @autograph.not_converted
     def run(

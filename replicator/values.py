@@ -126,7 +126,7 @@ class PerReplica(tuple):
     __hash__ = tuple.__hash__
 
     def __array_ufunc__(
-        self, ufunc: Any, method: str, *inputs: Any, **rest: Any
+        self, ufunc: Any, method: str, *inputs: Any, **options: Any
     ) -> Any:
         """Applies NumPy's operators to the one value, its other functions to all."""
         is_operator = method == "__call__" and ufunc.__name__ in _UFUNCS
@@ -135,7 +135,7 @@ class PerReplica(tuple):
             return _one(values, ufunc.__name__) if is_operator else np.asarray(values)
 
         plain_inputs = [plain(x) if isinstance(x, PerReplica) else x for x in inputs]
-        return getattr(ufunc, method)(*plain_inputs, **rest)
+        return getattr(ufunc, method)(*plain_inputs, **options)
 
 
 def is_in(nest: Any) -> bool:

@@ -49,18 +49,18 @@ class World:
 
     @classmethod
     def divided(
-        cls, processes: Sequence[int], own: int, devices: Sequence[str]
+        cls, processes: Sequence[int], process: int, devices: Sequence[str]
     ) -> World:
         """Returns a world whose replicas are built by several processes.
 
         Args:
             processes: `processes[r]` is the process that builds replica r.
-            own: The number of this process.
+            process: The number of this process.
             devices: `devices[r]` is where replica r runs.
         """
-        local = tuple(r for r, process in enumerate(processes) if process == own)
-        here = tuple(devices[r] for r in local)
-        return cls(len(devices), local, here, tuple(processes), tuple(devices))
+        local = tuple(r for r, owner in enumerate(processes) if owner == process)
+        local_devices = tuple(devices[r] for r in local)
+        return cls(len(devices), local, local_devices, tuple(processes), tuple(devices))
 
     @property
     def num_local(self) -> int:
@@ -68,19 +68,14 @@ class World:
         return len(self.local)
 
     @property
-    def everyone(self) -> tuple[int, ...]:
+    def replica_ids(self) -> tuple[int, ...]:
         """The ids of all replicas."""
         return tuple(range(self.num_replicas))
 
     @property
-    def everywhere(self) -> tuple[str, ...]:
+    def all_devices(self) -> tuple[str, ...]:
         """Where each replica runs, whichever process builds it."""
         return self.names or self.devices
-
-    @property
-    def elsewhere(self) -> tuple[int, ...]:
-        """The ids of the replicas that other processes build."""
-        return tuple(sorted(set(self.everyone).difference(self.local)))
 
     def place(self, replica_id: int) -> int:
         """Returns a local replica's index in lists with one entry per local one."""

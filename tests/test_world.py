@@ -30,13 +30,15 @@ DEVICES = ("/device:CPU:0", "/device:CPU:1", "/device:CPU:2")
 def test_a_world_that_one_process_builds() -> None:
     world = World.all_here(DEVICES)
     assert world == World(3, (0, 1, 2), DEVICES)
-    assert world.local == world.everyone and world.num_local == world.num_replicas == 3
-    assert [world.device(r) for r in world.everyone] == list(DEVICES)
+    assert (
+        world.local == world.replica_ids and world.num_local == world.num_replicas == 3
+    )
+    assert [world.device(r) for r in world.replica_ids] == list(DEVICES)
 
 
 def test_ids_are_those_of_the_world_and_lists_are_of_local_replicas() -> None:
     world = World(8, (2, 3, 6), DEVICES)
-    assert world.num_replicas == 8 and world.everyone == tuple(range(8))
+    assert world.num_replicas == 8 and world.replica_ids == tuple(range(8))
     assert world.num_local == 3
     assert [world.local[world.place(r)] for r in world.local] == [2, 3, 6]
     assert world.device(6) == DEVICES[2]
@@ -150,7 +152,7 @@ def test_means_are_those_of_the_world() -> None:
         gradient = tape.gradient(mean, x)
     sites = [op for op in graph.get_operations() if placeholder.read(op)]
     calls = [placeholder.read(op) for op in sites]
-    assert [call.group for call in calls if call] == [world.everyone] * 2
+    assert [call.group for call in calls if call] == [world.replica_ids] * 2
     assert [call.replica_id for call in calls if call] == [2, 2]
     received = sites[1].outputs[0]
     with tf.compat.v1.Session(graph=graph) as session:

@@ -87,7 +87,7 @@ class AutoDist:
             strategy = None
         # A program unaware of replicas builds the same on all: one can be cloned. Where
         # each host builds its own, there is nothing to clone.
-        default = "clone" if peers.facts() is None else "trace"
+        default = "clone" if peers.process_group() is None else "trace"
         chosen = {"build": default, **options}
         self._repl = repl = Replicator(
             devices_of(resource), strategy=strategy, **chosen

@@ -34,7 +34,7 @@ def devices_of(resource: Any) -> Any:
 def _named(spec: ResourceSpec) -> list[str]:
     """Returns the devices of hosts under TensorFlow's names."""
     hosts = spec.description.hosts
-    facts = peers.facts()
+    facts = peers.process_group()
     connected = facts.addresses if facts is not None else state.connected_hosts()
     listed = [host.address for host in hosts]
     if [*connected] == listed:

@@ -76,10 +76,10 @@ def is_own(host: str) -> bool:
     if is_loopback(host) or host.lower() == socket.gethostname().lower():
         return True
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
+    return any(_can_bind(family, address) for family, _, _, _, address in infos)
 
 
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:

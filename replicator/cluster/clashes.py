@@ -36,54 +36,54 @@ _FIX = (
 )
 
 
-class _Now(NamedTuple):
+class _Activity(NamedTuple):
     """The current activity of a process.
 
     Attributes:
         kind: `_STEP` if it runs a step, `_TALK` if it waits for an exchange.
-        which: Identifies the step.
+        step_key: Identifies the step.
         text: Describes both for messages, with the user's line.
         since: When the activity began.
         place: The place in the program; see the module's docstring.
     """
 
     kind: str
-    which: int
+    step_key: int
     text: str
     since: float
     place: tuple[int, int]
 
 
-class Doing(threading.Thread):
+class ActivityMonitor(threading.Thread):
     """Tracks what this process does, and tells the others if it takes long.
 
     Args:
-        own: The number of this process.
+        process: The number of this process.
         names: The names of all processes, for messages.
     """
 
-    def __init__(self, own: int, names: list[str]) -> None:
+    def __init__(self, process: int, names: list[str]) -> None:
         super().__init__(name="replicator looks for clashes", daemon=True)
-        self._own, self._names, self._token = own, names, watch.current()
-        self._told = self._steps = 0
+        self._process, self._names, self._token = process, names, watch.current()
+        self._exchanges = self._steps = 0
         self._usual = 0.0  # seconds of the longest step so far
-        self._now: _Now | None = None
-        self._said: tuple[int, int] | None = None
+        self._activity: _Activity | None = None
+        self._published: tuple[int, int] | None = None
         self._clash: errors.MismatchError | None = None
 
     @contextlib.contextmanager
-    def running(self, which: int, text: str) -> Iterator[None]:
+    def running(self, step_key: int, text: str) -> Iterator[None]:
         """Marks a block in which a step of all processes runs."""
         self._steps += 1
-        place, since = (self._told, self._steps), time.monotonic()
-        self._now = _Now(_STEP, which, text, since, place)
+        place, since = (self._exchanges, self._steps), time.monotonic()
+        self._activity = _Activity(_STEP, step_key, text, since, place)
         try:
             yield
             self._usual = max(self._usual, time.monotonic() - since)
         finally:
-            self._now = None
+            self._activity = None
 
-    def noted(
+    def tracked(
         self, run: Callable[[], Any], function: Any, text: str
     ) -> Callable[[], Any]:
         """Wraps the run of a traced step such that it is known to run meanwhile.
@@ -93,7 +93,7 @@ class Doing(threading.Thread):
             function: The traced step.
             text: What this process does meanwhile, for messages.
         """
-        step_key = of_all(function, len(self._names))
+        step_key = key_of_all(function, len(self._names))
         if step_key is None:
             return run
 
@@ -105,8 +105,8 @@ class Doing(threading.Thread):
 
     def next_number(self) -> int:
         """Returns the number of this process's next exchange, equal in all."""
-        self._told += 1
-        return self._told - 1
+        self._exchanges += 1
+        return self._exchanges - 1
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
@@ -115,15 +115,15 @@ class Doing(threading.Thread):
         Raises:
             MismatchError: The block failed since the processes can never meet.
         """
-        place = (self._told, self._steps)
-        self._now = _Now(_TALK, 0, text, time.monotonic(), place)
+        place = (self._exchanges, self._steps)
+        self._activity = _Activity(_TALK, 0, text, time.monotonic(), place)
         try:
             yield
         except tf.errors.OpError:
             self.check()  # the store ends with the first process
             raise
         finally:
-            self._now = None
+            self._activity = None
 
     def check(self) -> None:
         """Raises MismatchError if this process and another can never meet."""
@@ -134,34 +134,41 @@ class Doing(threading.Thread):
         """Looks for clashes at intervals, until one is found or the process ends."""
         while watch.current() is self._token and self._clash is None:
             time.sleep(_LONG / 2)
-            now = self._now
-            if now is None:
+            activity = self._activity
+            if activity is None:
                 continue
-            usual = self._usual if now.kind == _STEP else 0.0
-            if time.monotonic() - now.since > max(_LONG, 2 * usual):
+            usual = self._usual if activity.kind == _STEP else 0.0
+            if time.monotonic() - activity.since > max(_LONG, 2 * usual):
                 with contextlib.suppress(tf.errors.OpError):
-                    self._look(now)
+                    self._look(activity)
 
-    def _look(self, now: _Now) -> None:
-        if self._said != now.place:
-            if self._said is not None:
-                cluster.store_delete(_key(self._said, self._own))
-            self._said = now.place
-            cluster.store_put(_key(now.place, self._own), json.dumps(now))
+    def _look(self, activity: _Activity) -> None:
+        if self._published != activity.place:
+            if self._published is not None:
+                cluster.store_delete(_key(self._published, self._process))
+            self._published = activity.place
+            cluster.store_put(_key(activity.place, self._process), json.dumps(activity))
         for process, name in enumerate(self._names):
-            for place in _rivals(now) if process != self._own else ():
+            for place in _rivals(activity) if process != self._process else ():
                 text = cluster.store_get(_key(place, process), _QUICK)
-                other = None if text is None else _Now(*json.loads(text))
-                if other is not None and _clash(now, other) and self._now is now:
-                    self._give_up(now, name, other)
+                rival = None if text is None else _Activity(*json.loads(text))
+                if (
+                    rival is not None
+                    and _clash(activity, rival)
+                    and self._activity is activity
+                ):
+                    self._give_up(activity, name, rival)
                     return
 
-    def _give_up(self, now: _Now, name: str, other: _Now) -> None:
+    def _give_up(self, activity: _Activity, name: str, rival: _Activity) -> None:
         self._clash = errors.MismatchError(
             errors.compose(
                 "the hosts do different things, and would wait for one another "
                 "forever.",
-                [f"{self._names[self._own]}: {now.text}", f"{name}: {other.text}"],
+                [
+                    f"{self._names[self._process]}: {activity.text}",
+                    f"{name}: {rival.text}",
+                ],
                 _FIX,
             )
         )
@@ -175,24 +182,24 @@ class Doing(threading.Thread):
         Otherwise, those that look a moment later would report this process as lost: it
         ends with the error, and the first process takes the store with it.
         """
-        cluster.store_put(_found_key(self._own), "")
+        cluster.store_put(_found_key(self._process), "")
         deadline = time.monotonic() + _GRACE
         for process in range(len(self._names)):
             cluster.store_get(_found_key(process), deadline - time.monotonic())
 
 
-def _rivals(now: _Now) -> list[tuple[int, int]]:
+def _rivals(activity: _Activity) -> list[tuple[int, int]]:
     """Returns the places at which another process can never meet this one."""
-    exchanges, steps = now.place
-    if now.kind == _TALK:
+    exchanges, steps = activity.place
+    if activity.kind == _TALK:
         return [(exchanges - 1, steps + 1)]
     return [(exchanges, steps), (exchanges + 1, steps - 1)]
 
 
-def _clash(now: _Now, other: _Now) -> bool:
-    if now.kind == other.kind:
-        return now.kind == _STEP and now.which != other.which
-    return list(now.place) != list(other.place)
+def _clash(activity: _Activity, rival: _Activity) -> bool:
+    if activity.kind == rival.kind:
+        return activity.kind == _STEP and activity.step_key != rival.step_key
+    return list(activity.place) != list(rival.place)
 
 
 def _key(place: tuple[int, int], process: int) -> str:
@@ -203,17 +210,17 @@ def _found_key(process: int) -> str:
     return f"replicator/clash/{process}"
 
 
-def doing(own: int, names: list[str]) -> Doing:
+def monitor(process: int, names: list[str]) -> ActivityMonitor:
     """Returns this process's monitor; starts it if there is none."""
     for thread in threading.enumerate():
-        if isinstance(thread, Doing):
+        if isinstance(thread, ActivityMonitor):
             return thread
-    monitor = Doing(own, names)
-    monitor.start()
-    return monitor
+    activity_monitor = ActivityMonitor(process, names)
+    activity_monitor.start()
+    return activity_monitor
 
 
-def of_all(function: Any, count: int) -> int | None:
+def key_of_all(function: Any, count: int) -> int | None:
     """Returns the key that identifies a step of all processes; None for other steps.
 
     The key is the instance key of its first collective of all processes.

@@ -47,7 +47,7 @@ _SOURCES = {4: 12, 6: 8}  # the offsets of a packet's source, by the version of 
 _PASS, _DROP = 0xFFFFFFFF, 0
 _CLONE = {"x86_64": 56, "aarch64": 220}  # the numbers of the system call
 _CLONE_FILES, _PR_SET_PDEATHSIG = 0x400, 1
-_ALL = 0x40000000  # __WALL: also waits for a child whose end sends no SIGCHLD
+_WAIT_ALL = 0x40000000  # __WALL: also waits for a child whose end sends no SIGCHLD
 _LOOKS, _PAUSE = 100, 0.005  # seconds between two looks for strangers
 _SURE = 3  # looks at the tables: one may miss rows while others come and go
 
@@ -77,16 +77,16 @@ class Audience:
         """
         if addresses.is_loopback(host):
             return cls(LOOPBACK, _NETWORKS)
-        found = _interfaces(host)
-        interfaces = set(found.values())
+        names_by_address = _interfaces(host)
+        interfaces = set(names_by_address.values())
         # A name may mean 127.0.1.1 here and an address of eth0 elsewhere. A number that
         # is none of this machine's is translated on the way.
         if len(interfaces) != 1 or LOOPBACK in interfaces:
             return cls(None, tuple(sources))
-        address = next(iter(found)) if len(found) == 1 else ""
+        address = next(iter(names_by_address)) if len(names_by_address) == 1 else ""
         return cls(interfaces.pop(), tuple(sources), address)
 
-    def admits(self, row: sockets.Row) -> bool:
+    def admits(self, row: sockets.SocketRow) -> bool:
         """Whether a connection to the server may stay."""
         if self.address and row.local[0] != self.address:
             return False
@@ -109,16 +109,16 @@ def close(port: int, audience: Audience) -> str | None:
         Who can connect now: "this machine", "10.0.0.1, 10.0.0.2", "whoever reaches
         eth0". None if this process does not listen there.
     """
-    held = []
+    narrowed = []
     for descriptor in _descriptors().values():
         with contextlib.suppress(OSError), _borrowed(descriptor) as end:
             is_listening = end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if is_listening and end.family in _IP and end.getsockname()[1] == port:
-                held.append(_narrow(end, audience))
-    if not held:
+                narrowed.append(_narrow(end, audience))
+    if not narrowed:
         return None
     _cut(port, audience)
-    by_interface, by_source = map(all, zip(*held, strict=True))
+    by_interface, by_source = map(all, zip(*narrowed, strict=True))
     if audience.interface == LOOPBACK and (by_interface or by_source):
         return ONLY_HERE
     if by_source and audience.sources:
@@ -149,12 +149,13 @@ def own_server(address: str, sources: Sequence[str] = ()) -> Iterator[None]:
         if copy:
             with contextlib.suppress(OSError):
                 os.kill(copy, signal.SIGKILL)
-                os.waitpid(copy, _ALL)
+                os.waitpid(copy, _WAIT_ALL)
         answers = close(port, audience) or EVERYBODY  # not Linux
     if answers != ONLY_HERE:
         logging.warning(
             "This program's port %d answers %s: they can run code as this user.",
-            *(port, answers),
+            port,
+            answers,
         )
 
 
@@ -213,9 +214,9 @@ def _narrow(end: socket.socket, audience: Audience) -> tuple[bool, bool]:
                 struct.pack("HBBI", op, yes, no, k & 0xFFFFFFFF)
                 for op, yes, no, k in program(audience.sources)
             )
-            held = ctypes.create_string_buffer(code)
-            told = struct.pack("HP", len(code) // 8, ctypes.addressof(held))
-            end.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, told)
+            buffer = ctypes.create_string_buffer(code)
+            filter_program = struct.pack("HP", len(code) // 8, ctypes.addressof(buffer))
+            end.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, filter_program)
             by_source = True
     return by_interface, by_source
 
@@ -230,7 +231,7 @@ def _cut(port: int, audience: Audience) -> None:
             for row in sockets.rows()
             if row.local[1] == port
             and row.state in sockets.OPEN
-            and (row.inode in own_inodes or row.inode == sockets.NOBODY)
+            and (row.inode in own_inodes or row.inode == sockets.NO_INODE)
             and not audience.admits(row)
         ]
         calm = 0 if strangers else calm + 1
@@ -255,14 +256,14 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 def _descriptors() -> dict[int, int]:
     """Returns this process's sockets: their descriptors, by inode."""
-    found = {}
+    descriptors = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 kind, _, number = os.readlink(f"/proc/self/fd/{name}").partition(":[")
                 if kind == "socket":
-                    found[int(number.rstrip("]"))] = int(name)
-    return found
+                    descriptors[int(number.rstrip("]"))] = int(name)
+    return descriptors
 
 
 def _interfaces(host: str) -> dict[str, str]:
@@ -271,20 +272,20 @@ def _interfaces(host: str) -> dict[str, str]:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return {}
-    wanted = {sockets.plain(str(info[4][0])) for info in infos}
-    return {a: name for a, name in _own_addresses() if a in wanted}
+    host_addresses = {sockets.plain(str(info[4][0])) for info in infos}
+    return {a: name for a, name in _own_addresses() if a in host_addresses}
 
 
 def _own_addresses() -> Iterator[tuple[str, str]]:
     """Yields this machine's addresses, each with its interface."""
     size = 40  # of a `struct ifreq`: a name of 16 bytes, and a `struct sockaddr_in`
-    held = ctypes.create_string_buffer(size * _INTERFACES)
-    request = struct.pack("iP", len(held), ctypes.addressof(held))
+    buffer = ctypes.create_string_buffer(size * _INTERFACES)
+    request = struct.pack("iP", len(buffer), ctypes.addressof(buffer))
     with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
         (used,) = struct.unpack_from("i", fcntl.ioctl(probe, _SIOCGIFCONF, request))
         for k in range(0, used, size):
-            label = held.raw[k : k + 16].partition(b"\0")[0].decode()
-            yield socket.inet_ntoa(held.raw[k + 20 : k + 24]), label.partition(":")[0]
+            label = buffer.raw[k : k + 16].partition(b"\0")[0].decode()
+            yield socket.inet_ntoa(buffer.raw[k + 20 : k + 24]), label.partition(":")[0]
     with contextlib.suppress(OSError):
         for row in pathlib.Path("/proc/net/if_inet6").read_text().splitlines():
             number, *_, name = row.split()

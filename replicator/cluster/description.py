@@ -42,7 +42,7 @@ class Host:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ProgramDescription:
     """One of the programs that train together in asynchronous mode."""
 
     name: str  # of its host, as the user wrote it
@@ -60,7 +60,7 @@ class Description:
     task: int | None = None  # between-graph: the number of this process's host
     # Asynchronous mode: all programs; this process is number `task`, and `hosts` are
     # the servers that hold the variables.
-    programs: tuple[Program, ...] = ()
+    programs: tuple[ProgramDescription, ...] = ()
     # The addresses from which the hosts and programs connect; () if not all are known.
     sources: tuple[str, ...] = ()
 
@@ -164,17 +164,17 @@ def checked(described: Description) -> Description:
     return dataclasses.replace(described, hosts=tuple(hosts))
 
 
-def wrong(where: str, what: str, fix: str = "") -> errors.ClusterError:
+def wrong(where: str, problem: str, fix: str = "") -> errors.ClusterError:
     """Returns the error for an invalid description.
 
     Args:
         where: The source of the description: "REPLICATOR_CLUSTER".
-        what: What is wrong with it, without a full stop.
+        problem: What is wrong with it, without a full stop.
         fix: How to correct it.
     """
-    problem = f"{where} does not describe a cluster: {what}."
+    text = f"{where} does not describe a cluster: {problem}."
     fix = fix or "correct it there; docs/guides/hosts.md says what it may contain."
-    return errors.ClusterError(errors.compose(problem, fix=fix))
+    return errors.ClusterError(errors.compose(text, fix=fix))
 
 
 def _split(address: Any, where: str) -> tuple[str, int | None]:
@@ -222,7 +222,7 @@ def _host(facts: Mapping[str, Any], where: str) -> Host:
     )
 
 
-def _programs(facts: Mapping[str, Any], where: str) -> tuple[Program, ...]:
+def _programs(facts: Mapping[str, Any], where: str) -> tuple[ProgramDescription, ...]:
     programs = facts.get("programs", [])
     if not isinstance(programs, list) or not all(
         isinstance(p, Mapping) for p in programs
@@ -232,15 +232,17 @@ def _programs(facts: Mapping[str, Any], where: str) -> tuple[Program, ...]:
     if programs and (task is None or not 0 <= task < len(programs)):
         raise wrong(where, f'there are {len(programs)} programs, but "task" is {task}')
     return tuple(
-        Program(_text(p, "name", where) or f"worker {n}", _count(p, "cpus", where))
+        ProgramDescription(
+            _text(p, "name", where) or f"worker {n}", _count(p, "cpus", where)
+        )
         for n, p in enumerate(programs)
     )
 
 
 def _sources(facts: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    found = facts.get("sources", [])
+    sources = facts.get("sources", [])
     try:
-        return tuple(str(ipaddress.ip_address(str(address))) for address in found)
+        return tuple(str(ipaddress.ip_address(str(address))) for address in sources)
     except (TypeError, ValueError):
         raise wrong(where, '"sources" is not a list of numbers of hosts') from None
 

@@ -8,26 +8,30 @@ from typing import Any
 from replicator import errors
 
 
-def shown(one: Any, other: Any) -> tuple[str, str]:
+def describe(value: Any, other_value: Any) -> tuple[str, str]:
     """Returns the first differing part of each of two JSON values, as text."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in {**one, **other}:
-            if not (name in one and name in other and one[name] == other[name]):
-                return _fact(one, name), _fact(other, name)
-    if isinstance(one, list) and isinstance(other, list):
-        for a, b in zip(one, other, strict=False):
+    if isinstance(value, dict) and isinstance(other_value, dict):
+        for name in {**value, **other_value}:
+            if not (
+                name in value
+                and name in other_value
+                and value[name] == other_value[name]
+            ):
+                return _fact(value, name), _fact(other_value, name)
+    if isinstance(value, list) and isinstance(other_value, list):
+        for a, b in zip(value, other_value, strict=False):
             if a != b:
                 return _parts(a, b)
-        if len(one) != len(other):
-            return f"{len(one)} of them", f"{len(other)} of them"
-    return errors.shown(one), errors.shown(other)
+        if len(value) != len(other_value):
+            return f"{len(value)} of them", f"{len(other_value)} of them"
+    return errors.shown(value), errors.shown(other_value)
 
 
 def _fact(facts: dict[Any, Any], name: Any) -> str:
     return f"{name}={errors.shown(facts[name])}" if name in facts else f"no {name}"
 
 
-def _parts(one: Any, other: Any) -> tuple[str, str]:
-    if isinstance(one, list) and isinstance(other, list):
-        return ", ".join(map(str, one)), ", ".join(map(str, other))
-    return errors.shown(one), errors.shown(other)
+def _parts(value: Any, other_value: Any) -> tuple[str, str]:
+    if isinstance(value, list) and isinstance(other_value, list):
+        return ", ".join(map(str, value)), ", ".join(map(str, other_value))
+    return errors.shown(value), errors.shown(other_value)

@@ -31,15 +31,15 @@ def agree(peers: Peers, error: tf.errors.OpError) -> None:
     key = f"replicator/failed/{peers.number}/{next(peers.failures)}"
     text = _reason(error)
     with faults.named():
-        cluster.store_put(f"{key}/{peers.own}", text)
+        cluster.store_put(f"{key}/{peers.process}", text)
         if _have_all_told(peers, key):
             return
-    lookout.fail(peers.own, f"a step failed there: {text}")
+    lookout.fail(peers.process, f"a step failed there: {text}")
 
 
 def _have_all_told(peers: Peers, place: str) -> bool:
     deadline = time.monotonic() + _GRACE
-    for process in peers.everyone:
+    for process in peers.processes:
         while cluster.store_get(f"{place}/{process}", _POLL) is None:
             if time.monotonic() > deadline:
                 return False

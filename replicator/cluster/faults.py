@@ -54,15 +54,18 @@ def lost(error: BaseException) -> errors.HostLostError | None:
         return None
     if cluster.joined() is not None:
         problems = _between(error, watched)
-        return _named(problems, len(watched) + 1, "lost", _FIX_BETWEEN)
+        return _lost_error(problems, len(watched) + 1, "lost", _FIX_BETWEEN)
     problems, condition = of_hosts(), "lost"
     if not problems and isinstance(error, tf.errors.UnavailableError):
-        problems, condition = _told_by(error, watched), "there, but connections broke"
-    return _named(problems, len(watched), condition, _FIX)
+        problems, condition = (
+            _reported_by(error, watched),
+            "there, but connections broke",
+        )
+    return _lost_error(problems, len(watched), condition, _FIX)
 
 
-def _named(
-    problems: Sequence[tuple[str, str]], count: int, what: str, fix: str
+def _lost_error(
+    problems: Sequence[tuple[str, str]], count: int, condition: str, fix: str
 ) -> errors.HostLostError | None:
     """Returns the error that names the hosts with problems; None if there are none."""
     if not problems:
@@ -71,7 +74,7 @@ def _named(
     verb = "is" if len(names) == 1 else "are"
     return errors.HostLostError(
         errors.compose(
-            f"{len(names)} of {count} hosts {verb} {what}: {', '.join(names)}.",
+            f"{len(names)} of {count} hosts {verb} {condition}: {', '.join(names)}.",
             [*(f"{name}: {problem}" for name, problem in problems), *_place()],
             fix,
         ),
@@ -93,7 +96,7 @@ def require_all() -> None:
     Raises:
         HostLostError: One is.
     """
-    error = _named(of_hosts(), len(watch.watchers()), "lost", _FIX)
+    error = _lost_error(of_hosts(), len(watch.watchers()), "lost", _FIX)
     if error is not None:
         raise error
 
@@ -105,8 +108,8 @@ def check() -> None:
         HostLostError: A process is.
     """
     watched = watch.watchers()
-    gone = [(w.host.name, w.problem) for w in watched if w.problem is not None]
-    error = _named(gone, len(watched) + 1, "lost", _FIX_BETWEEN)
+    lost_hosts = [(w.host.name, w.problem) for w in watched if w.problem is not None]
+    error = _lost_error(lost_hosts, len(watched) + 1, "lost", _FIX_BETWEEN)
     if error is not None:
         raise error
 
@@ -122,7 +125,9 @@ def ask(seconds: float) -> None:
     """
     check()
     watched = watch.watchers()
-    error = _named(_asked(watched, seconds), len(watched) + 1, "lost", _FIX_BETWEEN)
+    error = _lost_error(
+        _ask_all(watched, seconds), len(watched) + 1, "lost", _FIX_BETWEEN
+    )
     if error is not None:
         raise error
 
@@ -182,10 +187,10 @@ def _between(
         return problems
     if not _is_about_others(error):
         return []
-    return _asked(watched, _QUICK) or _told_by(error, watched)
+    return _ask_all(watched, _QUICK) or _reported_by(error, watched)
 
 
-def _asked(watched: Sequence[watch.Watcher], seconds: float) -> list[tuple[str, str]]:
+def _ask_all(watched: Sequence[watch.Watcher], seconds: float) -> list[tuple[str, str]]:
     unanswered = waiting.ask_all([w.host.address for w in watched], seconds)
     problems = []
     for w in watched:
@@ -200,7 +205,7 @@ def _is_about_others(error: tf.errors.OpError) -> bool:
     return isinstance(error, _OF_OTHERS)
 
 
-def _told_by(
+def _reported_by(
     error: tf.errors.OpError, watched: Sequence[watch.Watcher]
 ) -> list[tuple[str, str]]:
     """Returns the hosts that were lost and are back, or those the error names."""

@@ -25,19 +25,19 @@ START = (
 def lost(
     hosts: Sequence[description.Host],
     silence: float,
-    known: Mapping[str, str] | None = None,
+    known_problems: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Returns the problem of each host that does not answer or no longer knows us.
 
     Args:
         hosts: The hosts of the connection, in task order.
         silence: How many seconds each host may take to answer.
-        known: Known problems, by host address; these hosts are not probed.
+        known_problems: Known problems, by host address; these hosts are not probed.
 
     Returns:
         All problems, by host address.
     """
-    problems = dict(known or {})
+    problems = dict(known_problems or {})
     addresses = [host.address for host in hosts if host.address not in problems]
     problems |= waiting.ask_all(addresses, silence)
     for k, host in enumerate(hosts):
@@ -79,7 +79,9 @@ def _computes(task: int) -> bool:
     return True
 
 
-def told(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> list[str]:
+def describe(
+    hosts: Sequence[description.Host], problems: Mapping[str, str]
+) -> list[str]:
     """Returns one line per host with a problem, which names the host as the user did.
 
     Args:
@@ -109,7 +111,7 @@ def leave(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> Non
         raise errors.ClusterError(
             errors.compose(
                 "the connection cannot be closed while a host is silent.",
-                [*told(hosts, silent), f"at {errors.user_line()}"],
+                [*describe(hosts, silent), f"at {errors.user_line()}"],
                 "end its process, with SIGKILL if it is stopped; then try again.",
             )
         )

@@ -36,7 +36,7 @@ _QUICK = 0.3  # seconds for the store to answer
 _CUTS = 0.1  # seconds between two cuts
 _FAREWELL = 10.0  # seconds for which the first process keeps the store for the others
 _MOST = 300  # characters of a process's last note: TensorFlow truncates messages
-_TOLD = re.compile(r"<<host (\d+): (.*?)>>")
+_REPORT = re.compile(r"<<host (\d+): (.*?)>>")
 
 REFUSED = os.strerror(errno.ECONNREFUSED).lower()
 ENDED = "its program has ended"
@@ -74,27 +74,27 @@ class Neighbour(watch.Watcher):
         self._ended.wait()  # `problem` can be read for as long as this thread lives
 
 
-def begin(hosts: Sequence[description.Host], own: int, heartbeat: float) -> None:
+def begin(hosts: Sequence[description.Host], process: int, heartbeat: float) -> None:
     """Starts monitoring the other processes, and reports this one's end at exit.
 
     Args:
         hosts: All hosts, in task order.
-        own: The number of this process.
+        process: The number of this process.
         heartbeat: How many seconds a process may be silent.
     """
     for task, host in enumerate(hosts):
-        if task != own:
+        if task != process:
             Neighbour(host, task, watch.current(), heartbeat).start()
     pid = os.getpid()
 
     def leave() -> None:
         if os.getpid() == pid:
-            _leave(own, heartbeat)
+            _leave(process, heartbeat)
 
     atexit.register(leave)
 
 
-def told(task: int, text: str) -> str:
+def report(task: int, text: str) -> str:
     """Encodes a report that other processes `read` from TensorFlow's errors."""
     plain = re.sub(r"[<>\"'\\\s]+", " ", text)[:_MOST].strip()
     return f"<<host {task}: {plain}>>"
@@ -102,21 +102,21 @@ def told(task: int, text: str) -> str:
 
 def read(text: str) -> dict[int, str]:
     """Returns the reports in the text of an error, by the numbers of the processes."""
-    return {int(number): report for number, report in _TOLD.findall(text)}
+    return {int(number): report for number, report in _REPORT.findall(text)}
 
 
 def abort(task: int, problem: str) -> None:
     """Aborts this process's collectives, since another process is gone."""
     with contextlib.suppress(tf.errors.OpError):
-        cluster.abort_collectives(told(task, problem))
+        cluster.abort_collectives(report(task, problem))
 
 
-def fail(own: int, text: str) -> None:
+def fail(process: int, text: str) -> None:
     """Aborts the collectives of all processes, since this one cannot go on."""
     with contextlib.suppress(tf.errors.OpError):
-        _note(own, text)
+        _note(process, text)
     with contextlib.suppress(tf.errors.OpError):
-        cluster.abort_everywhere(told(own, text))
+        cluster.abort_everywhere(report(process, text))
 
 
 def ended(task: int) -> str | None:
@@ -132,21 +132,21 @@ def _key(task: int) -> str:
     return f"replicator/ended/{task}"
 
 
-def _note(own: int, text: str) -> None:
-    cluster.store_put(_key(own), json.dumps(text))
+def _note(process: int, text: str) -> None:
+    cluster.store_put(_key(process), json.dumps(text))
 
 
-def _leave(own: int, heartbeat: float) -> None:
+def _leave(process: int, heartbeat: float) -> None:
     """Tells the other processes that the program of this one ends."""
     error = getattr(sys, "last_value", None)
     if isinstance(error, errors.HostLostError):
         return  # they know already
     if error is not None:
-        fail(own, f"its program ended with {errors.told(error)}")
+        fail(process, f"its program ended with {errors.told(error)}")
         return
     with contextlib.suppress(tf.errors.OpError):
-        _note(own, ENDED)
-        if own == 0:
+        _note(process, ENDED)
+        if process == 0:
             _wait_for_others(min(heartbeat, _FAREWELL))
 
 

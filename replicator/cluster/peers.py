@@ -37,39 +37,39 @@ _checkpoints = itertools.count(1)  # numbers Checkpoints, likewise
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class ProcessGroup:
     """This process's place among the processes that joined.
 
     Attributes:
-        own: The number of this process.
+        process: The number of this process.
         addresses: The addresses of all processes, by number.
     """
 
-    own: int
+    process: int
     addresses: tuple[str, ...]
 
     @property
-    def everyone(self) -> range:
+    def processes(self) -> range:
         """The numbers of all processes."""
         return range(len(self.addresses))
 
 
-def facts() -> Facts | None:
+def process_group() -> ProcessGroup | None:
     """Returns this process's place among the joined ones; None if it is alone."""
     joined = cluster.joined()
-    return None if joined is None else Facts(*joined)
+    return None if joined is None else ProcessGroup(*joined)
 
 
-def tell_devices(own: int, names: Sequence[str]) -> None:
+def tell_devices(process: int, names: Sequence[str]) -> None:
     """Publishes this process's devices to the others; call it after joining."""
-    cluster.store_put(f"replicator/devices/{own}", json.dumps(list(names)))
+    cluster.store_put(f"replicator/devices/{process}", json.dumps(list(names)))
 
 
-def devices(known: Facts, seconds: float) -> list[str]:
+def devices(group: ProcessGroup, seconds: float) -> list[str]:
     """Returns the full device names of all processes, in process order.
 
     Args:
-        known: The processes.
+        group: The processes.
         seconds: How long to wait for processes that have not published theirs.
 
     Raises:
@@ -77,7 +77,7 @@ def devices(known: Facts, seconds: float) -> list[str]:
     """
     deadline = time.monotonic() + seconds
     names: list[str] = []
-    for process in known.everyone:
+    for process in group.processes:
         text = None
         while text is None and time.monotonic() < deadline:
             text = cluster.store_get(f"replicator/devices/{process}", _POLL)
@@ -86,7 +86,7 @@ def devices(known: Facts, seconds: float) -> list[str]:
         if text is None:
             raise errors.ClusterError(
                 errors.compose(
-                    f"host {process} ({known.addresses[process]}) did not report its "
+                    f"host {process} ({group.addresses[process]}) did not report its "
                     f"devices within {seconds:.0f} s.",
                     fix="check that the same program runs there, and calls "
                     "replicator.connect.",
@@ -100,27 +100,27 @@ class Peers:
     """The processes that build one Replicator, and what they exchange while building.
 
     Args:
-        known: This process's place among them.
-        doing: The monitor of this process's activity; the program's by default.
+        group: This process's place among them.
+        monitor: The monitor of this process's activity; the program's by default.
         checkpoint: Whether they write a Checkpoint instead. Any number of these share
             one range of keys, as they broadcast only after they have exchanged facts.
     """
 
     def __init__(
         self,
-        known: Facts,
-        doing: clashes.Doing | None = None,
+        group: ProcessGroup,
+        monitor: clashes.ActivityMonitor | None = None,
         checkpoint: bool = False,
     ) -> None:
-        self._facts = known
+        self._group = group
         self._number = -next(_checkpoints) if checkpoint else next(_numbers)
         self.failures: Iterator[int] = (
             itertools.count()
         )  # numbers the steps that failed at run time
         self._common: BaseException | None = None  # the error that all have raised
         self.keys = _CHECKPOINT_KEYS if checkpoint else Keys(self._number + 1)
-        names = [self.name(k) for k in known.everyone]
-        self.doing = doing or clashes.doing(known.own, names)
+        names = [self.name(k) for k in group.processes]
+        self.monitor = monitor or clashes.monitor(group.process, names)
 
     @property
     def number(self) -> int:
@@ -128,18 +128,18 @@ class Peers:
         return self._number
 
     @property
-    def own(self) -> int:
+    def process(self) -> int:
         """The number of this process."""
-        return self._facts.own
+        return self._group.process
 
     @property
-    def everyone(self) -> range:
+    def processes(self) -> range:
         """The numbers of all processes."""
-        return self._facts.everyone
+        return self._group.processes
 
     def name(self, process: int) -> str:
         """Returns the name of a process in messages."""
-        return f"host {process} ({self._facts.addresses[process]})"
+        return f"host {process} ({self._group.addresses[process]})"
 
     @functools.cached_property
     def order(self) -> tuple[int, ...]:
@@ -148,25 +148,25 @@ class Peers:
         TensorFlow sorts the members of a group in an order of its own, so the first
         access runs a gather; all processes must make it together.
         """
-        if len(self.everyone) == 1:
+        if len(self.processes) == 1:
             return (0,)
-        everyone = tuple(self.everyone)
+        processes = tuple(self.processes)
         with faults.named(), tf.init_scope(), tf.device("CPU:0"):
             gathered = tf.raw_ops.CollectiveGatherV2(
-                input=[self.own],
-                group_size=len(everyone),
-                group_key=self.keys.group(everyone),
+                input=[self.process],
+                group_size=len(processes),
+                group_key=self.keys.group(processes),
                 instance_key=self.keys.take(self.keys.next, 1),
                 ordering_token=[],
             )
         return tuple(gathered.numpy().tolist())
 
-    def exchange(self, what: str, said: Any, line: str | None = None) -> list[Any]:
+    def exchange(self, activity: str, value: Any, line: str | None = None) -> list[Any]:
         """Sends a value to all processes and returns the values of all.
 
         Args:
-            what: What this process is about to do; the same in all processes.
-            said: This process's value, as JSON.
+            activity: What this process is about to do; the same in all processes.
+            value: This process's value, as JSON.
             line: The user's line; the current one by default.
 
         Returns:
@@ -176,40 +176,42 @@ class Peers:
             MismatchError: Another process does something else, or has failed.
             HostLostError: A process was lost.
         """
-        return [entry["said"] for entry in self._alike(what, said, line)]
+        return [entry["value"] for entry in self._entries(activity, value, line)]
 
-    def _alike(self, what: str, said: Any, line: str | None) -> list[dict[str, Any]]:
+    def _entries(
+        self, activity: str, value: Any, line: str | None
+    ) -> list[dict[str, Any]]:
         """As `exchange`, but returns the whole entries."""
-        said = json.loads(json.dumps(said))  # as the others will read it
-        entry = self._entry(what, line or errors.user_line(), said)
+        value = json.loads(json.dumps(value))  # as the others will read it
+        entry = self._entry(activity, line or errors.user_line(), value)
         entries = self._exchange(entry)
-        if any(e["what"] != what or e["of"] != self.number for e in entries):
+        if any(e["activity"] != activity or e["of"] != self.number for e in entries):
             self._common = self._refusal(entries)
             raise self._common
         return entries
 
-    def same(self, what: str, said: Any, fix: str) -> None:
+    def check_equal(self, activity: str, value: Any, fix: str) -> None:
         """Checks that all processes pass the same value.
 
         Args:
-            what: What this process is about to do.
-            said: This process's value, as JSON.
+            activity: What this process is about to do.
+            value: This process's value, as JSON.
             fix: How to resolve a difference, for the message.
 
         Raises:
             MismatchError: The values of two processes differ.
         """
-        entries = self._alike(what, said, None)
-        for process in self.everyone:
-            pair = entries[0]["said"], entries[process]["said"]
+        entries = self._entries(activity, value, None)
+        for process in self.processes:
+            pair = entries[0]["value"], entries[process]["value"]
             if pair[0] != pair[1]:
-                shown = differences.shown(*pair)
+                texts = differences.describe(*pair)
                 raise errors.MismatchError(
                     errors.compose(
-                        f"every host {what}, and they differ.",
+                        f"every host {activity}, and they differ.",
                         [
                             f"{self.name(k)}: {text} at {entries[k]['line']}"
-                            for k, text in zip((0, process), shown, strict=True)
+                            for k, text in zip((0, process), texts, strict=True)
                         ],
                         fix,
                     )
@@ -217,16 +219,16 @@ class Peers:
 
     def broadcast(self, words: tf.Tensor) -> tf.Tensor:
         """Returns the first process's int32 vector; called eagerly by all processes."""
-        everyone = tuple(self.everyone)
+        processes = tuple(self.processes)
         keys: dict[str, Any] = {
-            "group_size": len(everyone),
-            "group_key": self.keys.group(everyone),
+            "group_size": len(processes),
+            "group_key": self.keys.group(processes),
             "instance_key": self.keys.take(self.keys.next, 1),
         }
-        if len(everyone) == 1:
+        if len(processes) == 1:
             return words
         with faults.named(), tf.device("CPU:0"):
-            if self.own == 0:
+            if self.process == 0:
                 return tf.raw_ops.CollectiveBcastSendV2(input=words, **keys)
             return tf.raw_ops.CollectiveBcastRecvV2(
                 T=words.dtype, shape=words.shape, **keys
@@ -253,34 +255,38 @@ class Peers:
                     if isinstance(error, errors.ReplicatorError):  # without the fix
                         text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                     entry = self._entry(None, line, text)
-                    self._tell(self.doing.next_number(), entry)
+                    self._send(self.monitor.next_number(), entry)
             raise
 
-    def _entry(self, what: str | None, line: str, said: Any) -> dict[str, Any]:
-        return {"of": self.number, "what": what, "line": line, "said": said}
+    def _entry(self, activity: str | None, line: str, value: Any) -> dict[str, Any]:
+        return {"of": self.number, "activity": activity, "line": line, "value": value}
 
     def _exchange(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        place = self.doing.next_number()
-        text = f"{entry['what']} at {entry['line']}"
-        with faults.named(), self.doing.waiting(text):
-            self._tell(place, entry)
+        place = self.monitor.next_number()
+        text = f"{entry['activity']} at {entry['line']}"
+        with faults.named(), self.monitor.waiting(text):
+            self._send(place, entry)
             return [
-                entry if process == self.own else self._hear(place, process, entry)
-                for process in self.everyone
+                entry
+                if process == self.process
+                else self._receive(place, process, entry)
+                for process in self.processes
             ]
 
-    def _tell(self, place: int, entry: dict[str, Any]) -> None:
+    def _send(self, place: int, entry: dict[str, Any]) -> None:
         data = zlib.compress(json.dumps(entry).encode())
         text = base64.b64encode(data).decode()
         parts = [text[k : k + _LARGEST] for k in range(0, len(text), _LARGEST)]
         for k, part in enumerate(parts[1:], 1):
-            cluster.store_put(f"replicator/{place}/{self.own}/{k}", part)
+            cluster.store_put(f"replicator/{place}/{self.process}/{k}", part)
         # The first part is written last: once it is there, so are all others.
         cluster.store_put(
-            f"replicator/{place}/{self.own}/0", f"{len(parts)} {parts[0]}"
+            f"replicator/{place}/{self.process}/0", f"{len(parts)} {parts[0]}"
         )
 
-    def _hear(self, place: int, process: int, entry: dict[str, Any]) -> dict[str, Any]:
+    def _receive(
+        self, place: int, process: int, entry: dict[str, Any]
+    ) -> dict[str, Any]:
         key = f"replicator/{place}/{process}"
         count, _, text = self._wait(f"{key}/0", process, entry).partition(" ")
         for k in range(1, int(count)):
@@ -292,15 +298,15 @@ class Peers:
         start = last_warning = time.monotonic()
         patience = waiting.patience()
         while (value := cluster.store_get(key, _POLL)) is None:
-            self.doing.check()
+            self.monitor.check()
             faults.check()
             now = time.monotonic()
-            passed = now - start
-            if passed <= patience and now - last_warning < _PROGRESS:
+            elapsed = now - start
+            if elapsed <= patience and now - last_warning < _PROGRESS:
                 continue
             last_warning = now
-            activity = f"{entry['what']} at {entry['line']}"
-            if passed > patience:
+            activity = f"{entry['activity']} at {entry['line']}"
+            if elapsed > patience:
                 raise errors.MismatchError(
                     errors.compose(
                         f"{self.name(process)} did not reach {activity} within "
@@ -312,18 +318,21 @@ class Peers:
                 )
             logging.warning(
                 "%s is waiting for %s (%.0f s so far) to reach %s.",
-                *(self.name(self.own), self.name(process), passed, activity),
+                self.name(self.process),
+                self.name(process),
+                elapsed,
+                activity,
             )
         return value
 
-    def _refusal(self, found: Sequence[dict[str, Any]]) -> errors.MismatchError:
+    def _refusal(self, entries: Sequence[dict[str, Any]]) -> errors.MismatchError:
         """Returns the error for processes that do different things."""
-        failed = [k for k, entry in enumerate(found) if entry["what"] is None]
+        failed = [k for k, entry in enumerate(entries) if entry["activity"] is None]
         sites = [
-            f"{self.name(k)}: failed at {entry['line']}: {entry['said']}"
-            if entry["what"] is None
-            else f"{self.name(k)}: {entry['what']} at {entry['line']}"
-            for k, entry in enumerate(found)
+            f"{self.name(k)}: failed at {entry['line']}: {entry['value']}"
+            if entry["activity"] is None
+            else f"{self.name(k)}: {entry['activity']} at {entry['line']}"
+            for k, entry in enumerate(entries)
         ]
         problem = "the hosts do different things."
         if failed:

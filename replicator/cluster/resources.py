@@ -186,17 +186,17 @@ def _node(
     if not isinstance(address, str):
         raise description.wrong(
             at,
-            f'"address" is {_shown(address)}, which is not an address',
+            f'"address" is {_quoted(address)}, which is not an address',
             "write address: host-a, in quotes if it is a number",
         )
     chief = node.get("chief", single)
     if not isinstance(chief, bool):
-        raise description.wrong(at, f'"chief" is {_shown(chief)}, not true or false')
+        raise description.wrong(at, f'"chief" is {_quoted(chief)}, not true or false')
     name = node.get("ssh_config")
     if name is not None and (not isinstance(name, str) or name not in groups):
         names = ", ".join(map(str, groups)) or "none"
         raise description.wrong(
-            at, f'"ssh_config" is {_shown(name)}; under "ssh" there are: {names}'
+            at, f'"ssh_config" is {_quoted(name)}; under "ssh" there are: {names}'
         )
     cpus, gpus = _indices(node, "cpus", at), _indices(node, "gpus", at)
     if cpus == ():
@@ -238,7 +238,9 @@ def _ssh(facts: Any, where: str) -> description.Ssh:
     group = _mapping(facts, _SSH, where, "it")
     port = group.get("port", 22)
     if type(port) is not int or not 0 < port < 65536:
-        raise description.wrong(where, f'"port" is {_shown(port)}, which is not a port')
+        raise description.wrong(
+            where, f'"port" is {_quoted(port)}, which is not a port'
+        )
     shared = group.get("shared_envs") or {}
     if not isinstance(shared, Mapping):
         raise description.wrong(where, '"shared_envs" is not a mapping')
@@ -255,10 +257,10 @@ def _ssh(facts: Any, where: str) -> description.Ssh:
 
 def _variable(name: Any, value: Any, where: str) -> tuple[str, str]:
     if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-        raise description.wrong(where, f"{_shown(name)} is not the name of a variable")
+        raise description.wrong(where, f"{_quoted(name)} is not the name of a variable")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise description.wrong(
-            where, f"{name} in shared_envs is {_shown(value)}", "put it in quotes"
+            where, f"{name} in shared_envs is {_quoted(value)}", "put it in quotes"
         )
     return name, str(value)
 
@@ -285,21 +287,23 @@ def _bandwidth(value: Any, where: str) -> float:
     if not valid or not 0 < value <= _FASTEST:
         raise description.wrong(
             where,
-            f'"network_bandwidth" is {_shown(value)}, which is not a number of Gbit/s',
+            f'"network_bandwidth" is {_quoted(value)}, which is not a number of Gbit/s',
         )
     return float(value)
 
 
 def _mapping(
-    facts: Any, known: Sequence[str], where: str, what: str
+    facts: Any, keys: Sequence[str], where: str, subject: str
 ) -> Mapping[str, Any]:
     """Returns `facts`, checked to be a mapping with only known keys."""
     if not isinstance(facts, Mapping):
-        raise description.wrong(where, f"{what} is not a mapping of {', '.join(known)}")
+        raise description.wrong(
+            where, f"{subject} is not a mapping of {', '.join(keys)}"
+        )
     for key in facts:
-        if key not in known:
+        if key not in keys:
             raise description.wrong(
-                where, f"{_shown(key)} is unknown; expected {', '.join(known)}"
+                where, f"{_quoted(key)} is unknown; expected {', '.join(keys)}"
             )
     return facts
 
@@ -308,12 +312,12 @@ def _text(group: Mapping[str, Any], key: str, where: str) -> str | None:
     value = group.get(key)
     if value is not None and not isinstance(value, str):
         raise description.wrong(
-            where, f'"{key}" is {_shown(value)}, which is not text', "put it in quotes"
+            where, f'"{key}" is {_quoted(value)}, which is not text', "put it in quotes"
         )
     return value
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     """Returns a scalar as text; only the type of other values, which can be huge."""
     if value is None or isinstance(value, str | int | float):
         return errors.shown(value)

@@ -32,7 +32,7 @@ class Files(Protocol):
         """Writes a checkpoint, removes excess old ones, and returns its path."""
 
 
-class Alone:
+class LocalFiles:
     """Checkpoints of one process.
 
     Args:
@@ -68,7 +68,7 @@ class Alone:
         return str(self._manager.save(checkpoint_number=number, options=self._options))
 
 
-class Together:
+class JointFiles:
     """Checkpoints of several processes, in a directory of the first.
 
     All processes save, since each contributes to the saved values, but only the first
@@ -95,16 +95,16 @@ class Together:
         # Objects created after `restore` read their values then, so the files stay.
         self._received: Folder | None = None
         self._first = None
-        if peers.own == 0:
-            self._first = Alone(saved, directory, keep, options)
-        self._latest = self._agreed()
+        if peers.process == 0:
+            self._first = LocalFiles(saved, directory, keep, options)
+        self._latest = self._find_latest()
 
     @property
     def latest(self) -> str | None:
         """The path of the newest checkpoint on the first host, or None."""
         return self._latest
 
-    def _agreed(self) -> str | None:
+    def _find_latest(self) -> str | None:
         own_latest = None if self._first is None else self._first.latest
         latest: str | None = self._peers.exchange("looks for a checkpoint", own_latest)[
             0
@@ -161,9 +161,9 @@ def _file(path: str, number: int, count: int) -> str:
 def _sizes(path: str) -> list[int]:
     """Returns the sizes of the files of a checkpoint in bytes, in order."""
     first = f"{os.path.basename(path)}.data-00000-of-*"
-    found = pathlib.Path(path).parent.glob(first)
+    data_files = pathlib.Path(path).parent.glob(first)
     # A run on other devices may have left one with the same number.
-    newest = max(found, key=lambda file: file.stat().st_mtime)
+    newest = max(data_files, key=lambda file: file.stat().st_mtime)
     count = int(newest.name.rpartition("-")[2]) + 1
     return [os.stat(_file(path, k, count)).st_size for k in range(count)]
 
@@ -185,11 +185,11 @@ def files(
         options: How to read and write them.
     """
     if peers is None:
-        return Alone(saved, directory, keep, options)
-    return Together(peers, saved, directory, keep, options)
+        return LocalFiles(saved, directory, keep, options)
+    return JointFiles(peers, saved, directory, keep, options)
 
 
-class Asked:
+class StopAgreement:
     """Agrees on when training stops after a signal to any of its processes.
 
     The processes exchange signals about twice a second, at steps agreed on in advance,
@@ -202,26 +202,26 @@ class Asked:
 
     def __init__(self, peers: Peers | None, step: int) -> None:
         self._peers = peers
-        self._before, self._next = step, step + 1
+        self._last_step, self._next = step, step + 1
         self._since = time.monotonic()
 
-    def stops(self, step: int, came: bool) -> bool:
+    def stops(self, step: int, is_signalled: bool) -> bool:
         """Returns whether to stop after a step.
 
         Args:
             step: The number of steps done.
-            came: Whether this process was signalled to stop.
+            is_signalled: Whether this process was signalled to stop.
         """
         if self._peers is None:
-            return came
+            return is_signalled
         if step < self._next:
             return False
         now = time.monotonic()
-        seconds_per_step = (now - self._since) / (step - self._before)
-        self._before, self._since = step, now
+        seconds_per_step = (now - self._since) / (step - self._last_step)
+        self._last_step, self._since = step, now
         next_step = step + max(
             1, min(_MOST_STEPS, round(_SECONDS / max(seconds_per_step, 1e-9)))
         )
-        answers = self._peers.exchange("counts steps", [came, next_step])
+        answers = self._peers.exchange("counts steps", [is_signalled, next_step])
         self._next = answers[0][1]
         return any(stops for stops, _ in answers)

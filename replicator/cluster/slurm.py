@@ -94,13 +94,13 @@ def _entries(text: str) -> list[str]:
     return entries
 
 
-def _range_of(inside: str, text: str) -> Iterator[str]:
+def _range_of(ranges: str, text: str) -> Iterator[str]:
     """Yields the numbers of "1-3,07", with their leading zeros."""
-    for part in inside.split(","):
+    for part in ranges.split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(
-                f"{text!r} is not a list of hosts: [{inside}] is not a range"
+                f"{text!r} is not a list of hosts: [{ranges}] is not a range"
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if last - first >= _MOST_HOSTS:

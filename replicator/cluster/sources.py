@@ -18,7 +18,7 @@ from replicator.cluster import description, hostfile, resources, slurm
 LAUNCHER = "REPLICATOR_CLUSTER"
 HOSTFILE = "REPLICATOR_HOSTFILE"
 TF_CONFIG = "TF_CONFIG"
-GIVEN = "the list that connect was given"
+ARGUMENT = "the list that connect was given"
 # Jobs whose single task is the program itself, and the job whose tasks are hosts.
 _CLIENTS = ("chief", "master", "client", "coordinator")
 _WORKERS = "worker"
@@ -47,9 +47,9 @@ def find(
         ClusterError: There is no description, or it is wrong.
     """
     if hosts is not None:
-        return _given(hosts)
+        return _of_argument(hosts)
     if environment.get(LAUNCHER):
-        return description.from_json(_now(environment[LAUNCHER]), LAUNCHER)
+        return description.from_json(_current(environment[LAUNCHER]), LAUNCHER)
     if environment.get(TF_CONFIG):
         return _tf_config(environment[TF_CONFIG])
     described = slurm.describe(environment)
@@ -85,7 +85,7 @@ def announce_resilience(environment: Mapping[str, str]) -> None:
         path.with_name(_RESILIENT).touch()
 
 
-def _now(text: str) -> str:
+def _current(text: str) -> str:
     """Returns the launcher's current description; `text` may name lost hosts."""
     path = _launchers_file(text)
     if path is None:
@@ -103,7 +103,7 @@ def _launchers_file(text: str) -> pathlib.Path | None:
         return None
 
 
-def _given(hosts: Any) -> description.Description:
+def _of_argument(hosts: Any) -> description.Description:
     """Returns the description that the argument `hosts` of `connect` stands for."""
     if isinstance(hosts, resources.ResourceSpec):
         return hosts.description
@@ -122,7 +122,7 @@ def _given(hosts: Any) -> description.Description:
                 "YAML file, or a resolver of tf.distribute.cluster_resolver.",
             )
         )
-    return description.of_addresses(hosts, GIVEN)
+    return description.of_addresses(hosts, ARGUMENT)
 
 
 def _file(path: str | os.PathLike[str]) -> description.Description:
@@ -187,10 +187,10 @@ def _of_jobs(jobs: Mapping[str, Any], source: str) -> description.Description:
     workers = _tasks(jobs.get(_WORKERS), source)
     chiefs = [a for job in _CLIENTS for a in _tasks(jobs.get(job), source)]
     if not workers:
-        others = ", ".join(map(repr, jobs)) or "nothing"
+        names = ", ".join(map(repr, jobs)) or "nothing"
         raise description.wrong(
             source,
-            f'it has no job "{_WORKERS}", but {others}',
+            f'it has no job "{_WORKERS}", but {names}',
             f'list the hosts\' servers as the job "{_WORKERS}"',
         )
     if len(chiefs) > 1:

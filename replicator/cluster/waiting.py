@@ -56,23 +56,25 @@ def ask(address: str, limit: float, stay: float = 0.0) -> str | None:
     return lifeline.ask(host, port or 0, limit, stay)
 
 
-def ask_all(asked: Sequence[str], limit: float) -> dict[str, str]:
+def ask_all(addresses: Sequence[str], limit: float) -> dict[str, str]:
     """Returns what is wrong with each server that does not answer, by address.
 
     Args:
-        asked: Addresses, "host:port".
+        addresses: Addresses, "host:port".
         limit: Timeout per server in seconds.
     """
-    if not asked:
+    if not addresses:
         return {}
-    with concurrent.futures.ThreadPoolExecutor(min(len(asked), _MOST_AT_ONCE)) as pool:
-        answers = pool.map(lambda address: ask(address, limit), asked)
-        problems = zip(asked, answers, strict=True)
+    with concurrent.futures.ThreadPoolExecutor(
+        min(len(addresses), _MOST_AT_ONCE)
+    ) as pool:
+        answers = pool.map(lambda address: ask(address, limit), addresses)
+        problems = zip(addresses, answers, strict=True)
     return {address: problem for address, problem in problems if problem is not None}
 
 
 def wait_for(
-    asked: Sequence[str],
+    addresses: Sequence[str],
     limit: float,
     silence: float,
     progress: Callable[[Mapping[str, str], float], None],
@@ -80,14 +82,14 @@ def wait_for(
     """Waits until all servers answer; returns what is wrong with those that do not.
 
     Args:
-        asked: Addresses, "host:port".
+        addresses: Addresses, "host:port".
         limit: How many seconds to wait in all.
         silence: Timeout of one probe in seconds.
         progress: Called at intervals with the problems of the missing servers, by
             address, and the seconds elapsed.
     """
     start = last_report = time.monotonic()
-    missing = list(asked)
+    missing = list(addresses)
     while True:
         remaining = start + limit - time.monotonic()
         problems = ask_all(missing, max(0.05, min(silence, remaining)))

@@ -91,7 +91,7 @@ class Watcher(threading.Thread):
         task: Its number in the connection.
         token: The connection, as `_tf.cluster.connection` returns it.
         heartbeat: How many seconds the host may be silent.
-        beside: The helper process for when no thread can run, or None.
+        lifeline: The helper process for when no thread can run, or None.
 
     Attributes:
         problem: What is wrong with the host now, or None.
@@ -104,11 +104,11 @@ class Watcher(threading.Thread):
         task: int,
         token: Any,
         heartbeat: float,
-        beside: Lifeline | None = None,
+        lifeline: Lifeline | None = None,
     ) -> None:
         super().__init__(name=f"replicator watches {host.name}", daemon=True)
         self.host, self.task, self.token = host, task, token
-        self._heartbeat, self._beside = heartbeat, beside
+        self._heartbeat, self._lifeline = heartbeat, lifeline
         self._ended, self._cutting = threading.Event(), threading.Lock()
         self.problem: str | None = None
         self.last: str | None = None
@@ -118,8 +118,8 @@ class Watcher(threading.Thread):
         try:
             self._watch()
         finally:
-            if self._beside is not None:
-                self._beside.release()
+            if self._lifeline is not None:
+                self._lifeline.release()
 
     def end(self) -> None:
         """Makes the watcher end soon, and shut nothing down from now on.
@@ -128,13 +128,13 @@ class Watcher(threading.Thread):
         """
         with self._cutting:
             self._ended.set()
-        if self._beside is not None:
-            self._beside.end()
+        if self._lifeline is not None:
+            self._lifeline.end()
 
     def _watch(self) -> None:
         while True:
-            if self._beside is not None:
-                self._beside.hand_over(self.task, self.host.address)
+            if self._lifeline is not None:
+                self._lifeline.hand_over(self.task, self.host.address)
             if self._over(_PAUSE * self._heartbeat):
                 return
             problem = waiting.ask(self.host.address, _ANSWER * self._heartbeat)

@@ -186,7 +186,7 @@ class WholeBatchFunction:
         run = choice.prepare_call(traced, cost.share_memory(self._repl.devices))
         if settings.peers is not None:
             text = f"runs the function called at {errors.user_line()}"
-            run = settings.peers.doing.noted(run, traced, text)
+            run = settings.peers.monitor.tracked(run, traced, text)
         variables = repair.mirrored(traced.captured_inputs, settings.factory.owners())
         run = repair.equal_after_errors(run, variables, settings.peers)
         run = devices.ordered(run, settings.world.devices)

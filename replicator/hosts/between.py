@@ -100,11 +100,11 @@ def join(
                 "free, and that no firewall separates the hosts.",
             )
         ) from error
-    facts = peers.facts()
+    facts = peers.process_group()
     assert facts is not None, "it has joined"
     lookout.begin(described.hosts, task, silence)
     with faults.named():
-        peers.tell_devices(task, devices.own())
+        peers.tell_devices(task, devices.local())
         names = peers.devices(facts, limit)
     return JoinedCluster(described, task, names, silence)
 
@@ -126,7 +126,7 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def checked(
-    together: peers.Peers,
+    processes: peers.Peers,
     names: Sequence[Sequence[str]],
     options: Options,
     strategy: str = "",
@@ -151,7 +151,7 @@ def checked(
             )
     facts: dict[str, Any] = dataclasses.asdict(options)
     facts["calibration"] = repr(facts["calibration"])
-    together.same(
+    processes.check_equal(
         "creates a Replicator",
         {
             "devices": [list(replica) for replica in names],

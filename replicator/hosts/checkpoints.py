@@ -61,10 +61,10 @@ class Checkpoint:
         _check(objects, keep)
         cpu = state.own_task().replace(device_type="CPU", device_index=0).to_string()
         with tf.device(cpu):
-            self._done = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+            self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         # A name that the objects of users do not have.
-        saved = tf.train.Checkpoint(replicator_step=self._done, **objects)
-        facts = peers.facts()
+        saved = tf.train.Checkpoint(replicator_step=self._step, **objects)
+        facts = peers.process_group()
         self._peers = None if facts is None else peers.Peers(facts, checkpoint=True)
         self._files: saving.Files
         options = tf.train.CheckpointOptions(experimental_io_device=cpu)
@@ -74,11 +74,13 @@ class Checkpoint:
             )
             member = membership.member()
             if member is not None:
-                assert isinstance(self._files, saving.Alone)
+                assert isinstance(self._files, saving.LocalFiles)
                 number = next(member.checkpoints)
-                self._files = shared.Shared(member, number, self._files, self._done)
+                self._files = shared.AsynchronousFiles(
+                    member, number, self._files, self._step
+                )
             self._files.restore()
-            self.step = int(self._done)
+            self.step = int(self._step)
         if self.latest is not None:
             logging.info("Restored %s: %d steps are done.", self.latest, self.step)
 
@@ -106,7 +108,7 @@ class Checkpoint:
             InputError: The position of an input cannot be saved.
         """
         with faults.named():
-            self._done.assign(self.step)
+            self._step.assign(self.step)
             return self._files.save(self.step)
 
     def steps(self, total: int, *, every: int = 100) -> Iterator[int]:
@@ -142,7 +144,7 @@ class Checkpoint:
 
     def _steps(self, total: int, every: int) -> Iterator[int]:
         with _termination() as signals:
-            agreement = saving.Asked(self._peers, self.step)
+            agreement = saving.StopAgreement(self._peers, self.step)
             while self.step < total:
                 yield self.step
                 self.step += 1

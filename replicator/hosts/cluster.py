@@ -141,7 +141,7 @@ class Cluster:
                     "everything on them; a step that was running may have been cut "
                     "short.",
                     [
-                        *health.told(self._hosts, problems),
+                        *health.describe(self._hosts, problems),
                         f"at {errors.user_line()}",
                     ],
                     f"{health.START}; then connect again and restore a checkpoint.",
@@ -243,16 +243,16 @@ class Cluster:
         if self.connected:
             health.leave(self._hosts, health.lost(self._hosts, self.heartbeat))
 
-    def _require(self, what: str) -> None:
+    def _require(self, purpose: str) -> None:
         """Raises ClusterError if the connection was closed or replaced.
 
         Args:
-            what: What the caller needs the connection for, for the message.
+            purpose: What the caller needs the connection for, for the message.
         """
         if not self.connected:
             raise errors.ClusterError(
                 errors.compose(
-                    f"{self!r} was asked for {what}.",
+                    f"{self!r} was asked for {purpose}.",
                     fix="connect again: cluster = replicator.connect().",
                 )
             )

@@ -218,12 +218,15 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
     """Waits until all hosts answer; raises ClusterError if some do not in time."""
     count = len(described.hosts)
 
-    def progress(problems: Mapping[str, str], passed: float) -> None:
+    def progress(problems: Mapping[str, str], elapsed: float) -> None:
         logging.warning(
             "replicator.connect is waiting for %d of %d hosts (%.0f s so far, at most "
             "%.0f s): %s",
-            *(len(problems), count, passed, limit),
-            "; ".join(health.told(described.hosts, problems)),
+            len(problems),
+            count,
+            elapsed,
+            limit,
+            "; ".join(health.describe(described.hosts, problems)),
         )
 
     host_addresses = [host.address for host in described.hosts]
@@ -233,7 +236,7 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
             errors.compose(
                 f"{len(problems)} of {count} hosts did not answer within {limit:g} s.",
                 [
-                    *health.told(described.hosts, problems),
+                    *health.describe(described.hosts, problems),
                     f"the hosts are those of {described.source}",
                     f"at {errors.user_line()}",
                 ],
@@ -283,7 +286,9 @@ def _own_address(client: str | None, described: description.Description) -> str:
     All connections use the port of the first: TensorFlow never stops its server there.
     """
     try:
-        host, port = addresses.split(client) if client else (_way(described), None)
+        host, port = (
+            addresses.split(client) if client else (_client_address(described), None)
+        )
     except (ValueError, OSError) as error:
         raise errors.ClusterError(
             errors.compose(
@@ -298,7 +303,7 @@ def _own_address(client: str | None, described: description.Description) -> str:
     return addresses.join(host, port or addresses.free_port())
 
 
-def _way(described: description.Description) -> str:
+def _client_address(described: description.Description) -> str:
     """Returns the address from which this process reaches the hosts.
 
     One of them may be this very host, for which /etc/hosts may name a loopback
@@ -309,7 +314,8 @@ def _way(described: description.Description) -> str:
         for host in described.hosts
     ]
     return next(
-        (own for own in candidates if not addresses.is_loopback(own)), candidates[0]
+        (address for address in candidates if not addresses.is_loopback(address)),
+        candidates[0],
     )
 
 

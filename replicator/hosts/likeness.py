@@ -59,32 +59,34 @@ def _numbers(rows: int, columns: int) -> tf.Tensor:
 
 
 def checked(
-    devices: Sequence[str], options: Options, together: peers.Peers | None
+    devices: Sequence[str], options: Options, processes: peers.Peers | None
 ) -> Options:
     """Returns the options, without factors if hosts round differently.
 
     Args:
         devices: The devices of the replicas that are built here.
         options: The options of their Replicator.
-        together: The processes that build the other replicas, if any; all call this.
+        processes: The processes that build the other replicas, if any; all call this.
     """
     kinds = {(hosts.host_of(d), d.rpartition("/")[2].split(":")[1]): d for d in devices}
-    if together is None and (len(kinds) == 1 or paper.is_on()):
+    if processes is None and (len(kinds) == 1 or paper.is_on()):
         return options
-    found = {name: bits(name) for name in kinds.values()}
-    if together is not None:
-        found = {
-            f"{name} of {together.name(process)}": digest
-            for process, own in enumerate(together.exchange("compares products", found))
-            for name, digest in own.items()
+    digests = {name: bits(name) for name in kinds.values()}
+    if processes is not None:
+        digests = {
+            f"{name} of {processes.name(process)}": digest
+            for process, process_digests in enumerate(
+                processes.exchange("compares products", digests)
+            )
+            for name, digest in process_digests.items()
         }
-    if len({*found.values()}) == 1:
+    if len({*digests.values()}) == 1:
         return options
-    _warn(found, together is not None)
+    _warn(digests, processes is not None)
     return dataclasses.replace(options, factors=False)
 
 
-def _warn(found: Mapping[str, str], between: bool) -> None:
+def _warn(digests: Mapping[str, str], between: bool) -> None:
     owned = '; or pass variables="sharded", with which one replica computes each update'
     logging.log_first_n(
         logging.WARNING,
@@ -98,7 +100,7 @@ def _warn(found: Mapping[str, str], between: bool) -> None:
             [
                 *(
                     f"{name}: its products have the bits {d}"
-                    for name, d in found.items()
+                    for name, d in digests.items()
                 ),
                 f"at {errors.user_line()}",
             ],

@@ -111,7 +111,7 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _connect(
-    before: Cluster, hosts: Any, timeout: float, options: dict[str, Any]
+    cluster: Cluster, hosts: Any, timeout: float, options: dict[str, Any]
 ) -> Cluster:
     """Reconnects, looking up the current hosts again at each attempt."""
     deadline = time.monotonic() + timeout
@@ -119,7 +119,7 @@ def _connect(
         remaining = deadline - time.monotonic()
         try:
             # Hosts that were only silent or cut off still hold the old connection.
-            before.close()
+            cluster.close()
             return connection.connect(
                 hosts, timeout=max(0.1, min(_AT_ONCE, remaining)), **options
             )

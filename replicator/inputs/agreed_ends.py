@@ -179,7 +179,7 @@ def agree(
     lengths = {length for length, *_ in answers}
     if len(lengths) == 1 and None not in lengths and not any(a[2] for a in answers):
         return None
-    processes = tuple(peers.everyone)
+    processes = tuple(peers.processes)
     group = peers.keys.group(processes)
     instance = peers.keys.take(max(number for _, number, _ in answers), 1)
     return AgreedEnd(len(processes), group, instance, compared)

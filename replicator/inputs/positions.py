@@ -161,7 +161,7 @@ class Position(tf.train.experimental.PythonState):
     def _own_part(self, value: bytes) -> bytes:
         """Returns this process's part of the positions that all processes saved."""
         assert self._peers is not None
-        parts, count = [], len(self._peers.everyone)
+        parts, count = [], len(self._peers.processes)
         with contextlib.suppress(ValueError):  # a single process saved it
             parts = json.loads(value)
         if len(parts) != count:
@@ -174,7 +174,7 @@ class Position(tf.train.experimental.PythonState):
                     "read.",
                 )
             )
-        return base64.b64decode(parts[self._peers.own])
+        return base64.b64decode(parts[self._peers.process])
 
 
 def _check_place(iterator: Any, action: str) -> None:

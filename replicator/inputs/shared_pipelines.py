@@ -39,7 +39,7 @@ def devices(world: World) -> list[str]:
     """Returns a device per replica, with a local device in place of remote ones."""
     return [
         world.device(r) if r in world.local else world.devices[0]
-        for r in world.everyone
+        for r in world.replica_ids
     ]
 
 
@@ -71,10 +71,10 @@ def check(
             )
         )
     facts = [str(dataset.element_spec), int(dataset.cardinality()), draws]
-    peers.same("reads a dataset", [*facts, _constants(dataset)], _FIX)
+    peers.check_equal("reads a dataset", [*facts, _constants(dataset)], _FIX)
     line = errors.definition(made_by) if callable(made_by) else ""
     return agreed_ends.ComparedElements(
-        peers.own, line or errors.user_line(), not moving.is_repeatable(dataset)
+        peers.process, line or errors.user_line(), not moving.is_repeatable(dataset)
     )
 
 
@@ -117,4 +117,4 @@ def check_values(name: str, values: Sequence[Any], peers: Peers | None) -> None:
         return
     tensors = tf.nest.flatten(list(values), expand_composites=True)
     digests = [digest(tensor.numpy()) for tensor in tensors]
-    peers.same(f"passes values to {name}", digests, _FIX_VALUES)
+    peers.check_equal(f"passes values to {name}", digests, _FIX_VALUES)

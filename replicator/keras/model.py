@@ -114,7 +114,7 @@ def _check_seed(peers: Peers) -> None:
             "would shuffle differently on every host.",
             fix=fix,
         )
-    peers.same("shuffles by a random seed", int(seed), fix)
+    peers.check_equal("shuffles by a random seed", int(seed), fix)
 
 
 def _made(repl: Any, name: str, model: Any, force: bool = False) -> Any:

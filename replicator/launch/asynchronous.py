@@ -47,15 +47,15 @@ class Asynchronous(Attempt):
         folder = stack.enter_context(Folder())
         job = commands.with_servers(self._job)
         self._serving = servers = Servers(job, self._machines, Shared(folder))
-        if outcome := await self._begin(servers.start(retry=self._before > 0)):
+        if outcome := await self._begin(servers.start(retry=self._first_restart > 0)):
             return outcome
         if outcome := await self._begin(self._start_all(servers)):
             return outcome
         return await self._look_after(servers)
 
     async def _start_all(self, servers: Servers) -> None:
-        everyone = range(len(self._job.hosts))
-        await self._machines.each([self._start(index, servers) for index in everyone])
+        indices = range(len(self._job.hosts))
+        await self._machines.run_all([self._start(index, servers) for index in indices])
 
     async def _start(self, index: int, servers: Servers) -> None:
         """Starts the program on a host."""
@@ -120,10 +120,10 @@ class Asynchronous(Attempt):
                 text = f"{process.name}: not up again: {error or 'not in time'}"
         self._lost.append(process)
         remaining = len(self._running) + len(self._replacing) - 1
-        others = (
+        outlook = (
             f"; {remaining} of {self._count} programs continue" if remaining else ""
         )
-        self._out.say(text + others)
+        self._out.say(text + outlook)
 
 
 def _server_ended(process: Process) -> Outcome:

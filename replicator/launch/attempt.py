@@ -55,7 +55,7 @@ class Attempt(abc.ABC):
 
     def __init__(self, job: Job, out: Output, signals: Signals, restarts: int) -> None:
         self._job, self._out, self._signals = job, out, signals
-        self.restarts = self._before = restarts
+        self.restarts = self._first_restart = restarts
         self._at_once = False  # whether a second signal asked to kill everything
 
     async def run(self) -> Outcome:
@@ -116,16 +116,16 @@ class Attempt(abc.ABC):
         try:
             await self._until_signal(starting)
         except LaunchError as error:
-            if self._before == 0:
+            if self._first_restart == 0:
                 raise
             return Outcome(error.status, text=str(error))
         if self._signals.first is not None:
             return Outcome(1)  # unused: a signal has ended the attempt
         return None
 
-    async def _until_signal(self, waited: Coroutine[Any, Any, None]) -> None:
+    async def _until_signal(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs a coroutine; cancels it if a signal comes first."""
-        task = asyncio.create_task(waited)
+        task = asyncio.create_task(coroutine)
         await self._first([task])
         if not task.done():
             task.cancel()
@@ -134,12 +134,12 @@ class Attempt(abc.ABC):
             task.result()
 
     async def _first(
-        self, waited: Sequence[asyncio.Future[Any]], limit: float | None = None
+        self, futures: Sequence[asyncio.Future[Any]], limit: float | None = None
     ) -> None:
         """Waits for the first of several futures, or for a signal."""
         if self._signals.first is None:
             await asyncio.wait(
-                [*waited, self._signals.next()],
+                [*futures, self._signals.next()],
                 timeout=limit,
                 return_when=asyncio.FIRST_COMPLETED,
             )

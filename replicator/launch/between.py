@@ -41,8 +41,10 @@ class Between(Attempt):
         return len(self._job.hosts)
 
     async def _live(self, stack: contextlib.AsyncExitStack) -> Outcome:
-        self._running = programs = Programs(self._job, self._machines, self._before)
-        if outcome := await self._begin(programs.start(retry=self._before > 0)):
+        self._running = programs = Programs(
+            self._job, self._machines, self._first_restart
+        )
+        if outcome := await self._begin(programs.start(retry=self._first_restart > 0)):
             return outcome
         await self._first_failure(programs)
         if not programs.failed:  # all have succeeded, or a signal has come
@@ -59,9 +61,9 @@ class Between(Attempt):
     async def _first_failure(self, programs: Programs) -> None:
         """Waits for the first failure, the end of all programs, or a signal."""
         while not programs.failed and self._signals.first is None:
-            if not programs.left:
+            if not programs.running:
                 return
-            await self._first(programs.left)
+            await self._first(programs.running)
 
     async def _cause(self, programs: Programs) -> Process:
         """Returns the program whose failure caused the others, as far as known."""
@@ -74,6 +76,10 @@ class Between(Attempt):
                 if process.status.result() in _CAUSES:
                     return process
             remaining = deadline - clock()
-            if not programs.left or remaining <= 0 or self._signals.first is not None:
+            if (
+                not programs.running
+                or remaining <= 0
+                or self._signals.first is not None
+            ):
                 return programs.failed[0]
-            await self._first(programs.left, remaining)
+            await self._first(programs.running, remaining)

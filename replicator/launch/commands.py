@@ -18,7 +18,7 @@ from replicator.launch.hosts import Host
 CLUSTER = "REPLICATOR_CLUSTER"  # where `replicator.connect` reads the description
 RESTARTS = "REPLICATOR_RESTARTS"  # how often the launcher has restarted everything
 _ANY_PORT = 0
-_TAKEN = b"Could not start gRPC server"  # TensorFlow's message for a port in use
+_PORT_IN_USE = b"Could not start gRPC server"  # TensorFlow's message for a port in use
 # The fraction of a heartbeat after which a stopped server is killed: the keeper checks
 # at intervals, and the program must learn of it within the heartbeat.
 _STOPPED = 0.7
@@ -238,7 +238,7 @@ def _facts(
     }
 
 
-def is_port_taken(line: bytes, address: str) -> bool:
+def is_port_in_use(line: bytes, address: str) -> bool:
     """Whether a program reports that it cannot listen at its address.
 
     `replicator.connect` then raises an error that names the address and quotes
@@ -247,10 +247,10 @@ def is_port_taken(line: bytes, address: str) -> bool:
     Example:
         >>> from replicator.launch import commands
         >>> text = b"host 0 (a:1) could not join: Could not start gRPC server."
-        >>> commands.is_port_taken(text, "a:1"), commands.is_port_taken(text, "a:2")
+        >>> commands.is_port_in_use(text, "a:1"), commands.is_port_in_use(text, "a:2")
         (True, False)
     """
-    return _TAKEN in line and f"({address})".encode() in line
+    return _PORT_IN_USE in line and f"({address})".encode() in line
 
 
 def answers(names: Sequence[str], servers: Sequence[Serving]) -> str:
@@ -271,7 +271,7 @@ def answers(names: Sequence[str], servers: Sequence[Serving]) -> str:
         hosts.setdefault(server_facts.answers, []).append(name)
     if len(hosts) == 1:
         return f"servers answer {next(iter(hosts))}"
-    parts = (f"{said} ({', '.join(named)})" for said, named in hosts.items())
+    parts = (f"{text} ({', '.join(host_names)})" for text, host_names in hosts.items())
     return f"servers answer {'; '.join(parts)}"
 
 

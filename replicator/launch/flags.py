@@ -194,14 +194,14 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def parse(
-    argv: Sequence[str], environment: Mapping[str, str], own: Collection[str]
+    argv: Sequence[str], environment: Mapping[str, str], local_names: Collection[str]
 ) -> Job:
     """Parses the launcher's arguments.
 
     Args:
         argv: The arguments, without the launcher's name.
         environment: The launcher's environment variables.
-        own: The names of this host.
+        local_names: The names of this host.
 
     Raises:
         LaunchError: The arguments are invalid.
@@ -209,7 +209,7 @@ def parse(
     flags, program = split([_dashes(argument) for argument in argv])
     program = list(argv[len(argv) - len(program) :])
     values = vars(parser().parse_args(flags))
-    job_hosts, source = _hosts(values, own)
+    job_hosts, source = _hosts(values, local_names)
     # If the program runs on other hosts alone, those are asked instead.
     _check_program(
         program, values["mode"] == IN_GRAPH or any(h.local for h in job_hosts)
@@ -257,28 +257,33 @@ def parser() -> argparse.ArgumentParser:
     return flags
 
 
-def _check_program(program: Sequence[str], here: bool) -> None:
+def _check_program(program: Sequence[str], is_local: bool) -> None:
     if not program or program == ["-m"]:
         raise LaunchError(f"there is no program to run; usage: {_USAGE}")
     script = pathlib.Path(program[0])
-    if program[0] != "-m" and not (program[0] and (script.exists() or not here)):
+    if program[0] != "-m" and not (program[0] and (script.exists() or not is_local)):
         raise LaunchError(f"the program {program[0]} does not exist")
 
 
-def _hosts(given: dict[str, Any], own: Collection[str]) -> tuple[Sequence[Host], str]:
+def _hosts(
+    values: dict[str, Any], local_names: Collection[str]
+) -> tuple[Sequence[Host], str]:
     """Returns the hosts, and the flag that named them."""
-    names, path = given.pop("hosts"), given.pop("hostfile")
-    count, slots = given.pop("nnodes"), given.pop("nproc_per_node") or 1
+    names, path = values.pop("hosts"), values.pop("hostfile")
+    count, slots = values.pop("nnodes"), values.pop("nproc_per_node") or 1
     if names is not None and path is not None:
         raise LaunchError("--hosts and --hostfile were both given; leave out one")
     if names is not None:
-        job_hosts, source = hosts.parse_hosts(names, slots, own), f"--hosts={names}"
+        job_hosts, source = (
+            hosts.parse_hosts(names, slots, local_names),
+            f"--hosts={names}",
+        )
     elif path is not None:
         try:
             text = pathlib.Path(path).read_text()
         except (OSError, ValueError) as error:
             raise LaunchError(f"--hostfile: {path}: {_why(error)}") from error
-        job_hosts = hosts.parse_hostfile(text, slots, own, path)
+        job_hosts = hosts.parse_hostfile(text, slots, local_names, path)
         source = f"--hostfile={path}"
     else:
         source = f"--nnodes={count or 1} --nproc-per-node={slots}"
@@ -290,10 +295,10 @@ def _hosts(given: dict[str, Any], own: Collection[str]) -> tuple[Sequence[Host],
     return job_hosts[:count], source
 
 
-def _refuse_ssh_flags(given: Mapping[str, Any]) -> None:
+def _refuse_ssh_flags(values: Mapping[str, Any]) -> None:
     """Refuses flags that have no effect if all hosts are this one."""
     for name in ("ssh_port", "identity", "sync", "python"):
-        if given[name]:
+        if values[name]:
             flag = name.replace("_", "-")
             raise LaunchError(f"--{flag} is for other hosts, but none is named")
 

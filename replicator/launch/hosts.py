@@ -52,24 +52,26 @@ def own_names() -> frozenset[str]:
     return frozenset({*_LOCAL, name, name.partition(".")[0], socket.getfqdn()})
 
 
-def parse_hosts(text: str, slots: int, own: Collection[str]) -> list[Host]:
+def parse_hosts(text: str, slots: int, local_names: Collection[str]) -> list[Host]:
     """Parses the hosts of `--hosts`.
 
     Args:
         text: E.g. "host-a,alice@host-b:2,[::1]:4": names, each with an optional user
             and number of replicas.
         slots: The default number of replicas.
-        own: The names of this host.
+        local_names: The names of this host.
 
     Raises:
         LaunchError: A part is not of this form, or a host is named twice.
     """
     parts = [part.strip() for part in text.split(",")]
-    return _distinct([_host(part, slots, own, "--hosts") for part in parts], "--hosts")
+    return _distinct(
+        [_host(part, slots, local_names, "--hosts") for part in parts], "--hosts"
+    )
 
 
 def parse_hostfile(
-    text: str, slots: int, own: Collection[str], path: str
+    text: str, slots: int, local_names: Collection[str], path: str
 ) -> list[Host]:
     """Parses a hostfile in the format of Open MPI, horovodrun or MPICH.
 
@@ -77,7 +79,7 @@ def parse_hostfile(
         text: The file's text: on each line a host with optional ":2" or " slots=2" (and
             " max_slots=4", which must not be less); a "#" begins a comment.
         slots: The default number of replicas.
-        own: The names of this host.
+        local_names: The names of this host.
         path: The file's path, for messages.
 
     Raises:
@@ -86,7 +88,7 @@ def parse_hostfile(
     hosts = []
     try:
         for line in hostfile.lines(text):
-            host = _host(line.host, slots, own, f"{path}, line {line.number}")
+            host = _host(line.host, slots, local_names, f"{path}, line {line.number}")
             host = dataclasses.replace(host, slots=line.slots or host.slots)
             if line.most is not None and line.most < host.slots:
                 raise hostfile.HostfileError(line.number, "more slots than max_slots")
@@ -103,7 +105,7 @@ def local_hosts(count: int, slots: int) -> list[Host]:
     return [Host(f"localhost-{k}", slots, local=True) for k in range(count)]
 
 
-def _host(text: str, slots: int, own: Collection[str], where: str) -> Host:
+def _host(text: str, slots: int, local_names: Collection[str], where: str) -> Host:
     user, at, rest = text.rpartition("@")
     if rest.startswith("["):
         name, _, count = rest[1:].partition("]")
@@ -122,7 +124,7 @@ def _host(text: str, slots: int, own: Collection[str], where: str) -> Host:
         )
     if colon:
         slots = _slots(count, f"{where}: {text}")
-    return Host(name, slots, user or None, local=not user and name in own)
+    return Host(name, slots, user or None, local=not user and name in local_names)
 
 
 def _slots(text: str, where: str) -> int:
@@ -132,18 +134,18 @@ def _slots(text: str, where: str) -> int:
         raise LaunchError(f"{where}: {error}") from None
 
 
-def _distinct(found: Sequence[Host], where: str) -> list[Host]:
+def _distinct(hosts: Sequence[Host], where: str) -> list[Host]:
     names: set[str] = set()
-    for host in found:
+    for host in hosts:
         if host.name in names:
             raise LaunchError(
                 f"{where}: {host.name} is named twice; "
                 f"{host.name}:2 puts two replicas on it"
             )
         names.add(host.name)
-    if sum(host.local for host in found) > 1:
-        local_names = " and ".join(host.name for host in found if host.local)
+    if sum(host.local for host in hosts) > 1:
+        local_names = " and ".join(host.name for host in hosts if host.local)
         raise LaunchError(
             f"{where}: {local_names} are both this host; --nnodes=N makes several of it"
         )
-    return list(found)
+    return list(hosts)

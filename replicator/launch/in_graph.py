@@ -60,9 +60,9 @@ class InGraph(Attempt):
         servers = Servers(self._job, self._machines, self._shared)
         self._serving = servers
         min_nodes = self._job.min_nodes
-        if self._before == 0 and min_nodes and min_nodes < len(self._job.hosts):
+        if self._first_restart == 0 and min_nodes and min_nodes < len(self._job.hosts):
             self._out.say(f"--min-nodes={min_nodes}: {_FEWER}")
-        if outcome := await self._begin(servers.start(retry=self._before > 0)):
+        if outcome := await self._begin(servers.start(retry=self._first_restart > 0)):
             return outcome
         self._program = await self._start_program(servers.cluster)
         failed = await self._look_after(servers)
@@ -161,7 +161,7 @@ class InGraph(Attempt):
         capture = self._job.output_dir is not None
         with _stdin() as stdin:
             command = commands.program(
-                self._job, cluster, self._before, stdin, os.getcwd()
+                self._job, cluster, self._first_restart, stdin, os.getcwd()
             )
             process = await local.start("program", command, capture)
         for reader, stream in zip(

@@ -66,7 +66,7 @@ class Keeper:
         self._stopped_since: float | None = None
         limits = [spec[name] for name in ("silence", "stopped") if spec[name]]
         self._tick = min([1.0, *(limit / 10 for limit in limits)])
-        self._heard = self._ticked = time.monotonic()
+        self._last_input = self._ticked = time.monotonic()
         self._child = _spawn(spec)
 
     def run(self) -> int:
@@ -81,7 +81,7 @@ class Keeper:
                     os.read(self._wake, 4096)
             if 0 in readable:
                 data = os.read(0, 4096)
-                self._heard = time.monotonic()
+                self._last_input = time.monotonic()
                 *lines, text = (text + data).split(b"\n")
                 for line in lines:
                     self._obey(line)
@@ -122,13 +122,13 @@ class Keeper:
         except ChildProcessError:  # no children, and so no other descendants either
             return False
 
-    def _look_after(self, now: float, heard: bool) -> None:
+    def _look_after(self, now: float, has_input: bool) -> None:
         """Checks the time limits, and sends a signal that is due."""
         if now - self._ticked > 10 * self._tick:  # this process itself was stopped
-            self._heard, self._stopped_since = now, None
+            self._last_input, self._stopped_since = now, None
         self._ticked = now
         silence, stopped = self._spec["silence"], self._spec["stopped"]
-        if heard and silence and now - self._heard > silence:
+        if has_input and silence and now - self._last_input > silence:
             self._end(signal.SIGTERM)
         if stopped and self._status is None:
             if not _is_stopped(self._child):

@@ -29,7 +29,7 @@ from replicator.launch.output import Lines, Output
 from replicator.launch.processes import Process
 from replicator.launch.ssh import Remote
 
-_HERE = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 _LAST_LINES = 1.0  # seconds for the last output of processes that have ended
 _PACKAGE = str(pathlib.Path(__file__).parent.parent)
 # Called with each line before it is shown; returns True to hide the line.
@@ -88,18 +88,20 @@ class Machines:
                 1,
             ) from error
 
-    async def each(self, waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def run_all(
+        self, coroutines: Sequence[Coroutine[Any, Any, Any]]
+    ) -> list[Any]:
         """Returns the results of all hosts' coroutines; the first error cancels all.
 
         If they take too long, `in_time` names the hosts whose coroutines have not
         ended, and not those that wait for these.
 
         Args:
-            waited: One coroutine for each of the first hosts.
+            coroutines: One coroutine for each of the first hosts.
         """
-        tasks = [asyncio.ensure_future(coroutine) for coroutine in waited]
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
         self._waiting = dict(zip(tasks, self._job.hosts, strict=False))
-        return await together(tasks)
+        return await gather(tasks)
 
     async def reach(self, retry: bool) -> None:
         """Connects to all hosts, copies files to them, and checks their packages.
@@ -111,20 +113,22 @@ class Machines:
             LaunchError: A host cannot be reached or used.
         """
         job = self._job
-        remotes = await self.each([self._connect(host, retry) for host in job.hosts])
+        remotes = await self.run_all([self._connect(host, retry) for host in job.hosts])
         others = [remote for remote in remotes if remote]
         if job.sync and others:
-            names, which = await sync.choose(os.getcwd())
+            names, description = await sync.choose(os.getcwd())
             archive = await asyncio.to_thread(sync.pack, os.getcwd(), names)
-            text = f"{len(names)} {which}, {len(archive) / 1e6:.1f} MB packed"
-            await self.each([self._copy(remote, archive, text) for remote in remotes])
-        await self.each([self._check(remote) for remote in remotes])
+            text = f"{len(names)} {description}, {len(archive) / 1e6:.1f} MB packed"
+            await self.run_all(
+                [self._copy(remote, archive, text) for remote in remotes]
+            )
+        await self.run_all([self._check(remote) for remote in remotes])
         self.client = commands.any_port(
-            others[0].own_address or _HERE if others else _HERE
+            others[0].own_address or _LOOPBACK if others else _LOOPBACK
         )
         refuse_exposed(job, others)
         if job.tunnel:
-            self.tunnel = await tunnel.open_tunnel(remotes, self._stack, self.each)
+            self.tunnel = await tunnel.open_tunnel(remotes, self._stack, self.run_all)
             self.client = self.tunnel.client
         own_address = self.client.rpartition(":")[0].strip("[]")
         self.addresses = [
@@ -136,18 +140,20 @@ class Machines:
 
     async def _find_sources(self, own_address: str) -> tuple[str, ...]:
         """Returns the addresses from which the hosts and this one connect."""
-        everyone = sorted({own_address, *self.addresses})
-        found = await together(
+        addresses = sorted({own_address, *self.addresses})
+        sources_by_host = await gather(
             [
-                remote.ask(routes, remote.address, *everyone)
+                remote.ask(routes, remote.address, *addresses)
                 for remote in self.remotes
                 if remote
             ]
         )
-        found.append(routes.sources(own_address, everyone))
-        if None in found:
+        sources_by_host.append(routes.sources(own_address, addresses))
+        if None in sources_by_host:
             return ()
-        return tuple(sorted({address for each in found for address in each}))
+        return tuple(
+            sorted({address for sources in sources_by_host for address in sources})
+        )
 
     async def reach_again(self, index: int) -> None:
         """Reconnects to a host whose connection was lost.
@@ -250,16 +256,16 @@ class Machines:
         if remote:
             await remote.check(self._job, os.getcwd())
 
-    async def _copy(self, remote: Remote | None, packed: bytes, said: str) -> None:
+    async def _copy(self, remote: Remote | None, packed: bytes, summary: str) -> None:
         if not remote:
             return
         await remote.send(sync.unpacker(), os.getcwd(), packed)
-        self._out.say(f"{remote.host.name}: {said}, copied to {os.getcwd()}")
+        self._out.say(f"{remote.host.name}: {summary}, copied to {os.getcwd()}")
 
 
-async def together(waited: Sequence[Awaitable[Any]]) -> list[Any]:
+async def gather(awaitables: Sequence[Awaitable[Any]]) -> list[Any]:
     """Returns the results of all awaitables; the first error cancels the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in waited]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in awaitables]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -304,7 +310,7 @@ async def _lines(reader: output.Reader, show: Callable[[bytes], None]) -> None:
             show(line)
 
     await output.pump(reader, take)
-    for line in lines.rest():
+    for line in lines.flush():
         show(line)
 
 

@@ -38,25 +38,25 @@ class Lines:
     Example:
         >>> from replicator.launch import output
         >>> lines = output.Lines()
-        >>> lines.feed(b"one\ntw"), lines.feed(b"o\n"), lines.rest()
+        >>> lines.feed(b"one\ntw"), lines.feed(b"o\n"), lines.flush()
         ([b'one'], [b'two'], [])
     """
 
     def __init__(self) -> None:
-        self._left = b""
+        self._incomplete = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the lines that the next bytes complete, without line ends."""
-        *lines, self._left = (self._left + data).split(b"\n")
+        *lines, self._incomplete = (self._incomplete + data).split(b"\n")
         pieces = [piece for line in lines for piece in _pieces(line)]
-        while len(self._left) >= _LONGEST:
-            pieces.append(self._left[:_LONGEST])
-            self._left = self._left[_LONGEST:]
+        while len(self._incomplete) >= _LONGEST:
+            pieces.append(self._incomplete[:_LONGEST])
+            self._incomplete = self._incomplete[_LONGEST:]
         return pieces
 
-    def rest(self) -> list[bytes]:
+    def flush(self) -> list[bytes]:
         """Returns the last line if it has no line end."""
-        line, self._left = self._left, b""
+        line, self._incomplete = self._incomplete, b""
         return [line] if line else []
 
 

@@ -39,7 +39,7 @@ class Programs:
         self._job, self._machines, self._restarts = job, machines, restarts
         self.processes: list[Process] = []
         self.failed: list[Process] = []
-        self.left: list[asyncio.Future[int]] = []
+        self.running: list[asyncio.Future[int]] = []
         self.port_taken = False
         self.tells_of_others = False
 
@@ -52,15 +52,15 @@ class Programs:
         Raises:
             LaunchError: A program does not start in time.
         """
-        everyone = range(len(self._job.hosts))
+        indices = range(len(self._job.hosts))
         async with self._machines.in_time():
             await self._machines.reach(retry)
             addresses: list[str] = []
-            while len({*addresses}) < len(everyone):  # two names may be of one host
-                found = [self._address(index) for index in everyone]
-                addresses = await self._machines.each(found)
-            starting = [self._start(index, addresses) for index in everyone]
-            await self._machines.each(starting)
+            while len({*addresses}) < len(indices):  # two names may be of one host
+                searches = [self._address(index) for index in indices]
+                addresses = await self._machines.run_all(searches)
+            starting = [self._start(index, addresses) for index in indices]
+            await self._machines.run_all(starting)
 
     async def _address(self, index: int) -> str:
         """Returns the address at which a host's TensorFlow server must listen."""
@@ -92,11 +92,11 @@ class Programs:
         command = commands.part(job, cluster, self._restarts, python, os.getcwd())
         process = await machines.start(index, command)
         self.processes.append(process)
-        self.left.append(process.status)
+        self.running.append(process.status)
         process.status.add_done_callback(lambda _: self._note_end(process))
 
         def look(line: bytes) -> bool:
-            self.port_taken |= commands.is_port_taken(line, address)
+            self.port_taken |= commands.is_port_in_use(line, address)
             self.tells_of_others |= _LOST in line
             return False
 
@@ -106,6 +106,6 @@ class Programs:
         )
 
     def _note_end(self, process: Process) -> None:
-        self.left.remove(process.status)
+        self.running.remove(process.status)
         if not process.status.cancelled() and process.status.result() != 0:
             self.failed.append(process)

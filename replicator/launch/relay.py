@@ -45,10 +45,10 @@ def main(argv: list[str]) -> None:
             f"({error.strerror})"
         )
     path, port = spec["accept"]
-    _own(os.path.dirname(path))
-    within = socket.socket(socket.AF_UNIX)
-    within.bind(path)
-    accepting = [(within, _to_port(port))]
+    _lock(os.path.dirname(path))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    accepting = [(listener, _to_port(port))]
     for port, path in spec["listen"]:
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -133,7 +133,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write_eof()
 
 
-def _own(folder: str) -> None:
+def _lock(folder: str) -> None:
     """Holds a folder for as long as this process or a fork lives; see folders.py."""
     path = os.path.join(folder, ".replicator-lock")
     lock = os.open(f"{path}.new", os.O_RDWR | os.O_CREAT, 0o600)

@@ -14,29 +14,29 @@ from collections.abc import Sequence
 _ANY_PORT = 9  # nothing is sent there
 
 
-def sources(own: str, others: Sequence[str]) -> list[str] | None:
+def sources(local_address: str, other_addresses: Sequence[str]) -> list[str] | None:
     """Returns the addresses from which this host connects to others.
 
     Args:
-        own: The number by which the others reach this host.
-        others: The numbers by which this host reaches the others.
+        local_address: The IP address by which the others reach this host.
+        other_addresses: The IP addresses by which this host reaches the others.
 
     Returns:
-        The addresses; None if they may see different ones: if `own`, or the way to one
-        of them, is translated.
+        The addresses; None if the others may see different ones: if `local_address`, or
+        the way to one of them, is translated.
     """
-    found = {own}
+    addresses = {local_address}
     try:
-        for address in (own, *others):
+        for address in (local_address, *other_addresses):
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                if address == own:
-                    probe.bind((own, 0))  # only possible if it is this host's
+                if address == local_address:
+                    probe.bind((local_address, 0))  # only possible if it is this host's
                 probe.connect((address, _ANY_PORT))
-                found.add(str(probe.getsockname()[0]))
+                addresses.add(str(probe.getsockname()[0]))
     except OSError:
         return None
-    return sorted(found)
+    return sorted(addresses)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Servers:
         async with self._machines.in_time():
             await self._machines.reach(retry)
             addresses = self._machines.addresses
-            self._up = await self._machines.each(
+            self._up = await self._machines.run_all(
                 [
                     self._serve(index, commands.any_port(address))
                     for index, address in enumerate(addresses[: len(self._job.hosts)])

@@ -19,14 +19,14 @@ _TABLES = (("/proc/self/net/tcp", 4), ("/proc/self/net/tcp6", 16))
 _LOCAL, _REMOTE, _STATE, _OWNER, _INODE = 1, 2, 3, 7, 9  # columns
 CONNECTING, LISTENING = "02", "0A"  # states
 OPEN = ("01", "03", "08")  # established, being accepted, closed by the other side only
-NOBODY = 0  # the inode of a socket that no process holds (yet, or any longer)
+NO_INODE = 0  # the inode of a socket that no process holds (yet, or any longer)
 
 _TO_TEXT = {4: ipaddress.IPv4Address, 16: ipaddress.IPv6Address}
 Name = tuple[str, int]  # an address and a port
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class SocketRow:
     """One socket of this network namespace.
 
     Attributes:
@@ -69,7 +69,7 @@ class Row:
         return plain(str(_TO_TEXT[self.size](packed))), int(port, 16)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[SocketRow]:
     """Yields all TCP sockets; none on systems without such tables."""
     for table, size in _TABLES:
         try:
@@ -77,7 +77,7 @@ def rows() -> Iterator[Row]:
         except OSError:  # not Linux, or no IPv6
             continue
         for line in lines:
-            yield Row(tuple(line.split()), size)
+            yield SocketRow(tuple(line.split()), size)
 
 
 def plain(address: str) -> str:
@@ -118,6 +118,6 @@ def _owned(local: Name, remote: Name) -> tuple[int, int] | None:
         ends = row.words[_LOCAL], row.words[_REMOTE]
         if not (ends[0].endswith(ports[0]) and ends[1].endswith(ports[1])):
             continue  # before the addresses are parsed: there may be many rows
-        if (row.local, row.remote) == (local, remote) and row.inode != NOBODY:
+        if (row.local, row.remote) == (local, remote) and row.inode != NO_INODE:
             return row.owner, row.inode
     return None

@@ -25,7 +25,7 @@ _BEATS = 3  # signs of life that are sent, and expected, per heartbeat
 # The fraction of a heartbeat after which a silent host counts as lost, so that it is
 # named within the heartbeat.
 _SILENT = 0.7
-_MOST_SAID = 300
+_MOST_TEXT = 300
 
 
 class Remote:
@@ -62,7 +62,7 @@ class Remote:
                 f"exec {shlex.join(words)}", encoding=None
             )
         except _errors() as error:
-            raise LaunchError(f"{self.host.name}: {_told(error)}", _FAILED) from error
+            raise LaunchError(f"{self.host.name}: {_reason(error)}", _FAILED) from error
         child.stdin.write(processes.start(command, processes.silence(self._heartbeat)))
         beat_task = asyncio.create_task(self._beat(child))
 
@@ -117,7 +117,7 @@ class Remote:
                 f"exec {shlex.join(words)}", input=data, encoding=None
             )
         except _errors() as error:
-            raise LaunchError(f"{self.host.name}: {_told(error)}", _FAILED) from error
+            raise LaunchError(f"{self.host.name}: {_reason(error)}", _FAILED) from error
         if result.exit_status != 0:
             text = last_line(result.stderr)
             raise LaunchError(f"{self.host.name}: --sync failed: {text}", 1)
@@ -140,8 +140,10 @@ class Remote:
             facts = dict(json.loads(stdout.splitlines()[-1]))
         except (ValueError, IndexError, TypeError) as error:
             reason = last_line(stderr) or f"status {status}"
-            what = f"does not run: {reason}" if status else "is no Python interpreter"
-            text = f"{self.host.name}: {self.python} {what}"
+            problem = (
+                f"does not run: {reason}" if status else "is no Python interpreter"
+            )
+            text = f"{self.host.name}: {self.python} {problem}"
             raise LaunchError(text, _FAILED) from error
         self.package = facts["path"] or ""
         compare(self.host.name, self.python, versions.versions(), facts)
@@ -152,8 +154,8 @@ class Remote:
 def compare(
     name: str,
     python: str,
-    own: Mapping[str, str | None],
-    theirs: Mapping[str, str | None],
+    versions: Mapping[str, str | None],
+    remote_versions: Mapping[str, str | None],
 ) -> None:
     """Checks that another host has the package versions of this one.
 
@@ -161,12 +163,12 @@ def compare(
         LaunchError: A package is missing there, or has another version.
     """
     for package in ("replicator", "tensorflow"):
-        if theirs[package] is None:
+        if remote_versions[package] is None:
             raise LaunchError(f"{name}: {python} has no package {package}")
-        if theirs[package] != own[package]:
+        if remote_versions[package] != versions[package]:
             raise LaunchError(
-                f"{name}: {package} is {theirs[package]} there and {own[package]} "
-                "here; all hosts need the same"
+                f"{name}: {package} is {remote_versions[package]} there and "
+                f"{versions[package]} here; all hosts need the same"
             )
 
 
@@ -227,17 +229,17 @@ async def connect(host: Host, job: Job, python: str) -> Remote:
         text = f"{host.name}: authentication failed; --identity names a key"
         raise LaunchError(text, _FAILED) from error
     except (asyncssh.KeyImportError, asyncssh.ConfigParseError) as error:
-        raise LaunchError(f"{host.name}: {_told(error)}") from error
+        raise LaunchError(f"{host.name}: {_reason(error)}") from error
     except _errors() as error:
-        text = f"{host.name}: unreachable: {_told(error)}"
+        text = f"{host.name}: unreachable: {_reason(error)}"
         raise LaunchError(text, _FAILED) from error
     return Remote(host, connection, python, job.heartbeat)
 
 
-def last_line(said: bytes) -> str:
+def last_line(output: bytes) -> str:
     """Returns the last line of a process's output, truncated if it is long."""
-    lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1][:_MOST_SAID] if lines else ""
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1][:_MOST_TEXT] if lines else ""
 
 
 def _asyncssh() -> Any:
@@ -255,13 +257,13 @@ def _errors() -> tuple[type[BaseException], ...]:
     return (_asyncssh().Error, OSError, TimeoutError, UnicodeError)
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     number = getattr(error, "errno", None)
     if isinstance(error, OSError) and isinstance(number, int) and number > 0:
         return os.strerror(number)
     if isinstance(error, UnicodeError):
         return "hosts have no such names, of which a part is empty or too long"
-    return " ".join(str(error).split())[:_MOST_SAID] or type(error).__name__
+    return " ".join(str(error).split())[:_MOST_TEXT] or type(error).__name__
 
 
 def _status(child: Any) -> int:

@@ -29,12 +29,14 @@ async def choose(folder: str) -> tuple[list[str], str]:
     """
     names = await _in_git(folder)
     files, left_out = _small(folder) if names is None else await _tree(folder, names)
-    which = "files below 10 MiB" if names is None else "files that git does not ignore"
+    description = (
+        "files below 10 MiB" if names is None else "files that git does not ignore"
+    )
     if left_out:
         more = len(left_out) - _MOST_NAMED
-        named = ", ".join(sorted(left_out)[:_MOST_NAMED])
-        which += f" (without {named}{f' and {more} more' if more > 0 else ''})"
-    return sorted(files), which
+        examples = ", ".join(sorted(left_out)[:_MOST_NAMED])
+        description += f" (without {examples}{f' and {more} more' if more > 0 else ''})"
+    return sorted(files), description
 
 
 async def _in_git(folder: str) -> list[str] | None:
@@ -69,8 +71,8 @@ async def _tree(folder: str, names: Iterable[str]) -> tuple[list[str], list[str]
             left_out += [name.rstrip("/")] if os.path.lexists(path) else []
         else:
             inner = await _tree(str(path), await _in_git(str(path)) or ())
-            for found, more in zip((files, left_out), inner, strict=True):
-                found += [os.path.join(name, other) for other in more]
+            for paths, more in zip((files, left_out), inner, strict=True):
+                paths += [os.path.join(name, path) for path in more]
     return files, left_out
 
 

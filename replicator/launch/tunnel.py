@@ -28,7 +28,7 @@ from replicator.launch.commands import Command
 from replicator.launch.hosts import LaunchError
 from replicator.launch.ssh import Remote
 
-_HERE = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 _FAILED = 255
 _TIDYING = 2.0  # seconds for the removal of a folder on a host that may be lost
 
@@ -46,7 +46,7 @@ class Door:
     folder: str
 
     @property
-    def within(self) -> str:
+    def socket_path(self) -> str:
         """The path of the socket that leads to the server."""
         return f"{self.folder}/in"
 
@@ -66,13 +66,13 @@ class Tunnel:
     def __init__(
         self, client: int, doors: list[Door], unused: dict[str, Remote]
     ) -> None:
-        self.client = f"{_HERE}:{client}"
+        self.client = f"{_LOOPBACK}:{client}"
         self._client, self._unused = client, unused
         self.doors = doors
 
     def listen(self, index: int) -> str:
         """Returns the address at which a server must listen."""
-        return f"{_HERE}:{self.doors[index].port}"
+        return f"{_LOOPBACK}:{self.doors[index].port}"
 
     def wrap(self, index: int, command: Command, package: str) -> Command:
         """Wraps the command of a server in the relay.
@@ -86,7 +86,7 @@ class Tunnel:
         others = [door.port for door in self.doors if door != own_door]
         ports = [*others, self._client]
         spec = {
-            "accept": [own_door.within, own_door.port],
+            "accept": [own_door.socket_path, own_door.port],
             "listen": [[port, own_door.towards(port)] for port in ports],
         }
         self._unused.pop(own_door.folder, None)  # its keeper removes it
@@ -100,21 +100,21 @@ class Tunnel:
 async def open_tunnel(
     remotes: list[Remote | None],
     stack: contextlib.AsyncExitStack,
-    each: Callable[[list[Coroutine[Any, Any, Door]]], Awaitable[list[Door]]],
+    run_all: Callable[[list[Coroutine[Any, Any, Door]]], Awaitable[list[Door]]],
 ) -> Tunnel:
     """Opens the forwards of all hosts.
 
     Args:
         remotes: The connection to each host; None for this one.
         stack: Closes the forwards.
-        each: Waits for a coroutine of each host.
+        run_all: Waits for a coroutine of each host.
 
     Raises:
         LaunchError: A host does not allow forwards.
     """
     unused: dict[str, Remote] = {}
     stack.push_async_callback(_remove, unused)
-    doors = await each([_open_door(remote, stack, unused) for remote in remotes])
+    doors = await run_all([_open_door(remote, stack, unused) for remote in remotes])
     tunnel = Tunnel(_free_port(), doors, unused)
     for remote, own_door in zip(remotes, doors, strict=True):
         others = [door.port for door in doors if door != own_door]
@@ -130,8 +130,8 @@ async def _open_door(
     if remote is None:
         folder = tempfile.mkdtemp(prefix="replicator-")
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        within = Door(0, folder).within
-        forward = relay.forwarder(lambda: asyncio.open_unix_connection(within))
+        socket_path = Door(0, folder).socket_path
+        forward = relay.forwarder(lambda: asyncio.open_unix_connection(socket_path))
 
         async def forward_own(
             reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -142,7 +142,7 @@ async def _open_door(
             else:
                 writer.close()
 
-        server = await asyncio.start_server(forward_own, _HERE, 0)
+        server = await asyncio.start_server(forward_own, _LOOPBACK, 0)
         stack.callback(server.close)
         return Door(server.sockets[0].getsockname()[1], folder)
     folder = await _folder(remote)
@@ -154,7 +154,7 @@ async def _open_door(
 
     with _refused(remote):
         listener = await remote.connection.forward_local_port_to_path(
-            _HERE, 0, Door(0, folder).within, admits
+            _LOOPBACK, 0, Door(0, folder).socket_path, admits
         )
     listening.append(listener.get_port())
     stack.callback(listener.close)
@@ -163,7 +163,7 @@ async def _open_door(
 
 def _is_own(peer: sockets.Name, port: int) -> bool:
     """Whether a connection to a port of the launcher was made by its own user."""
-    return sockets.owner(peer, (_HERE, port)) == os.geteuid()
+    return sockets.owner(peer, (_LOOPBACK, port)) == os.geteuid()
 
 
 async def _open_way_back(
@@ -171,12 +171,12 @@ async def _open_way_back(
 ) -> None:
     """Makes a host forward a socket to a port of this host."""
     if remote is None:
-        forward = relay.forwarder(lambda: asyncio.open_connection(_HERE, port))
+        forward = relay.forwarder(lambda: asyncio.open_connection(_LOOPBACK, port))
         server: Any = await asyncio.start_unix_server(forward, path)
     else:
         with _refused(remote):
             server = await remote.connection.forward_remote_path_to_port(
-                path, _HERE, port
+                path, _LOOPBACK, port
             )
     stack.callback(server.close)
 
@@ -216,5 +216,5 @@ def _refused(remote: Remote) -> Any:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind((_HERE, 0))
+        probe.bind((_LOOPBACK, 0))
         return int(probe.getsockname()[1])

@@ -144,6 +144,6 @@ class Reducer:
         place = self.compression.place(
             self.key, self.shapes, op, gradients, self.creating
         )
-        members = context.require("a compressor").build.world.everyone
+        members = context.require("a compressor").build.world.replica_ids
         call = reducing.ReduceArguments(op, members, weight, place, scale=self.scale())
         return reducing.reduce(call, gradients, self.compressors, self.policies)

@@ -40,7 +40,7 @@ def all_reduce_when(
         parts = [total.values[:num_rows], total.indices[:num_rows]]
         values, indices = all_gather.all_gather(parts, axis=0)
         gathered = tf.IndexedSlices(values, indices, total.dense_shape)
-        group = context.require("all_gather").build.world.everyone
+        group = context.require("all_gather").build.world.replica_ids
         count = len(group) if op == "mean" else 1
         results.append(sparse.add_up(gathered, count, group, policy))
     return results

@@ -191,7 +191,7 @@ def differing(value_of: Callable[[int], bool | int]) -> tf.Tensor:
         value_of: Maps the id of any replica to its value: a bool or an int32 scalar.
     """
     replica = context.require("a constant")
-    values = [value_of(replica_id) for replica_id in replica.build.world.everyone]
+    values = [value_of(replica_id) for replica_id in replica.build.world.replica_ids]
     return constants.constant(values, replica.replica_id)
 
 
@@ -331,7 +331,7 @@ def _members(
     """Returns the replicas that participate in a call."""
     if group is not None:
         return tuple(group)
-    return replica.build.world.everyone if of is None else of.group
+    return replica.build.world.replica_ids if of is None else of.group
 
 
 def _next_key(

@@ -197,7 +197,7 @@ def members(what: str, group: Any) -> tuple[int, ...]:
     """
     replica = context.require(what)
     if group is None:
-        return replica.build.world.everyone
+        return replica.build.world.replica_ids
     if isinstance(group, Partition):
         return group._group_of_replica(what).members
     # A Group may come from a Replicator with more replicas.

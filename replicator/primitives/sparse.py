@@ -114,7 +114,7 @@ def in_any_order(group: tuple[int, ...]) -> bool:
     GPUs do, by atomic additions: sums of the same rows differ in their last bits, and
     mirrored variables would drift apart.
     """
-    devices = context.require("all_reduce").build.world.everywhere
+    devices = context.require("all_reduce").build.world.all_devices
     return any(
         tf.DeviceSpec.from_string(devices[r]).device_type != "CPU" for r in group
     )

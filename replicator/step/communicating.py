@@ -56,7 +56,7 @@ def _ways(draft: Draft) -> crossing.Ways | None:
     peers = draft.settings.peers
     if peers is None or draft.calls_of_all is None:
         return None
-    return crossing.Ways(draft.calls_of_all, peers.own, peers.order)
+    return crossing.Ways(draft.calls_of_all, peers.process, peers.order)
 
 
 def read_once(draft: Draft) -> None:

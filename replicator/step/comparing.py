@@ -86,7 +86,7 @@ def check_equality(draft: Draft) -> None:
             draft.dividing,
         )
         if draft.settings.peers is not None:
-            draft.settings.peers.same("writes variables", equal, _SAME_WRITES)
+            draft.settings.peers.check_equal("writes variables", equal, _SAME_WRITES)
             used_variables = {
                 id(variable): variable for variable in build.aliases.recorded().values()
             }

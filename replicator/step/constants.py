@@ -33,7 +33,7 @@ class Constants:
 
     def __init__(self, build: context.Build) -> None:
         self._build = build
-        self._captured: list[tf.Tensor] = []
+        self._eager: list[tf.Tensor] = []
         with tf.init_scope():
             self._movable = tf.executing_eagerly() and cost.share_memory(
                 build.world.devices
@@ -57,14 +57,14 @@ class Constants:
 
     def _outside(self, value: np.ndarray) -> tf.Tensor:
         """Returns the shared tensor of a value, creating it if there is none."""
-        for tensor in self._captured:
+        for tensor in self._eager:
             if tensor.dtype == value.dtype and tensor.shape == value.shape:
                 # As bytes: NaNs are then equal, and zeros of opposite signs are not.
                 if np.array_equal(_bytes(tensor.numpy()), _bytes(value)):
                     return tensor
         with tf.init_scope(), tf.device(self._build.world.devices[0]):
-            self._captured.append(tf.constant(value))
-        return self._captured[-1]
+            self._eager.append(tf.constant(value))
+        return self._eager[-1]
 
 
 def _bytes(value: np.ndarray) -> np.ndarray:

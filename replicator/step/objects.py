@@ -204,8 +204,8 @@ def _exchange_calls(peers: Peers, build: context.Build, attempt: _Attempt) -> bo
         "calls": [call.to_json() for call in attempt.calls.values()],
     }
     reports = peers.exchange("ends an attempt at a step", report)
-    for process in peers.everyone:
-        for facts in reports[process]["calls"] if process != peers.own else ():
+    for process in peers.processes:
+        for facts in reports[process]["calls"] if process != peers.process else ():
             call = _ObjectCall.from_json(facts)
             attempt.calls[call.key] = call
             known_calls = build.knowledge.get(_OBJECTS, {})

@@ -90,7 +90,7 @@ def equal_after_errors(
             raise  # nothing is written before all inputs have arrived
         except tf.errors.OpError as error:
             if peers is not None:
-                peers.doing.check()
+                peers.monitor.check()
             lost = faults.lost(error)
             if lost is not None:  # its components are lost, too: nothing to mend
                 raise lost from error

@@ -235,7 +235,7 @@ class Step:
             run = choice.prepare_call(function, on_cpus)
             if self._settings.peers is not None:
                 text = f"runs {errors.definition(self._request.step_fn)}"
-                run = self._settings.peers.doing.noted(run, function, text)
+                run = self._settings.peers.monitor.tracked(run, function, text)
         run = repair.equal_after_errors(
             eager_calls.warning_of_rest(run, feed, self._request.steps_per_call),
             variables,
@@ -315,7 +315,7 @@ class Step:
         )
         plan = plans.make_plan(
             built_step.communications,
-            self._settings.world.everywhere,
+            self._settings.world.all_devices,
             table.DEFAULT_ALGORITHMS,
             storage.notes(built_step.variables),
             built_step.pulled,

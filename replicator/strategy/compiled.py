@@ -55,7 +55,7 @@ def _compiled(
     if isinstance(how, AllReduceSynchronizer):
         # The group determines which gradients may share a bucket.
         algorithm = predictions.ALGORITHMS.get(how.spec)
-        if algorithm == "nccl" and not rates.nccl_reaches(world.everywhere):
+        if algorithm == "nccl" and not rates.nccl_reaches(world.all_devices):
             algorithm = None
         bucket = str(how.group)
         return Mirrored(), synchronizer.AllReduce(algorithm, bucket, how.compressor)

@@ -85,7 +85,7 @@ def resources_of(world: World, calibration: rates.Calibration) -> Resources:
         world: The replicas.
         calibration: What work costs.
     """
-    devices = tuple(world.everywhere)
+    devices = tuple(world.all_devices)
     return Resources(
         *(devices, _cpus(devices), _memory(devices), calibration),
         one_program=not world.processes,

@@ -42,7 +42,7 @@ def adopt(peers: Peers, variable: tf.Variable) -> None:
             )
         )
     facts = [variable.name, variable.dtype.name, str(variable.shape)]
-    peers.same(
+    peers.check_equal(
         "creates a variable",
         facts,
         "create the same variables on every host, in the same order.",
@@ -75,7 +75,7 @@ def check_equal(peers: Peers, variables: Iterable[Any]) -> None:
             for variable in variables
             if variable.placement.is_copied and variable.dtype.size
         }
-    peers.same(
+    peers.check_equal(
         "holds variables",
         [sums[key] for key in sorted(sums)],
         "write the same values on every host: assign equal values, restore the same "

@@ -41,7 +41,9 @@ def two_peers() -> list[peers.Peers]:
         # Each process has a count of its own.
         patch.setattr(peers, "_numbers", itertools.repeat(0))
         return [
-            peers.Peers(peers.Facts(k, ("a:1", "b:2")), clashes.Doing(k, []))
+            peers.Peers(
+                peers.ProcessGroup(k, ("a:1", "b:2")), clashes.ActivityMonitor(k, [])
+            )
             for k in (0, 1)
         ]
 

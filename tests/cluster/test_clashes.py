@@ -14,11 +14,11 @@ from replicator._tf import cluster
 from replicator.cluster import clashes
 
 
-def _now(kind: str, place: tuple[int, int], which: int = 0) -> clashes._Now:
-    return clashes._Now(kind, which, f"{kind} f at train.py:1", 0.0, place)
+def _now(kind: str, place: tuple[int, int], which: int = 0) -> clashes._Activity:
+    return clashes._Activity(kind, which, f"{kind} f at train.py:1", 0.0, place)
 
 
-def _never_meet(one: clashes._Now, other: clashes._Now) -> bool:
+def _never_meet(one: clashes._Activity, other: clashes._Activity) -> bool:
     return other.place in clashes._rivals(one) and clashes._clash(one, other)
 
 
@@ -74,7 +74,7 @@ def test_who_finds_a_clash_waits_until_the_others_have_found_it(
     """Its end would look like the loss of a host to those that look later."""
     monkeypatch.setattr(clashes, "_GRACE", 60.0)
     store = _Store(monkeypatch)
-    one, other = (clashes.Doing(k, ["host 0", "host 1"]) for k in (0, 1))
+    one, other = (clashes.ActivityMonitor(k, ["host 0", "host 1"]) for k in (0, 1))
     with one.running(7, "runs f"), other.running(8, "runs g"):
         assert one._now is not None and other._now is not None
         other._look(other._now)
@@ -93,7 +93,7 @@ def test_who_finds_a_clash_waits_until_the_others_have_found_it(
 def test_a_clash_explains_the_end_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clashes, "_GRACE", 0.0)
     _Store(monkeypatch)
-    one, other = (clashes.Doing(k, ["host 0", "host 1"]) for k in (0, 1))
+    one, other = (clashes.ActivityMonitor(k, ["host 0", "host 1"]) for k in (0, 1))
     end = tf.errors.UnavailableError(None, None, "connection reset")
     with pytest.raises(tf.errors.UnavailableError), other.waiting("builds g"):
         raise end
@@ -111,7 +111,7 @@ def test_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clashes, "_GRACE", 0.0)
     store = _Store(monkeypatch)
     names = ["host 0 (a:1)", "host 1 (b:2)"]
-    one, other = (clashes.Doing(k, names) for k in (0, 1))
+    one, other = (clashes.ActivityMonitor(k, names) for k in (0, 1))
     for doing in (one, other):
         assert doing.next_number() == 0
     with one.running(7, "runs f at train.py:1"):
@@ -144,7 +144,7 @@ def test_steps_of_all_are_told_apart() -> None:
                 ordering_token=[],
             )
 
-        return clashes.of_all(step.get_concrete_function(), 3)
+        return clashes.key_of_all(step.get_concrete_function(), 3)
 
     assert gather(3, 17) == 17
     assert gather(2, 17) is None, "of some"

@@ -27,8 +27,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_difference_is_shown(name: str) -> None:
     one, other, message = CASES[name]
-    assert differences.shown(one, other) == message
-    assert differences.shown(*map(_through_json, (one, other))) == message
+    assert differences.describe(one, other) == message
+    assert differences.describe(*map(_through_json, (one, other))) == message
 
 
 def _through_json(value: Any) -> Any:
@@ -40,5 +40,5 @@ def test_values_that_differ_are_shown_differently() -> None:
     values = [None, 0, 1, "x", [], [1], [1, "x"], [[1]], {}, {"a": 1}, {"a": [1]}]
     values += [{"a": 1, "b": None}, {"b": None, "a": 1, "c": 2}]
     for one, other in itertools.permutations(values, 2):
-        first, second = differences.shown(one, other)
+        first, second = differences.describe(one, other)
         assert first != second, (one, other)

@@ -80,7 +80,7 @@ def test_of_whom_something_is_known_is_not_asked(servers: _Servers) -> None:
 
 def test_hosts_are_called_as_the_user_does() -> None:
     problems = {"10.0.0.3:1": "silent", "10.0.0.2:1": "killed", "10.0.0.9:1": "no host"}
-    assert health.told(_HOSTS, problems) == [
+    assert health.describe(_HOSTS, problems) == [
         "10.0.0.2:1: killed",
         "host-c at 10.0.0.3:1: silent",
     ]

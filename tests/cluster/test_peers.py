@@ -84,7 +84,7 @@ def test_after_an_error_all_go_on_together() -> None:
             p.exchange("builds f", 1)
         with contextlib.suppress(replicator.MismatchError), p.telling(), p.telling():
             p.exchange("builds g" if fails else "builds h", 1)
-        return p.exchange("builds f", p.own)
+        return p.exchange("builds f", p.process)
 
     heard = together(lambda p: does(p, False), lambda p: does(p, True))
     assert heard == [[0, 1]] * 2
@@ -101,8 +101,8 @@ def test_after_an_error_all_go_on_together() -> None:
 )
 def test_the_first_difference_is_shown(one: Any, other: Any, parts: Any) -> None:
     actual = together(
-        lambda p: p.same("makes a thing", one, "make one."),
-        lambda p: p.same("makes a thing", other, "make one."),
+        lambda p: p.check_equal("makes a thing", one, "make one."),
+        lambda p: p.check_equal("makes a thing", other, "make one."),
     )
     for error in actual:
         text = str(error)
@@ -135,11 +135,11 @@ def test_keys_come_to_an_end() -> None:
 def test_checkpoints_do_not_use_up_the_numbers_of_replicators(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, doing = peers.Facts(0, ("a:1",)), clashes.Doing(0, [])
+    known, doing = peers.ProcessGroup(0, ("a:1",)), clashes.ActivityMonitor(0, [])
     monkeypatch.setattr(clashes, "doing", lambda own, names: doing)
     monkeypatch.setattr(peers, "_numbers", itertools.count())
     before = peers.Peers(known)
-    monkeypatch.setattr(peers, "facts", lambda: known)
+    monkeypatch.setattr(peers, "process_group", lambda: known)
     v = tf.Variable(1.0)
     made = [replicator.Checkpoint(tmp_path, {"v": v}) for _ in range(260)]
     made[-1].save()
@@ -151,4 +151,4 @@ def test_checkpoints_do_not_use_up_the_numbers_of_replicators(
 
 
 def test_a_process_that_is_alone_has_no_peers() -> None:
-    assert peers.facts() is None
+    assert peers.process_group() is None

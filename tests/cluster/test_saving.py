@@ -16,8 +16,10 @@ from replicator.cluster import saving
 class _Peers:
     """Records what the first process sends, and repeats it to the second."""
 
-    def __init__(self, own: int, sent: list[Any], latest: str | None = None) -> None:
-        self.own, self._sent, self._latest = own, sent, latest
+    def __init__(
+        self, process: int, sent: list[Any], latest: str | None = None
+    ) -> None:
+        self.process, self._sent, self._latest = process, sent, latest
 
     def exchange(self, what: str, said: Any) -> list[Any]:
         if what == "looks for a checkpoint" and self._latest is not None:
@@ -25,7 +27,7 @@ class _Peers:
         return [self.broadcast(said), None]
 
     def broadcast(self, words: Any) -> Any:
-        if self.own == 0:
+        if self.process == 0:
             self._sent.append(words)
             return words
         return self._sent.pop(0)
@@ -40,7 +42,7 @@ def _together(peers: Any, v: tf.Variable, folder: pathlib.Path) -> saving.Files:
 def test_names_of_files_are_not_sent(number: int, tmp_path: pathlib.Path) -> None:
     """Whatever the first process says its path is, the others write where they want."""
     first, v = tmp_path / "first", tf.Variable(tf.range(1000.0))
-    saving.Alone(
+    saving.LocalFiles(
         tf.train.Checkpoint(v=v), str(first), 3, tf.train.CheckpointOptions()
     ).save(number)
     (first / f"ckpt-{number}.note").touch()  # some other file

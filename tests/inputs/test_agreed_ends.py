@@ -44,7 +44,7 @@ def test_both_ask_under_one_key_whatever_they_took_before(
     as_threads.fake_store(monkeypatch)
 
     def agree(peers: Any) -> tuple[int, int]:
-        peers.keys.take(0, 5 * peers.own)
+        peers.keys.take(0, 5 * peers.process)
         end = agreed_ends.agree(peers, None)
         assert end is not None
         return end._keys["instance_key"], peers.keys.next
@@ -76,7 +76,7 @@ def test_steps_ask_where_elements_may_differ(
 
     def agree(compares: bool) -> Any:
         return lambda own: agreed_ends.agree(
-            own, -1, agreed_ends.ComparedElements(own.own, "train.py:3", compares)
+            own, -1, agreed_ends.ComparedElements(own.process, "train.py:3", compares)
         )
 
     found = as_threads.together(*map(agree, always))

@@ -44,7 +44,7 @@ def _checked(*datasets: tf.data.Dataset) -> list[Any]:
 )
 def test_the_same_is_read(make: Callable[[], tf.data.Dataset]) -> None:
     found = _checked(make(), make())
-    assert [(own.own, own.always) for own in found] == [(0, False), (1, False)]
+    assert [(own.process, own.always) for own in found] == [(0, False), (1, False)]
 
 
 def _generated() -> tf.data.Dataset:
@@ -87,7 +87,7 @@ def test_arrays_are_compared(added: int) -> None:
             assert isinstance(result, replicator.MismatchError)
             assert "float64[50, 2] with digest" in str(result)
         else:
-            assert result.own == k
+            assert result.process == k
 
 
 @pytest.mark.parametrize("passed", [(0.25, 0.5), (0.5, 0.5)])

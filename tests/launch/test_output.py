@@ -23,7 +23,7 @@ def test_lines_do_not_depend_on_the_pieces(data: bytes, cuts: list[int]) -> None
     pieces.append(
         data[max(cuts, default=0) :] if max(cuts, default=0) > len(data) else b""
     )
-    actual = [line for piece in pieces for line in lines.feed(piece)] + lines.rest()
+    actual = [line for piece in pieces for line in lines.feed(piece)] + lines.flush()
     expected = data.split(b"\n")
     assert actual == (expected if expected[-1] else expected[:-1])
 

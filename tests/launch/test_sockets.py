@@ -19,9 +19,9 @@ _ROW = (
 )
 
 
-def _row(local: str, remote: str, inode: int = 7) -> sockets.Row:
+def _row(local: str, remote: str, inode: int = 7) -> sockets.SocketRow:
     words = _ROW.format(local=local, remote=remote, inode=inode).split()
-    return sockets.Row(tuple(words), 4 if len(local) == 13 else 16)
+    return sockets.SocketRow(tuple(words), 4 if len(local) == 13 else 16)
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="written there")

@@ -349,8 +349,8 @@ def test_only_hosts_that_are_late_are_named() -> None:
         async with contextlib.AsyncExitStack() as stack:
             every = machines.Machines(job, output.Output([], None), stack)
             async with every.in_time():
-                await every.each([asyncio.sleep(k) for k in (0, 0, 0)])
-                await every.each([asyncio.sleep(k) for k in (0, 60, 0)])
+                await every.run_all([asyncio.sleep(k) for k in (0, 0, 0)])
+                await every.run_all([asyncio.sleep(k) for k in (0, 60, 0)])
 
     with pytest.raises(LaunchError, match="^b: not up after 0.5 seconds; --start-t"):
         asyncio.run(reach())

@@ -48,7 +48,7 @@ def collective(by: Drawing, scope: simulator.Scope) -> p.Statement | None:
 
 def groups(by: Drawing) -> Groups:
     """Draws the participants: all, some, or all in separate groups."""
-    replicas = list(by.world.everyone)
+    replicas = list(by.world.replica_ids)
     kind = by.integer(0, 5)
     if kind < 4 or len(replicas) == 1:
         return None
@@ -61,7 +61,7 @@ def groups(by: Drawing) -> Groups:
 
 
 def _members(by: Drawing, among: Groups) -> tuple[tuple[int, ...], ...]:
-    return among or (tuple(by.world.everyone),)
+    return among or (tuple(by.world.replica_ids),)
 
 
 def _suiting(
@@ -138,7 +138,7 @@ def send(
     by: Drawing, scope: simulator.Scope, waiting: list[Message], depth: int
 ) -> p.Send | None:
     """Draws a send, and adds it to the pending messages."""
-    sender, receiver = by.draw(st.permutations(list(by.world.everyone)))[:2]
+    sender, receiver = by.draw(st.permutations(list(by.world.replica_ids)))[:2]
     names = [x for x in reversed(scope) if scope[x][sender] is not None]
     if by.smooth:  # the gradient is sent back for a tensor like the message
         names = [x for x in names if _like(scope, receiver, scope[x][sender])]
@@ -188,7 +188,7 @@ def _all_reduce(by: Drawing, scope: simulator.Scope, name: str, among: Groups) -
     op = _op(by, scope[source])
     options: list[tuple[str, Any]] = [("op", op)]
     if op == "mean" and by.integer(0, 3) < 3:
-        weight = tuple(by.integer(0, 3) for _ in by.world.everyone)
+        weight = tuple(by.integer(0, 3) for _ in by.world.replica_ids)
         options.append(("weight", weight))
     target, owner = by.fresh(), _owner(by, op)
     return p.Collective(target, name, source, tuple(options), among, owner=owner)
@@ -322,7 +322,7 @@ def _all_to_all(by: Drawing, scope: simulator.Scope, name: str, among: Groups) -
         cuts = [_cut(by, n, len(group)) if same_axis else first for n in lengths]
         by_replica = dict(zip(group, cuts, strict=True))
         options.append(
-            ("splits", tuple(by_replica.get(r, ()) for r in by.world.everyone))
+            ("splits", tuple(by_replica.get(r, ()) for r in by.world.replica_ids))
         )
     return p.Collective(by.fresh(), name, source, tuple(options), among)
 

@@ -90,7 +90,7 @@ def check(program: p.Program) -> None:
     results, gradients = run(program)
     tolerances = _MIXED if program.differentiate else _TOLERANCE
     for name, got in zip(program.results, results, strict=True):
-        for r in world.everyone:
+        for r in world.replica_ids:
             what = f"{name} on replica {r}"
             _assert_close(got[r], want[name][r], tolerances, world.peak, what)
     if program.differentiate:

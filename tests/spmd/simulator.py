@@ -42,7 +42,7 @@ class World:
     peak: float = 1.0
 
     @property
-    def everyone(self) -> range:
+    def replica_ids(self) -> range:
         """The replicas."""
         return range(self.num_replicas)
 
@@ -66,7 +66,7 @@ def observe(program: p.Program, world: World, nudge: Nudge | None = None) -> Sco
     for (name, r), change in (nudge or {}).items():
         scope[name][r] = scope[name][r] + change
     run_block(program.body, scope, world)
-    scope["loss"] = [loss(program, scope, r) for r in world.everyone]
+    scope["loss"] = [loss(program, scope, r) for r in world.replica_ids]
     return scope
 
 
@@ -126,7 +126,7 @@ def _execute(statement: Any, scope: Scope, world: World) -> list[Values]:
 
 @_execute.register
 def _(statement: p.Data, scope: Scope, world: World) -> list[Values]:
-    values = [statement.value(r) for r in world.everyone]
+    values = [statement.value(r) for r in world.replica_ids]
     widen = world.wide and statement.dtype != "int32"
     return [[value.astype("float64") if widen else value for value in values]]
 
@@ -135,7 +135,9 @@ def _(statement: p.Data, scope: Scope, world: World) -> list[Values]:
 def _(statement: p.Local, scope: Scope, world: World) -> list[Values]:
     sources = [scope[name] for name in statement.sources]
     function = LOCAL[statement.function]
-    return [[function(r, *(source[r] for source in sources)) for r in world.everyone]]
+    return [
+        [function(r, *(source[r] for source in sources)) for r in world.replica_ids]
+    ]
 
 
 @_execute.register

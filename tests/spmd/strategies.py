@@ -140,7 +140,7 @@ class Maker:
     def data(self, scope: simulator.Scope, depth: int) -> p.Data:
         """Draws values that differ by replica."""
         shape = tuple(self.draw(st.lists(st.integers(1, 3), max_size=2)))
-        shapes = [shape for _ in self.world.everyone]
+        shapes = [shape for _ in self.world.replica_ids]
         if shape and self.integer(0, 3) == 3:
             shapes = [(self.integer(0, 3), *shape[1:]) for _ in shapes]
         return p.Data(

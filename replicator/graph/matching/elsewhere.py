@@ -210,11 +210,11 @@ def check(
         "passes": [dataclasses.asdict(replica.passes) for replica in local_reports],
     }
     reports = peers.exchange(what, report)
-    calls: list[list[Call]] = [[] for _ in world.everyone]
-    passes = [gradients.Passes() for _ in world.everyone]
+    calls: list[list[Call]] = [[] for _ in world.replica_ids]
+    passes = [gradients.Passes() for _ in world.replica_ids]
     paths: dict[str, dict[int, str]] = {}
-    for process in peers.everyone:
-        ids = [r for r in world.everyone if world.processes[r] == process]
+    for process in peers.processes:
+        ids = [r for r in world.replica_ids if world.processes[r] == process]
         for r, fields in zip(ids, reports[process]["passes"], strict=True):
             passes[r] = gradients.Passes(**fields)
         for r, tokens in zip(ids, reports[process]["replicas"], strict=True):
@@ -306,7 +306,7 @@ def _numbered(
         factors_by_replica: As `Elsewhere.factors`.
     """
     count, firsts = 0, {}
-    everyone = tuple(peers.everyone)
+    everyone = tuple(peers.processes)
     groups = {everyone: peers.keys.group(everyone)}
     for key in sorted(calls_by_key):
         calls = calls_by_key[key]

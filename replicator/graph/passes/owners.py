@@ -246,7 +246,7 @@ class Handles:
                     options={"variable": self.shared[label].name},
                     replica_id=replica_id,
                     device=self.world.device(replica_id),
-                    group=self.world.everyone,
+                    group=self.world.replica_ids,
                     key=f"w{label}:{number}",
                     operands=(),
                     agreed=(),

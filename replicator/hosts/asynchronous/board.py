@@ -25,17 +25,17 @@ class Board:
     """An int64 table, [3, count], that all programs share.
 
     Args:
-        own: The number of this program.
+        program: The number of this program.
         count: The number of programs.
         device: The device of the table.
 
     Attributes:
-        own: The number of this program.
+        program: The number of this program.
         count: The number of programs.
     """
 
-    def __init__(self, own: int, count: int, device: str) -> None:
-        self.own, self.count = own, count
+    def __init__(self, program: int, count: int, device: str) -> None:
+        self.program, self.count = program, count
         self._table = variables.shared_variable(
             "replicator/board", tf.int64, [3 * count], device
         )
@@ -61,7 +61,7 @@ class Board:
             value: The number.
             column: The program's number; this program's by default.
         """
-        column = self.own if column is None else column
+        column = self.program if column is None else column
         index = tf.constant([row * self.count + column], tf.int64)
         self._table.scatter_update(
             tf.IndexedSlices(tf.constant([value], tf.int64), index)

@@ -45,7 +45,7 @@ class Clock:
     @property
     def place(self) -> tuple[int, int]:
         """The number of this program, and the number of programs."""
-        return self._board.own, self._board.count
+        return self._board.program, self._board.count
 
     def counted(self, run: Callable[[], Any], steps: int) -> Callable[[], Any]:
         """Wraps a step so that it waits for the slowest program, and is counted.
@@ -110,14 +110,14 @@ class Clock:
     def done(self, steps: int) -> None:
         """Counts `steps` more steps as done."""
         table = self._read()
-        total = int(table[STEPS, self._board.own]) + steps
+        total = int(table[STEPS, self._board.program]) + steps
         self._board.write(STEPS, total)
         self._events.note("done", total=total)
 
     def _is_early(self, table: np.ndarray, steps: int) -> bool:
         if self.staleness is None:
             return False
-        own_steps = table[STEPS, self._board.own] + steps
+        own_steps = table[STEPS, self._board.program] + steps
         live_steps = table[STEPS][
             np.isin(table[STATES], (boards.ABSENT, boards.PRESENT))
         ]
@@ -125,8 +125,8 @@ class Clock:
 
     def _read(self) -> np.ndarray:
         table = self._board.read()
-        if table[STATES, self._board.own] == LOST:
-            name = self._names[self._board.own]
+        if table[STATES, self._board.program] == LOST:
+            name = self._names[self._board.program]
             raise errors.HostLostError(
                 errors.compose(
                     f"this program, {name}, was silent for longer than the heartbeat, "

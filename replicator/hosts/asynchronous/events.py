@@ -17,18 +17,20 @@ class Events:
     """The log of one program.
 
     Args:
-        own: The number of this program.
+        program: The number of this program.
         environment: The environment variables; without FOLDER, nothing is written.
     """
 
-    def __init__(self, own: int, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, program: int, environment: Mapping[str, str] = os.environ
+    ) -> None:
         folder = environment.get(FOLDER)
-        self._own = own
+        self._program = program
         self._file = None
         if folder:
             path = pathlib.Path(folder)
             path.mkdir(parents=True, exist_ok=True)
-            self._file = (path / f"worker-{own}.jsonl").open("a", buffering=1)
+            self._file = (path / f"worker-{program}.jsonl").open("a", buffering=1)
 
     def note(self, event: str, **facts: Any) -> None:
         """Writes a line.
@@ -38,5 +40,10 @@ class Events:
             **facts: Further fields of the line.
         """
         if self._file is not None:
-            line = {"time": time.time(), "worker": self._own, "event": event, **facts}
+            line = {
+                "time": time.time(),
+                "worker": self._program,
+                "event": event,
+                **facts,
+            }
             self._file.write(json.dumps(line) + "\n")

@@ -54,13 +54,15 @@ class Member(threading.Thread):
     ) -> None:
         super().__init__(name="replicator is alive", daemon=True)
         self.board, self.names, self.token = board, names, token
-        self.events = Events(board.own)
+        self.events = Events(board.program)
         servers = devices.of_hosts_cpus()
         self.store = Store(board, names, servers, max(60.0, heartbeat))
         self._heartbeat = heartbeat
         self._over = threading.Event()
         self.checkpoints = itertools.count()
-        self._heard: dict[int, tuple[int, float]] = {}  # by program: last beat, time
+        self._last_beats: dict[
+            int, tuple[int, float]
+        ] = {}  # by program: last beat, time
 
     def clock(self, staleness: int | None) -> Clock:
         """Returns the clock for a staleness bound."""
@@ -85,12 +87,12 @@ class Member(threading.Thread):
         for n, (beat, status) in enumerate(
             zip(table[BEATS], table[STATES], strict=True)
         ):
-            if status != PRESENT or n == self.board.own:
-                self._heard.pop(n, None)
+            if status != PRESENT or n == self.board.program:
+                self._last_beats.pop(n, None)
                 continue
-            last, since = self._heard.setdefault(n, (int(beat), now))
+            last, since = self._last_beats.setdefault(n, (int(beat), now))
             if last != beat:
-                self._heard[n] = int(beat), now
+                self._last_beats[n] = int(beat), now
             elif now - since > self._heartbeat:
                 self.board.write(STATES, LOST, n)
                 self.events.note("lost", program=n)

@@ -70,7 +70,7 @@ class Store:
         )
         facts = f"{local.name}: {local.dtype.name}{local.shape}"
         marker = variables.shared_variable(f"{name}/made", tf.string, [], device)
-        if self._board.own == 0:
+        if self._board.program == 0:
             if not variables.is_initialized(marker):
                 shared.assign(local.read_value())
                 marker.assign(facts)
@@ -92,30 +92,30 @@ class Store:
         shared = variables.shared_variable(
             f"replicator/{name}", tf.int64, [size], device
         )
-        if self._board.own == 0 and not variables.is_initialized(shared):
+        if self._board.program == 0 and not variables.is_initialized(shared):
             shared.assign(np.zeros([size], np.int64))
         elif not boards.wait(lambda: variables.is_initialized(shared), self._limit):
             raise self._mismatch(f"{self._names[0]} has no {name}", f"a {name}")
         return shared
 
-    def _wait_for(self, made: tf.Variable, facts: str) -> None:
+    def _wait_for(self, marker: tf.Variable, facts: str) -> None:
         """Waits until the first program has created a variable.
 
         Args:
-            made: Set by the first program once the variable has its initial value.
+            marker: Set by the first program once the variable has its initial value.
             facts: Describes this program's variable, for messages.
         """
 
         def settled() -> bool:
             first = self._board.read()[STATES, 0]
-            return variables.is_initialized(made) or first not in (ABSENT, PRESENT)
+            return variables.is_initialized(marker) or first not in (ABSENT, PRESENT)
 
         boards.wait(settled, self._limit)
-        if not variables.is_initialized(made):
+        if not variables.is_initialized(marker):
             raise self._mismatch(f"{self._names[0]} creates none", facts)
 
     def _mismatch(self, first: str, facts: str) -> errors.MismatchError:
-        own_name = self._names[self._board.own]
+        own_name = self._names[self._board.program]
         return errors.MismatchError(
             errors.compose(
                 "the programs create different variables.",

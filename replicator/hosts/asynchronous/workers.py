@@ -74,16 +74,16 @@ def join(
     Raises:
         ClusterError: A program does not join in time.
     """
-    names = tuple(program.name for program in described.programs)
-    own = described.task or 0
-    board = Board(own, len(names), devices.of_hosts_cpus()[0])
-    if own == 0:
+    names = tuple(p.name for p in described.programs)
+    program = described.task or 0
+    board = Board(program, len(names), devices.of_hosts_cpus()[0])
+    if program == 0:
         board.create()
     if not boards.wait(board.exists, limit):
         raise _missing(names[:1], len(names), limit)
     table = board.read()
-    others = [n for n, at in enumerate(table[STATES]) if at == PRESENT and n != own]
-    if table[STATES, own] != ABSENT:  # this program was restarted
+    others = [n for n, at in enumerate(table[STATES]) if at == PRESENT and n != program]
+    if table[STATES, program] != ABSENT:  # this program was restarted
         board.write(STEPS, min((int(table[STEPS, n]) for n in others), default=0))
     board.write(STATES, PRESENT)
 
@@ -97,7 +97,7 @@ def join(
     if not boards.wait(lambda: not absent(), limit):
         raise _missing(absent(), len(names), limit)
     member.events.note("joined")
-    return AsynchronousCluster(described, token, devices.own(), heartbeat)
+    return AsynchronousCluster(described, token, devices.local(), heartbeat)
 
 
 def _missing(names: Sequence[str], count: int, limit: float) -> errors.ClusterError:

@@ -63,7 +63,7 @@ def checked(processes: Sequence[int], reports: Sequence[ReplicaReport]) -> list[
 
     def check(peers: Any) -> Elsewhere:
         devices = [f"/job:w/task:{process}" for process in processes]
-        world = World.divided(processes, peers.own, devices)
+        world = World.divided(processes, peers.process, devices)
         mine = [reports[r] for r in world.local]
         return elsewhere.check(peers, world, mine, "builds f")
 

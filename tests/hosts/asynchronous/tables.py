@@ -23,10 +23,10 @@ class Seen:
     """The board as one of the programs sees it."""
 
     def __init__(self, numbers: np.ndarray, own: int) -> None:
-        self._numbers, self.own, self.count = numbers, own, numbers.shape[1]
+        self._numbers, self.program, self.count = numbers, own, numbers.shape[1]
 
     def read(self) -> np.ndarray:
         return self._numbers.copy()
 
     def write(self, row: int, value: int, column: int | None = None) -> None:
-        self._numbers[row, self.own if column is None else column] = value
+        self._numbers[row, self.program if column is None else column] = value
