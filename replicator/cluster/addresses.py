@@ -51,7 +51,7 @@ def join(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or number always means the local host, on any host.
+    """Whether a name or number means the local host on every host.
 
     Args:
         host: A name or a number, without a port. Names are not resolved.
@@ -83,7 +83,7 @@ def is_own(host: str) -> bool:
 
 
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:
-    """Whether an address is one of this host's, where alone a socket can be bound."""
+    """Whether an address is this host's: a socket can be bound to no other."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind(address)

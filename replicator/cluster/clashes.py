@@ -55,7 +55,7 @@ class _Activity(NamedTuple):
 
 
 class ActivityMonitor(threading.Thread):
-    """Tracks what this process does, and tells the others if it takes long.
+    """Tracks what this process does, and publishes it if it takes long.
 
     Args:
         process: The number of this process.
@@ -86,12 +86,12 @@ class ActivityMonitor(threading.Thread):
     def tracked(
         self, run: Callable[[], Any], function: Any, text: str
     ) -> Callable[[], Any]:
-        """Wraps the run of a traced step such that it is known to run meanwhile.
+        """Wraps the run of a traced step to record that it is running.
 
         Args:
             run: Runs it.
             function: The traced step.
-            text: What this process does meanwhile, for messages.
+            text: Describes the run, for messages.
         """
         step_key = key_of_all(function, len(self._names))
         if step_key is None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closes the port of this process's TensorFlow server to those who need not reach it.
+"""Closes the port of this process's TensorFlow server to all who need no access.
 
 TensorFlow's servers listen on all interfaces and ask for no password. The kernel can
-narrow a socket that listens already, even one of TensorFlow's: to connections by way of
-one interface, which needs no rights since Linux 5.7, and to connections from some
-addresses, for which newer kernels want CAP_NET_ADMIN. Both hold before a connection is
-made. The loopback interface does not lead here from other machines; connections from
-this machine to an address of eth0 count as connections by way of eth0.
+restrict a socket that is listening already, even one of TensorFlow's: to connections
+through one interface, which needs no privileges since Linux 5.7, and to connections
+from some addresses, which needs CAP_NET_ADMIN on newer kernels. Both hold before a
+connection is made. The loopback interface does not lead here from other machines;
+connections from this machine to an address of eth0 count as connections through eth0.
 
 Neither tells the users of one machine apart.
 """
@@ -36,7 +36,7 @@ from replicator.launch import sockets
 ONLY_HERE, EVERYBODY = "this machine", "whoever reaches this machine"
 _IP = (socket.AF_INET, socket.AF_INET6)
 LOOPBACK, _NETWORKS = "lo", ("127.0.0.0/8", "::1/128")
-_SIOCGIFCONF, _INTERFACES = 0x8912, 256  # the most interfaces that are looked through
+_SIOCGIFCONF, _INTERFACES = 0x8912, 256  # the most interfaces that are searched
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER
 # Classic BPF: operations, and the offset that stands for the beginning of the header of
 # IP, which is there for packets of both versions though a socket serves both.
@@ -57,8 +57,7 @@ class Audience:
     """Who may connect.
 
     Attributes:
-        interface: The network interface by way of which connections may come; None: any
-            one.
+        interface: The network interface that connections must use; None: any.
         sources: The networks from which they may come; () means all.
         address: The address to which they come; "" if that is not known.
     """
@@ -246,7 +245,7 @@ def _cut(port: int, audience: Audience) -> None:
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """Opens a socket of this process. A duplicate would outlive a copy killed here."""
+    """Opens a socket of this process; a duplicate would outlive a copy killed here."""
     end = socket.socket(fileno=descriptor)
     try:
         yield end
@@ -267,7 +266,7 @@ def _descriptors() -> dict[int, int]:
 
 
 def _interfaces(host: str) -> dict[str, str]:
-    """Returns the interfaces that have the addresses of a name: by address."""
+    """Returns the interfaces that have a name's addresses, by address."""
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -297,8 +296,8 @@ def _copy(port: int, audience: Audience) -> int:
 
     It shares the descriptors of this process (CLONE_FILES), so that it can change the
     sockets of a call that has not returned. It runs no hooks of forks: some close
-    files. One that cannot go on, since another thread held a lock, is killed like one
-    that has nothing to do.
+    files. A copy that cannot go on, since another thread held a lock, is killed like
+    one that has nothing to do.
     """
     number = _CLONE.get(platform.machine())
     if number is None or not pathlib.Path("/proc/self/net/tcp").exists():

@@ -199,7 +199,7 @@ def _refuse_twice(hosts: Sequence[Host], where: str) -> None:
 
 
 def _refuse_mixed(names: Sequence[str], described: Description) -> None:
-    """Refuses loopback addresses beside others: on each host they mean that host."""
+    """Refuses loopback addresses among others: they mean each host itself."""
     local = [name for name in names if addresses.is_loopback(name)]
     if local and len(local) < len(names):
         other = next(name for name in names if not addresses.is_loopback(name))

@@ -43,7 +43,7 @@ def lost(error: BaseException) -> errors.HostLostError | None:
         error: The original error.
 
     Returns:
-        None if all hosts are there, or the error has another cause.
+        None if no host is lost, or the error has another cause.
     """
     if isinstance(error, errors.HostLostError):
         return error

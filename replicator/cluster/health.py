@@ -15,7 +15,7 @@ from replicator._tf import cluster
 from replicator.cluster import cutting, description, state, waiting, watch
 
 _CUTS = 0.1  # seconds between two looks for connections to hosts that are lost
-CHANNELS = 2  # per server; two carry a third more than one, and more gain nothing
+CHANNELS = 2  # per server; two transfer a third more than one, and more add nothing
 START = (
     "start `python -m replicator.serve` on each host, or the whole program with "
     "`python -m replicator.launch`"

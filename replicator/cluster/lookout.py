@@ -2,11 +2,11 @@
 """Monitors the other processes in between-graph mode, and unblocks calls to lost ones.
 
 TensorFlow itself ends a collective when a connection breaks, or when a process is
-silent for the heartbeat. It does not while the collective waits for a process to begin,
-and its store never says that the writer of a missing entry is gone. So one thread per
-other process holds a connection to it, which ends with the process, and probes it at
-intervals, as in watch.py. A lost process stays lost: aborted collectives cannot be
-revived, and the program restarts everywhere.
+silent for the heartbeat. It does not if the collective still waits for a process to
+begin, and its store never reports that the writer of a missing entry is gone. So one
+thread per other process holds a connection to it, which ends with the process, and
+probes it at intervals, as in watch.py. A lost process stays lost: aborted collectives
+cannot be revived, and the program restarts everywhere.
 
 Each process also leaves a note in the store when its program ends.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes and reads checkpoints: of one process, or of several together."""
+"""Writes and reads checkpoints of one process, or of several."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class JointFiles:
             return
         path = self._latest
         if self._first is None:
-            # Names that another process sends are no paths here.
+            # Names that another process sends are not paths here.
             self._received = Folder()
             path = os.path.join(self._received.path, "received")
         own_sizes = [] if self._first is None else _sizes(path)

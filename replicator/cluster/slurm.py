@@ -2,8 +2,8 @@
 """Finds the hosts of a Slurm job from Slurm's environment variables.
 
 TensorFlow's SlurmClusterResolver queries GPUs, and fails where there are none. The host
-from which the job was launched (SLURM_LAUNCH_NODE_IPADDR) is of no use: it is often the
-login node.
+from which the job was launched (SLURM_LAUNCH_NODE_IPADDR) does not help: it is often
+the login node.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from replicator.cluster import addresses, cutting, description, lifeline, waitin
 _PAUSE, _ANSWER = 0.15, 0.4
 _CUTS = 0.1  # seconds between cuts while a host is silent: TensorFlow reconnects
 _CUTS_AT_ONCE = 10  # cuts between two probes
-_OTHERS_AT = 3  # before which of them calls to the other hosts are ended, too
+_OTHERS_AT = 3  # the cut before which calls to the other hosts are ended, too
 
 
 class Lifeline:
@@ -71,7 +71,7 @@ class Lifeline:
             lifeline.hand_over(self._control, task, descriptors)
 
     def end(self) -> None:
-        """Kills the helper, so that it shuts nothing down from now on."""
+        """Kills the helper, so that it shuts nothing else down."""
         self._process.kill()
 
     def release(self) -> None:
@@ -122,7 +122,7 @@ class Watcher(threading.Thread):
                 self._lifeline.release()
 
     def end(self) -> None:
-        """Makes the watcher end soon, and shut nothing down from now on.
+        """Makes the watcher end soon, and keeps it from shutting anything down.
 
         The next connection may be to a host that was silent a moment ago.
         """
@@ -162,8 +162,8 @@ class Watcher(threading.Thread):
 def _free_others() -> None:
     """Ends calls to the hosts that answer, which may wait for a tensor from another.
 
-    Nothing else ends them: the other side of such a transfer is no connection of this
-    process. In between-graph mode every process has a watch of its own.
+    Nothing else ends them: such a transfer uses no connection of this process. In
+    between-graph mode every process has its own watch.
     """
     if cluster.connection() is not None:
         for watcher in watchers():

@@ -18,7 +18,7 @@ from replicator import errors
 from replicator.cluster.peers import Peers
 from replicator.inputs import iterators
 
-_SAMPLE = 256  # numbers of each tensor of an element that are compared
+_SAMPLE = 256  # elements of each tensor that are compared
 _DIFFERENT = (
     "Fix: let the input_fn take an InputContext, and create a shard for each replica; "
     "or read the same on every host: no random numbers or sets in Python code, and "

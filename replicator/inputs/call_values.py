@@ -2,7 +2,7 @@
 """Values that a call passes to a step: arrays, tensors, and nests of them.
 
 A step that runs eagerly is traced once for values of one structure, dtype and shape,
-and then fed each call's values; nothing here compares or keeps them. While a graph is
+and then fed each call's values; nothing here compares or caches them. While a graph is
 being built, they become part of it.
 """
 
@@ -53,7 +53,7 @@ class CallValues:
     Attributes:
         key: Equal for values of the same structure, dtypes and shapes.
         leaves: The leaves as tensors, in order.
-        each: Whether the nest contains a PerReplica.
+        has_per_replica: Whether the nest contains a PerReplica.
 
     Raises:
         ArgumentError: The values are not a nest of tensors; an InputError for inputs.

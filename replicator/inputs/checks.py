@@ -52,10 +52,10 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
 
 
 def not_one_batch(who: str) -> errors.InputError:
-    """Returns the error for a PerReplica where one value is for all replicas.
+    """Returns the error for a PerReplica in place of one value for all replicas.
 
     Args:
-        who: The one that holds it, with a verb.
+        who: The subject of the sentence, with its verb.
     """
     return errors.InputError(
         errors.compose(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of inputs: last rounds that lack elements, and what becomes of them.
+"""The end of inputs: last rounds that lack elements, and what happens to them.
 
 In a round each replica gets one element. The elements of an incomplete last round are
 dropped, with one warning, or the round is padded with empty batches.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds: give each replica its element in the graph of a step.
 
-An input_fn is called once per device (or once in all, where its dataset is dealt), and
-its result becomes a Feed. Replicas pull one after the other, before anything else in
-the step, so an exhausted input ends the step on every replica or on none.
+An input_fn is called once per device (or once in all, if its dataset is dealt), and
+its result becomes a Feed. Replicas pull one after another, before anything else in the
+step, so an exhausted input ends the step on every replica or on none.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 
 Batches then do not cross the network. A dataset's captures move with it, as in
 tf.data's own service: tensors and the contents of lookup tables. A dataset that calls
-Python stays, since Python only runs here, and so does one with state that others see.
+Python stays, since Python only runs here, and so does one with state that is visible
+elsewhere.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Asynchronous(Attempt):
         machines.note(f"{process.name}: the program has started")
 
     async def _look_after(self, servers: Servers) -> Outcome:
-        """Restarts failed programs until all or a server end, or a signal comes."""
+        """Restarts failed programs until all end, a server ends, or a signal comes."""
         try:
             while (self._running or self._replacing) and self._signals.first is None:
                 processes = [*servers.processes, *self._running]

@@ -21,7 +21,7 @@ _CAUSES = (LOST, 128 + signal.SIGKILL)
 # Seconds, or this fraction of a heartbeat if longer, for such a status to arrive after
 # another program has failed: programs may notice a silent one before the launcher does.
 # That may take a whole heartbeat, for which to wait if a program
-# tells of a lost host.
+# reports a lost host.
 _WAIT, _WAIT_PART = 0.5, 0.2
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Temporary folders that nobody leaves behind, not even a program that is killed.
+"""Temporary folders that are always removed, even if a program is killed.
 
-The owner of a folder holds a lock on a file in it, which ends with the owner. Whoever
-makes a folder removes those whose locks nobody holds. Uses the standard library only,
-as the launcher sends it to other hosts.
+The owner of a folder holds a lock on a file in it, which ends with the owner. Creating
+a folder removes those whose locks are free. Uses the standard library only, as the
+launcher sends it to other hosts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def sweep() -> None:
 
 
 def _make() -> tuple[str, int]:
-    """Makes a folder; returns its path, and the descriptor of its lock."""
+    """Creates a folder; returns its path, and the descriptor of its lock."""
     path = tempfile.mkdtemp(prefix=_PREFIX)
     new = os.path.join(path, f"{_LOCK}.new")
     lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)

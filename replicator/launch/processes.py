@@ -112,7 +112,7 @@ def source_of(module: Any) -> str:
 
 
 def silence(heartbeat: float) -> float:
-    """Returns for how many seconds a keeper on another host may hear nothing."""
+    """Returns how many seconds a keeper on another host may go without input."""
     return _SILENCES * heartbeat
 
 

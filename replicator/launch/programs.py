@@ -30,9 +30,9 @@ class Programs:
     Attributes:
         processes: The processes started so far, even while others are being started.
         failed: The processes that have failed, in order of failure.
-        left: The future statuses of the processes that still run.
+        running: The future statuses of the processes that still run.
         port_taken: Whether a program could not listen at its address.
-        tells_of_others: Whether a program said that it lost another one's host.
+        tells_of_others: Whether a program reported the loss of another one's host.
     """
 
     def __init__(self, job: Job, machines: Machines, restarts: int) -> None:
@@ -56,7 +56,7 @@ class Programs:
         async with self._machines.in_time():
             await self._machines.reach(retry)
             addresses: list[str] = []
-            while len({*addresses}) < len(indices):  # two names may be of one host
+            while len({*addresses}) < len(indices):  # two names may mean one host
                 searches = [self._address(index) for index in indices]
                 addresses = await self._machines.run_all(searches)
             starting = [self._start(index, addresses) for index in indices]

@@ -134,7 +134,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _lock(folder: str) -> None:
-    """Holds a folder for as long as this process or a fork lives; see folders.py."""
+    """Locks a folder while this process or a fork of it lives; see folders.py."""
     path = os.path.join(folder, ".replicator-lock")
     lock = os.open(f"{path}.new", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linux's tables of TCP sockets: which connections there are, and whose they are.
+"""Linux's tables of TCP sockets: which connections there are, and who owns them.
 
 Uses the standard library only, as all of this package; replicator.cluster reads the
 tables, too.
@@ -54,7 +54,7 @@ class SocketRow:
 
     @property
     def owner(self) -> int:
-        """The id of the user who made the socket; without meaning if it is NOBODY's."""
+        """The id of the user who made the socket; meaningless for NO_INODE."""
         return int(self.words[_OWNER])
 
     @property

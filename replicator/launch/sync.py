@@ -57,7 +57,7 @@ async def _in_git(folder: str) -> list[str] | None:
 
 
 async def _tree(folder: str, names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Returns the files among git's names, and what is neither a file nor gone.
+    """Returns the files among git's names, and whatever exists but is no file.
 
     Git names the folders of submodules and of other working trees, but not their files.
     """

@@ -4,9 +4,9 @@
 Each server, and the program, has a port that is reserved for it on every host. The
 launcher listens on the ports of the servers on this host, and SSH forwards each
 connection to a socket in a folder of the server's host, where the relay (relay.py)
-passes it to the server. Connections from a server to another's port take the same way
-back. A port of this host is open to all of its users, so the launcher asks the kernel
-whose each connection is, and passes on the bytes of this user only.
+passes it to the server. Connections from a server to another's port take the same route
+in reverse. A port of this host is open to all of its users, so the launcher asks the
+kernel who owns each connection, and passes on the bytes of this user only.
 """
 
 from __future__ import annotations

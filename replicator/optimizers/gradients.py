@@ -49,7 +49,8 @@ class Combiner:
         compression: The gradients' compressors, and what they remember.
         sums: The accumulated gradients, for checkpoints.
         accumulators: The same sums, by the graph and the gradients that they belong to.
-        alone: Whether whole batches may come outside steps, to be accumulated there.
+        accumulates_outside: Whether gradients of whole batches are accumulated outside
+            steps.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def build_step(
         feed: Gives each replica its element.
         graph: The default graph.
         step_key: Identifies step_fn in all builds of it, and is freed with it.
-        args: Returns the further arguments of step_fn, a tuple for each replica.
+        args: Returns the extra arguments of step_fn, a tuple for each replica.
         own_args: The tensors in these arguments that belong to one replica only.
     """
     effects.order_captured_twice()
@@ -131,7 +131,7 @@ def _abandon(graph: tf.Graph, start: int) -> None:
 
 @contextlib.contextmanager
 def _creating_variables(factory: VariableFactory) -> Iterator[None]:
-    """Replicates the variables created in this block, in whichever graph."""
+    """Replicates the variables created in this block, in any graph."""
     with contextlib.ExitStack() as stack:
         # In the init scope, Keras creates variables while a function is traced.
         with tf.init_scope():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches by function: which functions are the same, and what is kept for each.
+"""Caches by function: which functions are the same, and what is cached for each.
 
 A step continues where it is run with the same functions again: its trace, its inputs
 and the variables that step_fn creates are reused. Two functions are the same only if

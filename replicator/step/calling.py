@@ -47,7 +47,7 @@ def pull_inputs(draft: Draft) -> None:
 
 
 def _warn_of_whole_args(draft: Draft) -> None:
-    """Warns once if all replicas get all of an arg with a row for each example."""
+    """Warns once if replicas get all of an argument with one row per example."""
     total = tf.get_static_value(draft.elements[0].total)
     for number, arg in enumerate(draft.extra_args[0]):
         for leaf in tf.nest.flatten(arg):
@@ -70,7 +70,7 @@ def _warn_of_whole_args(draft: Draft) -> None:
 
 
 def _hidden(elements: Any, extra_args: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Returns the inputs such that copies may have replica 1's static shapes."""
+    """Returns inputs from which copies may take replica 1's static shapes."""
     nests = copies.hide_values(
         [*zip(elements or [None] * len(extra_args), extra_args, strict=True)]
     )
@@ -116,7 +116,7 @@ def _arguments(draft: Draft, n: int) -> tuple[list[Any], Shard | None]:
 
 
 def check_results(draft: Draft) -> None:
-    """Checks what the replicas exchanged while being built, and what they returned."""
+    """Checks what replicas exchanged while they were built, and what they returned."""
     functional.refuse_raw(draft.ops())
     objects.check(draft.build, draft.settings.peers)
     unbuilt.check(draft.build)

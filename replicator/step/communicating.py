@@ -18,7 +18,7 @@ _WRITTEN_BY_ONE_OP = "written by one op together with variables elsewhere"
 
 
 def join_calls(draft: Draft) -> None:
-    """Makes one call of several that may travel together."""
+    """Merges calls whose tensors may share messages."""
     if draft.settings.peers is None:  # else each process has to join the same ones
         draft.replicas = joinable_calls.join(
             draft.replicas, draft.scopes, draft.build.aliases.variable

@@ -39,7 +39,7 @@ def check_effects(draft: Draft) -> None:
 
 
 def check_origins(draft: Draft) -> None:
-    """Checks that each replica computes with what is its own or the same for all."""
+    """Checks that a replica computes only with its own values, or equal ones."""
     if draft.several:
         compared = draft.replicas[: len(draft.build.compared)]
         checks.check_foreign(compared, _elements(draft), draft.build)

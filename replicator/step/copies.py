@@ -25,18 +25,18 @@ from replicator.variables.creation import VariableFactory
 
 
 def hide_values(inputs: Sequence[Any]) -> list[Any]:
-    """Gives the first replica inputs that tell nothing of it, and are its own.
+    """Gives the first replica inputs of its own, which reveal nothing about it.
 
-    TensorFlow folds constants into static shapes, tf.reshape(x, [constant]) for one,
-    and copies have those of the first replica. And a tensor may be its input by two
-    names, or be used besides, where another replica has two tensors.
+    TensorFlow folds constants into static shapes, as in tf.reshape(x, [constant]), and
+    copies take over those of the first replica. Also, one tensor may be two of its
+    inputs, or be used elsewhere, where another replica has two tensors.
 
     Args:
         inputs: `inputs[r]` are replica r's, nests of the same structure.
 
     Returns:
-        The same, where they differ: behind an op that TensorFlow does not evaluate if
-        it could, and for the first replica behind an identity.
+        The inputs. Those that differ are behind an op that TensorFlow does not fold, if
+        it could fold them; else the first replica's are behind an identity.
     """
     flat = [tf.nest.flatten(nest, expand_composites=True) for nest in inputs]
     columns = []
@@ -166,10 +166,10 @@ def make(
 def _keeper(
     build: context.Build, columns: Sequence[Sequence[tf.Tensor]]
 ) -> Callable[[tf.Operation], bool]:
-    """Returns what tells whether an op is where it is for the sake of a resource.
+    """Returns a predicate: whether a resource determines the device of an op.
 
-    Of a variable that a replica owns, or of a resource that all replicas share and the
-    user has placed. Other ops on the first replica's device are there as its own.
+    The resource is a variable that one replica owns, or one that all replicas share and
+    the user has placed. All other ops on the first replica's device are its own.
     """
     first_inputs, outermost = (
         {id(column[0]) for column in columns},

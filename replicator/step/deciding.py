@@ -10,7 +10,7 @@ from replicator.variables.chooser import SparseGradients
 
 
 def note_undecided(draft: Draft) -> None:
-    """Records where variables that await a strategy's decision were built in before."""
+    """Records where earlier code uses variables that await a strategy's decision."""
     if draft.settings.chooser is not None:
         trained = draft.settings.factory.trained().items()
         draft.settled = {

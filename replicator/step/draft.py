@@ -112,7 +112,7 @@ class Draft:
         settled: For each variable that a strategy has yet to decide on, by its path:
             where earlier code of the user's was built to use its components.
         returned: What step_fn returned for each replica.
-        collected: What was added to collections of the graph: their names and items.
+        collected: The items added to the graph's collections, with the names of these.
         scopes: The name scope of each replica for which step_fn was called.
         ranges: The range of op numbers, (begin, end), of each of these replicas.
         replicas: The ops of each replica.

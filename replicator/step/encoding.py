@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes plain Python values for other processes.
 
-Decoding runs no code of the sender's, as unpickling would: it makes values of the types
+Unlike unpickling, decoding runs no code of the sender's: it creates values of the types
 listed here, and no others.
 """
 
@@ -49,7 +49,7 @@ def decode(data: bytes) -> Any:
     """Decodes a value; each call returns a new one.
 
     Raises:
-        ValueError: The data are not of `encode`.
+        ValueError: `encode` did not write the data.
     """
     try:
         return _from_json(json.loads(data))
@@ -99,7 +99,7 @@ def _from_json(encoded: Any) -> Any:
 
 
 def _name(dtype: np.dtype) -> str:
-    """Returns a name that means the dtype everywhere."""
+    """Returns a name that means the same dtype in every process."""
     name = dtype.name if dtype.kind == "V" else dtype.str  # V: also ml_dtypes' bfloat16
     try:
         is_same = np.dtype(name) == dtype

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes that order a step's effects and make its results fit to leave it."""
+"""Passes that order a step's effects and prepare its results for use outside."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _wait(
 
 
 def seal_results(draft: Draft) -> None:
-    """Makes the results of step_fn fit to leave the step."""
+    """Prepares the results of step_fn for use outside the step."""
     if draft.several:
         draft.returned = tf.nest.map_structure(outputs.seal, draft.returned)
     if not draft.build.graph.building_function:
@@ -93,7 +93,7 @@ def seal_results(draft: Draft) -> None:
 
 
 def check_initialized(draft: Draft) -> None:
-    """Asserts in a tf.Graph that components made after their variables have values.
+    """Asserts in a tf.Graph that components created later on have values.
 
     A session that ran the variables' initializers before has not initialized them.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds tensors that a call of step_fn took from elsewhere than its own replica.
+"""Finds tensors of other replicas that a call of step_fn uses.
 
 A tensor that outlives the call that made it, in an attribute, a `cached_property` or a
 list, belongs to one replica: it holds that replica's values, and no gradient of the
@@ -23,7 +23,7 @@ def foreign_use(
     """Finds a tensor of one replica that another one uses directly.
 
     Constants and results like all_reduce's, and what is computed from them alone, are
-    the same on all replicas: whoever keeps these loses nothing. Handles of resources
+    the same on all replicas: keeping these does no harm. Handles of resources
     are not values; `checks.check_components` looks at those of variables.
 
     Args:
@@ -83,7 +83,7 @@ def differentiated(
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
-        ops_before_step: The ops that were there before the step.
+        ops_before_step: The ops in the graph before the step.
         is_variable: Whether a tensor is the handle of a replicated variable.
 
     Returns:

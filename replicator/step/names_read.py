@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step_fn reads by name, compared at each call with what the step was built of.
 
-A notebook's cell that makes model and optimizer anew binds their names to other
-objects; `model.trainable = False`, `model.add` and `model.compile` change the object
-behind a name. A built step would silently go on with the old ones.
+A notebook cell that creates a new model and optimizer binds their names to new objects;
+`model.trainable = False`, `model.add` and `model.compile` change the object behind a
+name. A built step would silently go on with the old ones.
 
 Names are found in the code of step_fn, and of the user's functions and methods that it
 reads in turn: globals, closures, attributes, and entries of dicts under constant keys.
-What this code assigns itself is left out. Of Keras layers in them, further: which
-layers they have, whether these are trainable, and what `compile` sets. The code of
+What this code assigns itself is left out. For a Keras layer, the search adds the layers
+that it contains, whether these are trainable, and what `compile` sets. The code of
 libraries is not searched.
 
 Objects are compared by identity, since comparing them takes as long for a large model
@@ -44,7 +44,7 @@ _LOOKUP_ERRORS = (
     LookupError,
     TypeError,
     ValueError,
-)  # a name, or who has it
+)  # the name is gone, or its owner
 
 
 class Change(NamedTuple):
@@ -52,7 +52,7 @@ class Change(NamedTuple):
 
     Attributes:
         name: The name, as in the code.
-        description: In which way it changed, for messages.
+        description: How it changed, for messages.
         plain: Whether it was, and is, a number, text or the like.
     """
 

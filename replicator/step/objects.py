@@ -169,7 +169,7 @@ def all_gather_object(obj: _Object, group: Any = None) -> list[_Object]:
 
 
 def check(build: context.Build, peers: Peers | None = None) -> None:
-    """Checks an attempt's object calls once all replicas were built as far as possible.
+    """Checks an attempt's object calls once all replicas are built as far as possible.
 
     Args:
         build: The state shared by the replicas.
@@ -259,7 +259,7 @@ def _exchange(
     if not partners.keys() >= set(speakers):
         attempt.waiting.append(own_call)
         raise context.Waiting
-    decode = encoding.decode if crosses_processes else pickle.loads  # nobody else's
+    decode = encoding.decode if crosses_processes else pickle.loads  # of our own
     return [decode(partners[speaker].data) for speaker in speakers]
 
 

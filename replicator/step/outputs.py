@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the results of step_fn fit to leave the step.
+"""Prepares the results of step_fn for use outside the step.
 
 Inside the step, a leaf becomes a tensor. On the way out it is tied to the rest of the
 step: no gradient passes through it, and in a session it waits for the whole step.

@@ -80,7 +80,7 @@ class Steps:
 
     def epoch(self, request: Request) -> epochs.Epoch:
         """Returns one pass over the inputs of a step, which has not begun."""
-        is_divided = self._settings.clock is None  # else among programs, too
+        is_divided = self._settings.clock is None  # otherwise, among programs as well
         step_arguments.check(request)
         length = epochs.length_of(request, self._settings.world.num_replicas)
         _, state = self._find(request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has a step built anew when names that step_fn reads stand for something else."""
+"""Rebuilds a step when names that step_fn reads refer to something else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def renew(step_fn: Any, function: StepFunction, state: State) -> None:
     """Drops the traces of a step if what step_fn reads by name has changed.
 
     Warns of the first change. A number or text that goes on changing is probably
-    counted or chosen at each call: after some builds, it stays what it is.
+    counted or chosen at each call: after some builds, the step keeps its last value.
 
     Args:
         step_fn: The user's function.

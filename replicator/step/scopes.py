@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code that was written for one device finds around it while a step is built.
+"""The surroundings of code written for one device while a step is built.
 
 Scopes and collections of TensorFlow 1 stay consistent, and summaries are written once.
 """
@@ -133,9 +133,9 @@ class _Writers(dict[Any, int]):
 def summaries_once(
     replica: context.ReplicaContext,
 ) -> contextlib.AbstractContextManager[None]:
-    """Has each summary written by the first replica only that writes one of its name.
+    """Lets only the first replica that writes a summary of some name write it.
 
-    As under tf.distribute, whose replicas other than the first write none.
+    As under tf.distribute, where only the first replica writes summaries.
 
     Args:
         replica: The replica that is built in this block.

@@ -79,13 +79,13 @@ class State:
 
 
 class StepFunction:
-    """What a Replicator keeps for a step_fn, whichever inputs it is run with.
+    """What a Replicator stores for a step_fn, over all inputs that it is run with.
 
     Attributes:
         states: The states of its steps, by input_fn.
         builds: How many input_fns there were of each piece of code.
         datasets: How many Datasets it was run with.
-        fresh: Whether no step has been made of it yet.
+        fresh: Whether no step has been created from it yet.
         renewals: How often each of the names that it reads had changed.
         fixed: Those that are no longer compared.
     """

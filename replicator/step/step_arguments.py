@@ -134,7 +134,7 @@ def check_takes(request: Request, num_args: int) -> None:
 
 
 def arranged(step_fn: Any, element: Any, extra_args: Sequence[Any]) -> list[Any]:
-    """Returns the arguments of step_fn: an element or its parts, then further ones.
+    """Returns the arguments of step_fn: an element or its parts, then extra ones.
 
     Args:
         step_fn: The user's function.
