@@ -70,16 +70,16 @@ class Created:
 
 
 class States:
-    """What features keep while a step is built: an object of a class of each one's own.
+    """The state of features while a step is built: an object of one class for each.
 
-    So a feature is understood from its own file, and nothing here names any of them.
+    So a feature can be understood from its own file, and nothing here names any.
     """
 
     def __init__(self) -> None:
         self._states: dict[type, Any] = {}
 
     def of(self, kind: type[_State]) -> _State:
-        """Returns the object of a class, made when it is first asked for."""
+        """Returns the object of a class, which is created on first use."""
         if kind not in self._states:
             self._states[kind] = kind()
         found: _State = self._states[kind]
@@ -97,14 +97,14 @@ class Build:
         ledger: Records the writes to variables that keep the replicas equal.
         knowledge: Facts learned in earlier attempts at this build.
         aliases: The handles by which replicas use variables that one of them owns.
-        states: What features keep for all replicas of one attempt.
+        states: The state of features that all replicas of one attempt share.
         in_functions: Whether a replica communicates in the graph of a function, which
             may not become part of the step.
         step_key: Identifies step_fn in all builds of it, and is freed with it.
         messages: Whether any replica sends a message to another.
         gradients: The dual of each primitive, by its name.
         facts: What passes need to know of each primitive, by its name.
-        traces: What the user's tf.functions keep of this build until it is done.
+        traces: The traces of the user's tf.functions that belong to this build.
         created: The variables that step_fn has created in all attempts, by their keys.
         number: Unique per build: a tf.function traced in another build would
             communicate at that build's places.
@@ -134,7 +134,7 @@ class Build:
 
     @property
     def compared(self) -> tuple[int, ...]:
-        """The local replicas that are compared: of copies, which are alike, the first.
+        """The local replicas that are compared: of copies, which are equal, the first.
 
         A copy shows what differs between the replicas as well as a call of step_fn.
         """
@@ -146,7 +146,7 @@ class Build:
         return self.traced == self.world.local
 
     def create(self, variable: Any, new: bool) -> None:
-        """Notes that step_fn creates a variable, whether new or known from before.
+        """Records that step_fn creates a variable, be it new or known from before.
 
         Args:
             variable: The ReplicatedVariable.
@@ -211,7 +211,7 @@ class ReplicaContext:
         trace_anew: Has tf.functions that were traced for this replica traced again.
         shard: The replica's part of a global batch, an `inputs.shards.Shard`.
         mode: What the library has declared of the code that is running.
-        states: What features keep for this replica.
+        states: The state of features for this replica.
     """
 
     build: Build
@@ -295,7 +295,7 @@ class ReplicaContext:
         return self._setting(writing=self.mode.writing or (name, method, key))
 
     def reading_merged(self, merged: bool = True) -> _Block:
-        """Reads variables that differ as their aggregate in this block, or does not."""
+        """Sets whether this block reads variables that differ as their aggregate."""
         return self._setting(merging=merged)
 
     @contextlib.contextmanager
@@ -332,11 +332,11 @@ def current() -> ReplicaContext | None:
 
 
 def will_be_copied() -> bool:
-    """Whether a replica is being built of which further ones will be copies.
+    """Whether a replica is being built of which others will be copies.
 
-    The devices of variables are then told to no code of TensorFlow's: which of them is
-    the replica's differs, and so do what tf.nn.embedding_lookup_sparse builds where the
-    table's is, and the order in which legacy Keras optimizers go through all of them.
+    The devices of variables are then hidden from TensorFlow's code: they differ between
+    replicas, and with them the ops of tf.nn.embedding_lookup_sparse, which follow the
+    table's device, and the order in which legacy Keras optimizers update variables.
     """
     replica = _current.get()
     return replica is not None and not replica.build.all_traced
@@ -368,7 +368,7 @@ def require(caller: str) -> ReplicaContext:
 
 @contextlib.contextmanager
 def building(replica: ReplicaContext | None) -> Iterator[None]:
-    """Makes `replica`, or none, the one that is built in this thread, in this block."""
+    """Makes `replica`, or None, the replica that this thread builds in this block."""
     token = _current.set(replica)
     try:
         yield

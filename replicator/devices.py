@@ -177,7 +177,7 @@ def _listed(devices: Any) -> Iterator[Any]:
 
 
 def _is_nested(entry: Any) -> TypeGuard[Sequence[str]]:
-    """Whether an entry lists one replica's devices; a LogicalDevice is a tuple, too."""
+    """Whether an entry lists one replica's devices; a LogicalDevice is also a tuple."""
     return isinstance(entry, list | tuple) and not isinstance(
         entry, tf.config.LogicalDevice
     )

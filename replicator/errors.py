@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every error class of the library, and the composition of their messages.
 
-Callers pass in the facts, and get an exception whose text says what happened, where,
-what was expected and what to do.
+Callers pass the facts, and get an exception whose text says what happened, where, what
+was expected and what to do.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def compose_behind(prefix: str, error: Exception) -> str:
     """Returns a message that puts text in front of another error of this library.
 
     Args:
-        prefix: The text before it, e.g. to whom the error belongs.
+        prefix: The text in front, e.g. whose error it is.
         error: The other error, which has sites and a fix.
     """
     return f"{prefix}, but {error}"

@@ -62,7 +62,7 @@ class Options:
 
 
 def check(caller: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raises ArgumentError if the value of an option is none of its choices."""
+    """Raises ArgumentError unless the value of an option is one of its choices."""
     if not arguments.is_choice(value, choices):
         raise errors.ArgumentError(
             errors.compose(

@@ -58,7 +58,7 @@ class PerReplica(tuple):
         return (tuple(self),)
 
     def __tf_tracing_type__(self, context: Any) -> tf.types.experimental.TraceType:
-        return nests.TupleType.of(self, context)  # else functions make it a plain tuple
+        return nests.TupleType.of(self, context)  # functions would return a plain tuple
 
     def __repr__(self) -> str:
         return f"PerReplica({', '.join(map(_brief, self))})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""World: all replicas, and those of them that this process builds."""
+"""World: all replicas, and which of them this process builds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds loops and conditionals of TensorFlow 2 that nobody differentiates any more.
+"""Adds loops and conditionals of TensorFlow 2 that need no gradients any more.
 
 `tf.while_loop` and `tf.cond` prepare for gradients, nest structures and add identities,
 which takes most of the time of building a small body. A graph that contains its
@@ -79,8 +79,8 @@ def branch(
     """Adds a conditional.
 
     Args:
-        selector: True for the first of two branches, or the number of a branch.
-        branches: Each returns tensors of the same dtypes, one at least.
+        selector: True selects the first of two branches; or the number of a branch.
+        branches: Each returns at least one tensor; all return the same dtypes.
 
     Returns:
         Those of the branch that is taken.
@@ -135,11 +135,11 @@ def _build_body(
 
 
 def _share_captures(graphs: Sequence[Any], count: int) -> list[tf.Tensor]:
-    """Makes what any graph takes from outside an argument of each.
+    """Makes every tensor that some graph captures an argument of all graphs.
 
     Args:
         graphs: Bodies of one op.
-        count: How many arguments they have besides.
+        count: The number of their other arguments.
 
     Returns:
         The tensors outside, for the arguments after these.
@@ -184,7 +184,7 @@ def _add(
     outer = tf.compat.v1.get_default_graph()
     control_inputs = [op for graph in graphs for op in graph.function_captures.control]
     with tf.control_dependencies(control_inputs):
-        kind(**arguments)  # returns its results, of which it may have none
+        kind(**arguments)  # returns its results, which may be none
     op: tf.Operation = outer.get_operations()[-1]
     _control_flow_v2.maybe_set_lowering_attr(op)
     _control_flow_v2.maybe_propagate_compile_time_consts_in_xla(op)

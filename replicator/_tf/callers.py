@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is calling: what TensorFlow and Keras do not tell those whom they call.
+"""Who is calling: TensorFlow and Keras do not tell the code that they call.
 
-Two functions look at the Python stack, `asker` and `calls`. Whatever asks them says why
-no public call tells it.
+Two functions look at the Python stack, `asker` and `calls`. Each use of them says why
+no public call suffices.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Asker(NamedTuple):
 def asker(of: str) -> Asker:
     """Returns the function that reads the running property, or calls the function.
 
-    TensorFlow writes variables through `handle` without a word to the variable:
+    TensorFlow writes variables through `handle` without notifying the variable:
     `gen_training_ops.resource_apply_adam(var.handle, ...)` in training/adam.py, say. So
-    it has one caller or another whether a variable's handle is taken to be written.
+    the caller shows whether a variable's handle is about to be written.
 
     Args:
         of: The name of the property or function.
@@ -60,7 +60,7 @@ class RunningCall(NamedTuple):
 
     Attributes:
         function: The function's name.
-        values: Its arguments and other local names, as they are by now.
+        values: The current values of its arguments and other local names.
         parameters: The names of its arguments.
     """
 
@@ -169,7 +169,7 @@ class MetricCall(NamedTuple):
 
     Attributes:
         metric: The metric.
-        arguments: The method's arguments by their names, as they are by now.
+        arguments: The current values of the method's arguments, by name.
     """
 
     metric: Any
@@ -179,8 +179,8 @@ class MetricCall(NamedTuple):
 def metric_call(method: str) -> MetricCall | None:
     """Returns the innermost running call of a method of Keras metrics, if any.
 
-    A variable is not told by which metric it is read or written, nor what that was
-    given: `Mean.update_state` calls `self.total.assign(self.total + total)`.
+    A variable cannot know which metric reads or writes it, nor the metric's arguments:
+    `Mean.update_state` calls `self.total.assign(self.total + total)`.
 
     Args:
         method: Its name, e.g. "update_state".
@@ -194,7 +194,7 @@ def metric_call(method: str) -> MetricCall | None:
 
 
 def is_mean(metric: Any) -> bool:
-    """Whether a Keras metric is a Mean, of values that it is given or computes."""
+    """Whether a Keras metric is a Mean of values that it receives or computes."""
     return any(
         base.__name__ == "Mean" and base.__module__.startswith(_METRICS)
         for base in type(metric).__mro__
@@ -254,11 +254,11 @@ _TRAINERS = ("keras.src.backend.tensorflow.trainer", "tf_keras.src.engine.traini
 
 
 def output_gradients_of_pass() -> list[Any] | None:
-    """Returns the gradients that the running pass began from; None if there is none.
+    """Returns the gradients with which the running pass began; None without a pass.
 
-    A pass is a call of GradientTape.gradient or tf.gradients. A gradient function is
-    told the gradients of its own op's results, but not that a pass calls it, nor what
-    `output_gradients` that was given.
+    A pass is a call of GradientTape.gradient or tf.gradients. A gradient function
+    receives the gradients of its own op's results, but does not learn that a pass calls
+    it, nor the `output_gradients` of the pass.
     """
     for call in calls(_GRADIENT_ARGUMENTS, _PASSES):
         gradients = call.values.get(_GRADIENT_ARGUMENTS[call.function])

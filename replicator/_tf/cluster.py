@@ -79,7 +79,7 @@ def connection() -> Any:
 
 
 def join(addresses: Sequence[str], task: int, heartbeat: float, timeout: float) -> None:
-    """Lets this process run collectives with a group of others.
+    """Lets this process run collectives with others.
 
     MultiWorkerMirroredStrategy does this for itself; here the heartbeat is
     configurable. No public call does only this.

@@ -61,7 +61,7 @@ def add_copy(
         op: The original.
         inputs: The inputs of the copy.
         attributes: What `attributes_of` returns of the original.
-        changes: Attributes that are changed, as Python values.
+        changes: The attributes to change, as Python values.
         control_inputs: Ops of the default graph that run before it.
     """
     graph: Any = _ops.get_default_graph()

@@ -97,7 +97,7 @@ class WatchedContext(tf.distribute.ReplicaContext):
 
 
 class CombinedContext(tf.distribute.ReplicaContext):
-    """The context for optimizers with combined gradients: sums over one replica.
+    """The context of optimizers with combined gradients: it sums over one replica.
 
     The default context does so too, but adds two ops per gradient.
     """

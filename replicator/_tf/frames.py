@@ -102,7 +102,7 @@ def _users(frames: Iterable[_Frame]) -> list[_Frame]:
 
 
 def _as_written(frames: Sequence[_Frame]) -> Sequence[_Frame]:
-    """Maps frames in files that AutoGraph generated back to the user's source.
+    """Maps frames in files that AutoGraph generated to the user's source.
 
     TensorFlow keeps these maps with its converted functions and has no public call for
     them; the one it attaches to an exception must not stay on the user's exception.
@@ -162,7 +162,7 @@ def copy_line(original: tf.Operation, copy: tf.Operation) -> None:
 
 
 def copied_from(op: tf.Operation) -> tf.Operation:
-    """Returns the op that `copy_line` was told an op is a copy of, or the op itself."""
+    """Returns the op that an op is a copy of, by `copy_line`, or the op itself."""
     original: tf.Operation = getattr(op, _COPIED, op)
     return original
 
@@ -171,8 +171,8 @@ def copied_from(op: tf.Operation) -> tf.Operation:
 def on_behalf_of(op: tf.Operation) -> Iterator[None]:
     """Makes the user's line in this block the one that created an op.
 
-    What is built from an op of another graph is the user's by that op's line: nothing
-    of the user's is running.
+    What is built from an op of another graph belongs to the user's line of that op: no
+    code of the user's is running.
 
     Args:
         op: An op, of any graph.

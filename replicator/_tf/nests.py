@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a class of tuples through the arguments and results of tf.functions.
+"""Preserves a class of tuples in the arguments and results of tf.functions.
 
 A tf.function takes subclasses of tuple other than namedtuples for plain tuples. A class
 can say otherwise by `__tf_tracing_type__`, a public protocol; but the type to return
@@ -18,9 +18,9 @@ from tensorflow.core.function.trace_type import serialization as _serialization
 
 
 class TupleType(tf.types.experimental.TraceType, _serialization.Serializable):
-    """The trace type of tuples of a class, which stay of that class in functions.
+    """The trace type of tuples of a class, which functions preserve.
 
-    It is no subclass of the type of plain tuples, for which it would be taken.
+    It is not a subclass of the type of plain tuples, which would replace it.
 
     Args:
         kind: The class, which is made from a plain tuple.
@@ -32,11 +32,11 @@ class TupleType(tf.types.experimental.TraceType, _serialization.Serializable):
 
     @classmethod
     def of(cls, value: tuple[Any, ...], context: Any) -> TupleType:
-        """Returns the trace type of a tuple, whose class it keeps.
+        """Returns the trace type of a tuple, which preserves its class.
 
         Args:
             value: The tuple.
-            context: What `__tf_tracing_type__` was given.
+            context: The argument of `__tf_tracing_type__`.
         """
         entries = [_trace_type.from_value(entry, context) for entry in value]
         return cls(type(value), _types.Tuple(*entries))

@@ -55,7 +55,7 @@ def empty_constant(op: tf.Operation) -> None:
 
 
 def move_to_device(op: tf.Operation, device: str) -> None:
-    """Moves a built op to a device, away from the ops that it was created beside.
+    """Moves a built op to a device, and ends its colocation with other ops.
 
     The public API places only new ops.
     """
@@ -94,7 +94,7 @@ def set_read_only_inputs(op: tf.Operation, indices: Sequence[int]) -> None:
 def resource_shape(handle: tf.Tensor) -> tf.TensorShape:
     """Returns the static shape of the variable behind a symbolic handle.
 
-    The public API only tells it by adding an op that reads the variable.
+    The public API only returns it by adding an op that reads the variable.
     """
     shapes = handle_data_util.get_resource_handle_data(handle).shape_and_type
     return tf.TensorShape(shapes[0].shape if shapes else None)

@@ -17,8 +17,7 @@ def mark_python_function(op: tf.Operation, replicas: int, line: str) -> bool:
     """Marks the Python function that a py_function or numpy_function op calls.
 
     The registry that the op's token refers to is not public. TensorFlow wraps the
-    user's function, so the mark is on an object that belongs to this op and dies with
-    it.
+    user's function, so the mark is on an object that lives as long as this op.
 
     Args:
         op: The py_function or numpy_function op.
@@ -35,7 +34,7 @@ def mark_python_function(op: tf.Operation, replicas: int, line: str) -> bool:
 
 
 def python_call() -> tuple[int, str] | None:
-    """Returns whose Python function is running: that of a step, another, or none.
+    """Returns which Python function is running: one of a step, another, or none.
 
     Inside `tf.py_function`, `tf.numpy_function` and the generator of a dataset,
     TensorFlow's runtime calls Python on a thread of its own, through the registry in
@@ -79,7 +78,7 @@ def copy_python_function(token: str, copies: dict[str, str]) -> str:
 def _with_tokens(
     function: types.FunctionType, copies: dict[str, str]
 ) -> types.FunctionType:
-    """Returns a function of TensorFlow's that has new tokens in its closure."""
+    """Returns a copy of a function of TensorFlow's with new tokens in its closure."""
 
     def copied(content: Any) -> Any:
         if isinstance(content, types.FunctionType):

@@ -25,7 +25,7 @@ def session_callable(
 
     The public `Session.run`, and what `make_callable` returns where something is fed,
     give the runtime all of the graph before each run: what another thread is building,
-    too. This one does when it is made.
+    too. This one does so once, when it is created.
 
     Args:
         session: The session.
@@ -48,8 +48,8 @@ def session_callable(
 
 
 def leave_session(session: tf.compat.v1.Session) -> None:
-    """Lets a session go without closing it, now or when it is freed.
+    """Abandons a session without closing it, now or when it is freed.
 
-    The public `close` waits until lost hosts are there again, however long.
+    The public `close` waits until lost hosts are back, for however long.
     """
     session._closed = True

@@ -69,7 +69,7 @@ def is_part_of_pass(op: tf.Operation) -> bool:
 def differentiated_by(op: tf.Operation) -> tf.Operation | None:
     """Returns the op that this one differentiates for tf.gradients, or None.
 
-    Nothing public shows it. Tapes keep no such note.
+    Nothing public shows it, and tapes do not record it.
     """
     forward: tf.Operation | None = op._original_op
     return forward
@@ -81,8 +81,8 @@ def begins_pass(op: tf.Operation) -> bool:
     if place is None:
         return False
     if place["ys"]:
-        # Otherwise a copy of what tf.gradients is given, as the gradients of control
-        # flow give it, or a function's parameter that is named after one.
+        # Otherwise a copy of the arguments of tf.gradients, which the gradients of
+        # control flow pass on, or a function's parameter that is named after one.
         return op.type not in ("Identity", "Placeholder") and is_part_of_pass(op)
     return _created_by_tape(op)
 

@@ -65,7 +65,7 @@ def _shortened(error: BaseException) -> types.TracebackType | None:
             keeps = not has_lines or k < last
         elif not filename.startswith(frames.STANDARD) or frames.is_installed(filename):
             keeps = _is_shown(entry)
-        if keeps:  # of Python's library, too, if it is called by what is kept
+        if keeps:  # also of Python's library, if a shown frame calls it
             user_entries.append(entry)
     shortened = None
     for entry in reversed(user_entries):

@@ -152,7 +152,7 @@ class Checkpoint:
                 if stopping or self.step % every == 0 or self.step == total:
                     self.save()
                 if stopping:
-                    signals.clear()  # it is obeyed
+                    signals.clear()  # the signal has been handled
                     logging.warning("SIGTERM: saved after %d steps.", self.step)
                     raise SystemExit(TERMINATED)
 
@@ -162,7 +162,7 @@ def _termination() -> Iterator[list[int]]:
     """Yields a list to which each SIGTERM is appended; in the main thread only.
 
     If it is not empty at the end of the block, as when a step has failed, SIGTERM is
-    sent again, to the previous handler: a program that is told to end must not go on.
+    sent again, to the previous handler: a program that receives it must not go on.
     """
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds hosts that round differently, on which equal computations differ in their bits.
 
-Replicas stay equal since each computes the same from the same values: products of
-joined factors, and updates of its own copy of a variable. Products depend on the
-instructions that a processor has, on its caches and on TensorFlow's build; sums, and
-products of a vector and a matrix, on the number of threads as well. So one device of
-each host and kind computes a fixed set of products, and their bits are compared.
+Replicas stay equal because each computes the same from equal values: products of joined
+factors, and updates of its copy of a variable. Products depend on the instructions that
+a processor has, on its caches and on TensorFlow's build; sums, and products of a vector
+and a matrix, on the number of threads as well. So one device of each host and kind
+computes a fixed set of products, and their bits are compared.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def resilient(
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Clears an error's frames, which keep variables on lost hosts alive."""
+    """Clears an error's frames, which hold references to variables on lost hosts."""
     depth = 0
     while error is not None and depth < 10:
         traceback.clear_frames(error.__traceback__)

@@ -23,10 +23,10 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
         config: A ConfigProto with further settings for the session, or None.
 
     Raises:
-        ArgumentError: `config` is neither, or has a cluster_def of its own.
+        ArgumentError: `config` is neither, or already has a cluster_def.
     """
     if config is None:
-        # Replicas ask for devices in the user's stead, who asked for none.
+        # Replicas request devices, not the user's code, which requests none.
         config = tf.compat.v1.ConfigProto(allow_soft_placement=True)
     if not isinstance(config, tf.compat.v1.ConfigProto) or config.cluster_def.job:
         problem = "one with a cluster_def of its own"

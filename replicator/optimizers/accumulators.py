@@ -30,8 +30,8 @@ class AccumulatorStore(Numbered):
     """All accumulators of an optimizer, for its checkpoints.
 
     Checkpoints find them by names that are the same in another process and on another
-    number of replicas. The names come from what the gradients look like, not from the
-    names of variables, which count how many layers of a kind were created.
+    number of replicas. The names come from the dtypes and shapes of the gradients, not
+    from the names of variables, which count how many layers of a kind were created.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class AccumulatorStore(Numbered):
         """Creates the accumulators for one call of an optimizer.
 
         Args:
-            addends: What will be summed.
+            addends: The tensors to be summed.
             op: "mean" or "sum" over the replicas.
             name: The optimizer's name, for the names of variables.
 
@@ -61,7 +61,7 @@ class AccumulatorStore(Numbered):
 
 
 def facts_of(gradient: Gradient) -> tuple[Any, ...]:
-    """Returns those traits of a gradient that are equal on any number of replicas."""
+    """Returns the traits of a gradient that do not depend on the number of replicas."""
     if isinstance(gradient, tf.IndexedSlices):
         rows = gradient.values.shape[1:].as_list()
         return gradient.dtype.name, gradient.indices.dtype.name, rows
@@ -86,7 +86,7 @@ class Accumulator:
         """Creates the accumulator of a gradient, holding zeros or no rows.
 
         Args:
-            gradient: What will be added to it.
+            gradient: A gradient to be added.
             group: The module where checkpoints find it.
             name: The name within the group.
             aggregation: The tf.VariableAggregation by which checkpoints combine the

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the compressor of each variable's gradient and keeps what it remembers.
+"""Chooses the compressor of each variable's gradient and stores its memory.
 
 Used by gradients.py. A variable's synchronizer names the compressor; if it names none,
-the optimizer's is used. Residuals are kept per variable, whatever travels together.
+the optimizer's is used. Residuals are stored per variable, whichever gradients share
+messages.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ class Compression:
         gradients: Sequence[Gradient],
         creating: Callable[[], Any],
     ) -> StateStore:
-        """Returns the store that holds what is remembered of some gradients.
+        """Returns the store that holds the memory of some gradients.
 
         Args:
-            key: Identifies what they are gradients of; all steps that pass gradients of
-                the same variables share the place.
+            key: Identifies the variables; all steps that pass gradients of the same
+                variables share the place.
             shapes: The shapes of the pieces of these variables. Once a strategy has
                 divided a variable, the place is another: nothing has been remembered,
                 as no step was built before.
@@ -104,7 +105,7 @@ class Compression:
 
 @dataclasses.dataclass(frozen=True)
 class Reducer:
-    """Reduces some variables' gradients over all replicas, to where each is needed.
+    """Reduces some variables' gradients over all replicas, to where they are needed.
 
     Attributes:
         compression: The optimizer's compression.

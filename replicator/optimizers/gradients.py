@@ -38,7 +38,7 @@ class Combiner:
 
     Args:
         op: "mean" or "sum", over the replicas.
-        accumulation_steps: The number of steps per update, which is by their mean.
+        accumulation_steps: The number of steps per update, which applies their mean.
         name: The optimizer's name, for the names of variables.
         shared: Whether all replicas use one optimizer; otherwise step_fn creates a
             separate one on each replica.
@@ -301,7 +301,7 @@ def _note_sparse(
     variables: Sequence[Any],
     layouts: Sequence[GradientLayout | None],
 ) -> None:
-    """Notes for the strategy which gradients are sparse."""
+    """Records for the strategy which gradients are sparse."""
     sparse = replica.build.states.of(SparseGradients)
     for variable, layout in zip(variables, layouts, strict=True):
         if layout is not None:

@@ -120,13 +120,13 @@ class KerasAdapter(Wrapped):
         return self.iterations if accumulates or not results else results[-1]
 
     def _replicator_apply(self, grads: Any, variables: Any, weight: Any) -> None:
-        """Calls `apply`, whatever parameters that of the user's class has."""
+        """Calls `apply`, which may have other parameters in the user's class."""
         self.apply(grads, variables, **({} if weight is None else {"weight": weight}))
 
     def _replicator_apply_combined(
         self, apply: Any, grads: Any, variables: Any, *args: Any, **options: Any
     ) -> Any:
-        """Applies combined gradients; a later replica's build knows all that exist."""
+        """Applies combined gradients; the last replica knows all that exist."""
         _refuse_lost_conditions(self)
         if variables is not None and self._replicator_takes_some:
             grads, variables = list(grads), list(variables)
@@ -137,7 +137,7 @@ class KerasAdapter(Wrapped):
     def _replicator_update(
         self, grads: Any, variables: Any, weight: Any, update: Callable[..., Any]
     ) -> Any:
-        """Combines gradients and calls `update`, whose calls combine no more."""
+        """Combines gradients and calls `update`, in which nothing is combined again."""
 
         def prepare(_: Sequence[Any]) -> None:
             if not self.built:

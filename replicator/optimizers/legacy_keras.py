@@ -86,7 +86,7 @@ class LegacyKerasAdapter(LaterSlots):
 
 @contextlib.contextmanager
 def _uncompiled(optimizer: Any) -> Iterator[None]:
-    """Lets an optimizer update in this block without XLA, which reaches one device.
+    """Lets an optimizer update in this block without XLA, which knows one device.
 
     tf_keras compiles updates by default where there are GPUs.
     """

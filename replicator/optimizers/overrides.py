@@ -23,7 +23,7 @@ _combined: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def with_combined_gradients(optimizer: Any) -> Iterator[None]:
-    """Declares that an optimizer's methods are given combined gradients here."""
+    """Declares that an optimizer's methods receive combined gradients in this block."""
     token = _combined.set(_combined.get() | {id(optimizer)})
     try:
         yield
@@ -32,14 +32,14 @@ def with_combined_gradients(optimizer: Any) -> Iterator[None]:
 
 
 def has_combined_gradients(optimizer: Any) -> bool:
-    """Whether an optimizer's methods are given gradients that are combined already."""
+    """Whether an optimizer's methods receive gradients that are combined already."""
     return id(optimizer) in _combined.get()
 
 
 def weight_of(
     method: Callable[..., Any], num_leading: int, args: tuple[Any, ...], options: Any
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Tells the weight of a replica's gradients from arguments of the user's method.
+    """Separates the weight of a replica's gradients from the user's arguments.
 
     Args:
         method: The optimizer's own method, bound.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates variables in parts part by part, with their slots in the same parts.
+"""Updates partitioned variables part by part, with slots in the same parts.
 
 Gradients and variables are expanded together: the gradient of a whole is cut, each
 piece is combined for its part, and a stand-in for the optimizer, which holds the parts
@@ -75,7 +75,7 @@ class Division:
 
     @classmethod
     def undivided(cls, variables: Sequence[Any]) -> Division:
-        """Returns one in which each variable is updated as a whole."""
+        """Returns a division in which each variable is updated as a whole."""
         return cls(tuple(variables), tuple((variable,) for variable in variables))
 
     @property

@@ -99,10 +99,10 @@ def agree(
     """Returns the layouts of the gradients that any replica has.
 
     A variable that is unused on some replicas counts as zeros there, and one that is
-    unused on all is left alone; a replica alone cannot tell which. Replica 0's
-    gradients are taken as typical; if a later replica has others, the step is built
-    again with that knowledge. The n-th calls of the replicas belong together, whichever
-    objects they are made on: an optimizer created inside step_fn is a different one on
+    unused on all is not updated; one replica cannot tell which. Replica 0's gradients
+    are taken as typical; if a later replica has others, the step is built again with
+    that knowledge. The n-th calls of the replicas belong together, whichever objects
+    they are called on: an optimizer created inside step_fn is a different object on
     each replica.
 
     Args:
@@ -154,7 +154,7 @@ def agree(
 def settled(
     grads: Sequence[Gradient | None], variables: Sequence[Any]
 ) -> tuple[list[Gradient | None], list[Any]]:
-    """Returns gradients and variables as an optimizer that warns should see them.
+    """Returns the gradients and variables for an optimizer that warns.
 
     Keras warns of variables without gradients, and replica 0 may be in a build that is
     only to find that another replica has them. The last replica knows what all have: it

@@ -134,7 +134,7 @@ def _columns(
 
 
 def _reducer(compression: Compression, pieces: Sequence[_Piece]) -> Reducer:
-    """Returns what reduces compressed tensors; its memory is the same in all builds."""
+    """Returns the reducer of compressed tensors; all builds share its memory."""
     tensors, policies = _columns(pieces)
     keys = tuple(piece.variable.key for piece in pieces)
     return Reducer(

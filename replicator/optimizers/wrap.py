@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """wrap_optimizer: gradients are combined over the replicas before they are applied.
 
-Wrapping an optimizer creates a second object that shares its state. The object's class
-is created on the spot and derives from the optimizer's own, so it passes for the
+Wrapping an optimizer creates a second object that shares its state. The new object's
+class is created on the spot and derives from the optimizer's own, so it passes for the
 original in isinstance, config and checkpoints; only `apply` differs. Each family has an
 adapter in a file of its own, which says which method that is and how the family creates
 its slots.

@@ -26,7 +26,7 @@ from replicator.world import World
 class WeighedLosses(set[int]):
     """The ids of optimizers whose loss is already multiplied by the replica's weight.
 
-    Until they apply its gradients.
+    They leave when they apply its gradients.
     """
 
 

@@ -31,7 +31,7 @@ class Ran:
         thread: The thread or stream of the device.
         start: Its start, in seconds since an arbitrary point.
         seconds: Its duration.
-        own_seconds: Its duration without the ops that ran inside of it, in seconds.
+        own_seconds: Its duration without that of ops nested in it, in seconds.
         row: The number of the communication that it is part of; None if of none.
         replica_id: The replica that it belongs to; None if to none, or to all.
         once: Whether that replica runs it for all.

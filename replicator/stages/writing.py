@@ -56,7 +56,7 @@ class Stages:
         return Recorder(self, name)
 
     def ran(self, line: str) -> None:
-        """Notes that a step is run, which may have been built before.
+        """Records that a step is run, which may have been built before.
 
         Args:
             line: The line that defines its step_fn.
@@ -111,7 +111,7 @@ def _created(path: Any) -> pathlib.Path:
 
 
 class Recorder:
-    """The graphs of one build, as far as it has come."""
+    """Records the graphs of one build."""
 
     def __init__(self, stages: Stages, name: str) -> None:
         self._stages, self._name = stages, name

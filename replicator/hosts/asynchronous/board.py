@@ -76,7 +76,7 @@ def wait(until: Callable[[], bool], limit: float) -> bool:
         limit: The number of seconds after which to give up.
 
     Returns:
-        Whether the condition came to hold.
+        Whether the condition holds.
     """
     pause, longest = _PAUSES
     deadline = time.monotonic() + limit

@@ -2,7 +2,7 @@
 """Bounds how far programs may be ahead of each other, by a clock that each advances.
 
 With a staleness of k, a program begins a step only if it then is at most k steps ahead
-of the slowest. Programs that have ended or are lost hold nobody up.
+of the slowest. Programs that have ended or are lost delay no others.
 
 Source: the stale synchronous parallel model (Ho et al. 2013, More effective distributed
 ML via a stale synchronous parallel parameter server).

@@ -46,8 +46,8 @@ class Store:
         """Whether all programs share a variable: all but metrics and random seeds.
 
         Args:
-            placement: The variable's placement in a program alone.
-            local: The variable in a program alone.
+            placement: The variable's placement in a single program.
+            local: The variable in a single program.
         """
         return not placement.differs and Seed.of(local) is None
 
@@ -82,7 +82,7 @@ class Store:
         return shared
 
     def table(self, name: str, size: int) -> tf.Variable:
-        """Returns a shared int64 vector that is 0 at first.
+        """Returns a shared int64 vector of initial value 0.
 
         Args:
             name: The name of the vector.
