@@ -156,7 +156,7 @@ def compose(problem: str, sites: Sequence[str] | None = None, fix: str = "") -> 
     return "\n".join(lines)
 
 
-def compose_behind(prefix: str, error: Exception) -> str:
+def compose_with_prefix(prefix: str, error: Exception) -> str:
     """Returns a message that puts text in front of another error of this library.
 
     Args:

@@ -358,5 +358,5 @@ def _resolve(
 def _world(names: Sequence[str], processes: peers.Peers | None) -> World:
     """Returns the world of these devices, of which this process may build a part."""
     if processes is None:
-        return World.all_here(names)
+        return World.single_process(names)
     return World.divided(devices.processes(names), processes.process, names)

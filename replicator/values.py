@@ -275,7 +275,7 @@ def _scalar(values: PerReplica, operation: str) -> Any:
 
 def _common(values: PerReplica, operation: str) -> Any:
     """Returns the one value that all replicas hold, as a NumPy value."""
-    replica_values = [_there(value, operation) for value in values]
+    replica_values = [_as_numpy(value, operation) for value in values]
     arrays = [np.asarray(value) for value in replica_values]
     for r, array in enumerate(arrays[1:], 1):
         if not _same_bits(arrays[0], array):
@@ -297,7 +297,7 @@ def _common(values: PerReplica, operation: str) -> Any:
     return replica_values[0]
 
 
-def _there(value: Any, operation: str) -> Any:
+def _as_numpy(value: Any, operation: str) -> Any:
     """Converts a value to a NumPy value."""
     symbolic = tf.is_tensor(value) and any(
         map(tf.is_symbolic_tensor, tf.nest.flatten(value, expand_composites=True))
@@ -331,10 +331,10 @@ def _same_bits(one: np.ndarray, two: np.ndarray) -> bool:
 
 def _short(value: Any) -> str:
     text = " ".join(repr(value).split())
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "..."
 
 
-_SHOWN = 100  # characters of a value in a message
+_MOST_TEXT = 100  # characters of a value in a message
 
 
 def transpose(structures: Sequence[Any]) -> Any:

@@ -39,7 +39,7 @@ class World:
         assert len(self.processes) in (0, self.num_replicas), "each has a process"
 
     @classmethod
-    def all_here(cls, devices: Sequence[str]) -> World:
+    def single_process(cls, devices: Sequence[str]) -> World:
         """Returns a world whose replicas are all built by one process.
 
         Args:

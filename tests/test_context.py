@@ -129,7 +129,7 @@ def test_threads_may_build_at_the_same_time() -> None:
 
 def replica_context() -> context.ReplicaContext:
     build = context.Build(
-        World.all_here(["a", "b"]), Options(), None, _NoLedger(), None, {}, {}
+        World.single_process(["a", "b"]), Options(), None, _NoLedger(), None, {}, {}
     )
     return context.ReplicaContext(build, 1)
 

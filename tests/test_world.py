@@ -28,7 +28,7 @@ DEVICES = ("/device:CPU:0", "/device:CPU:1", "/device:CPU:2")
 
 
 def test_a_world_that_one_process_builds() -> None:
-    world = World.all_here(DEVICES)
+    world = World.single_process(DEVICES)
     assert world == World(3, (0, 1, 2), DEVICES)
     assert (
         world.local == world.replica_ids and world.num_local == world.num_replicas == 3

@@ -149,7 +149,7 @@ def abort_collectives(text: str) -> None:
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, text)
 
 
-def abort_everywhere(text: str) -> None:
+def abort_all_processes(text: str) -> None:
     """Aborts the collectives of all processes, with a text that says why."""
     context.context().report_error_to_cluster(tf.errors.ABORTED, text)
 

@@ -42,10 +42,10 @@ class TupleType(tf.types.experimental.TraceType, _serialization.Serializable):
         return cls(type(value), _types.Tuple(*entries))
 
     def is_subtype_of(self, other: Any) -> bool:
-        return self._is_alike(other) and self._plain.is_subtype_of(other._plain)
+        return self._is_same_kind(other) and self._plain.is_subtype_of(other._plain)
 
     def most_specific_common_supertype(self, others: Sequence[Any]) -> Any:
-        if not all(map(self._is_alike, others)):
+        if not all(map(self._is_same_kind, others)):
             return None
         plains = [other._plain for other in others]
         plain = self._plain.most_specific_common_supertype(plains)
@@ -77,11 +77,11 @@ class TupleType(tf.types.experimental.TraceType, _serialization.Serializable):
     def experimental_as_proto(self) -> Any:
         return self._plain.experimental_as_proto()
 
-    def _is_alike(self, other: Any) -> bool:
+    def _is_same_kind(self, other: Any) -> bool:
         return isinstance(other, TupleType) and other._kind is self._kind
 
     def __eq__(self, other: object) -> bool:
-        return self._is_alike(other) and bool(self._plain == other._plain)  # type: ignore[attr-defined]
+        return self._is_same_kind(other) and bool(self._plain == other._plain)  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return hash((self._kind, self._plain))

@@ -32,12 +32,12 @@ def agree(peers: Peers, error: tf.errors.OpError) -> None:
     text = _reason(error)
     with faults.named():
         cluster.store_put(f"{key}/{peers.process}", text)
-        if _have_all_told(peers, key):
+        if _have_all_reported(peers, key):
             return
     lookout.fail(peers.process, f"a step failed there: {text}")
 
 
-def _have_all_told(peers: Peers, place: str) -> bool:
+def _have_all_reported(peers: Peers, place: str) -> bool:
     deadline = time.monotonic() + _GRACE
     for process in peers.processes:
         while cluster.store_get(f"{place}/{process}", _POLL) is None:

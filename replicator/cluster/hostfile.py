@@ -33,7 +33,7 @@ def read(path: str | os.PathLike[str], source: str) -> description.Description:
     Raises:
         ClusterError: The file cannot be read, or is no such list.
     """
-    where = f"{source} ({shown_path(path)})"
+    where = f"{source} ({quoted_path(path)})"
     try:
         lines = hostfile.lines(text_of(path, where))
     except hostfile.HostfileError as error:
@@ -80,7 +80,7 @@ def describe_mpirun(
 _LONGEST = 1000  # characters of a path in a message
 
 
-def shown_path(path: str | os.PathLike[str]) -> str:
+def quoted_path(path: str | os.PathLike[str]) -> str:
     """Returns a path for messages; quoted if it is long, empty or not printable."""
     text = os.fsdecode(path)
     readable = text and text.isprintable() and len(text) <= _LONGEST

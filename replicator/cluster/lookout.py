@@ -116,7 +116,7 @@ def fail(process: int, text: str) -> None:
     with contextlib.suppress(tf.errors.OpError):
         _note(process, text)
     with contextlib.suppress(tf.errors.OpError):
-        cluster.abort_everywhere(report(process, text))
+        cluster.abort_all_processes(report(process, text))
 
 
 def ended(task: int) -> str | None:

@@ -66,7 +66,7 @@ class ResourceSpec:
                     fix="pass the path of a YAML file.",
                 )
             )
-        self._where = hostfile.shown_path(path)
+        self._where = hostfile.quoted_path(path)
         facts = _load(hostfile.text_of(path, self._where), self._where)
         self._nodes = _parse(facts, self._where)
         hosts = tuple(node for node, _ in self._nodes)

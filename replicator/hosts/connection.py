@@ -257,12 +257,12 @@ def _connected(described: description.Description, client: str | None) -> Any:
             with closing.own_server(local, described.sources):
                 return cluster.connect(jobs, job, task, health.CHANNELS)
         except (tf.errors.OpError, RuntimeError) as error:
-            port_taken = "Could not start gRPC server" in str(error)
-            if port_taken and attempt + 1 < _ATTEMPTS and cluster.connection() is None:
+            port_in_use = "Could not start gRPC server" in str(error)
+            if port_in_use and attempt + 1 < _ATTEMPTS and cluster.connection() is None:
                 continue
             problem = (
                 f"port {addresses.split(local)[1]} of this host is taken."
-                if port_taken
+                if port_in_use
                 else f"TensorFlow could not connect: {errors.told(error)}."
             )
             raise errors.ClusterError(

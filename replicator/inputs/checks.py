@@ -176,16 +176,16 @@ def source_kind(source: Any) -> str:
     return "a tensor structure"
 
 
-def check_alike(specs: Sequence[Any]) -> None:
+def check_equal_specs(specs: Sequence[Any]) -> None:
     """Raises InputError unless all replicas' elements have the same structure."""
     first = _dtypes(specs[0])
     for r, spec in enumerate(specs[1:], 1):
         try:
             tf.nest.assert_same_structure(specs[0], spec)
-            is_alike = _dtypes(spec) == first
+            is_equal = _dtypes(spec) == first
         except (TypeError, ValueError):
-            is_alike = False
-        if not is_alike:
+            is_equal = False
+        if not is_equal:
             raise errors.InputError(
                 errors.compose(
                     "input_fn feeds the replicas differently.",

@@ -85,7 +85,7 @@ def make_feed(
         sources, shared = _sources(inputs, world, input_mode, program)
     if not isinstance(sources[0], checks.DATASETS):
         return values_feed(sources, world, input_mode)
-    checks.check_alike([source.element_spec for source in sources])
+    checks.check_equal_specs([source.element_spec for source in sources])
     if program.count > 1 and shared and isinstance(sources[0], tf.data.Dataset):
         sources = [source.shard(program.count, program.number) for source in sources]
     if peers is None:

@@ -113,7 +113,7 @@ class ValuesFeed(Feed):
                     checks.check_element(element, "the function", source)
                 elements.append(_identities(element, source))
             control_inputs = [] if _is_there(source) else _ops_of(elements[-1])
-        checks.check_alike([checks.specs(element) for element in elements])
+        checks.check_equal_specs([checks.specs(element) for element in elements])
         return elements
 
     def ready(self, elements: Sequence[Any]) -> list[tf.Operation]:

@@ -12,14 +12,16 @@ from replicator import errors
 from replicator.primitives import base, unknown_shapes
 
 
-def check_alike(results: Sequence[Any], flat: Sequence[Sequence[tf.Tensor]]) -> None:
+def check_equal_specs(
+    results: Sequence[Any], flat: Sequence[Sequence[tf.Tensor]]
+) -> None:
     """Raises ArgumentError if results of map_reduce's function differ in structure."""
     for result, leaves in zip(results, flat, strict=True):
-        is_alike = len(leaves) == len(flat[0]) and all(
+        are_equal = len(leaves) == len(flat[0]) and all(
             spec.dtype == leaf.dtype and spec.shape.is_compatible_with(leaf.shape)
             for spec, leaf in zip(flat[0], leaves, strict=True)
         )
-        if not is_alike:
+        if not are_equal:
             raise base.bad_argument(
                 "map_reduce",
                 f"was given a function that returns {errors.shown(results[0])} for one "

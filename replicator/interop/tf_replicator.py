@@ -153,7 +153,7 @@ def map_reduce(
     flat = [_dense("map_reduce", result) for result in results]
     for leaf in flat[0]:
         reductions.check("map_reduce", leaf, op)
-    mapped.check_alike(results, flat)
+    mapped.check_equal_specs(results, flat)
     local = "sum" if op == "mean" else op
     reduced = []
     for column in zip(*flat, strict=True):

@@ -55,7 +55,7 @@ class Between(Attempt):
         return Outcome(
             exit_status(status),
             text=f"{cause.name}: the program has ended: {ending(status)}",
-            port=programs.port_taken,
+            port=programs.port_in_use,
         )
 
     async def _first_failure(self, programs: Programs) -> None:

@@ -163,7 +163,9 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "verbose": {**_SWITCH, "help": "Report each action."},
 }
 _WITHOUT_VALUE = {
-    f"--{name}" for name, said in _FLAGS.items() if said.get("action") == "store_true"
+    f"--{name}"
+    for name, options in _FLAGS.items()
+    if options.get("action") == "store_true"
 }
 
 

@@ -31,7 +31,7 @@ class Programs:
         processes: The processes started so far, even while others are being started.
         failed: The processes that have failed, in order of failure.
         running: The future statuses of the processes that still run.
-        port_taken: Whether a program could not listen at its address.
+        port_in_use: Whether a program could not listen at its address.
         tells_of_others: Whether a program reported the loss of another one's host.
     """
 
@@ -40,7 +40,7 @@ class Programs:
         self.processes: list[Process] = []
         self.failed: list[Process] = []
         self.running: list[asyncio.Future[int]] = []
-        self.port_taken = False
+        self.port_in_use = False
         self.tells_of_others = False
 
     async def start(self, retry: bool) -> None:
@@ -96,7 +96,7 @@ class Programs:
         process.status.add_done_callback(lambda _: self._note_end(process))
 
         def look(line: bytes) -> bool:
-            self.port_taken |= commands.is_port_in_use(line, address)
+            self.port_in_use |= commands.is_port_in_use(line, address)
             self.tells_of_others |= _LOST in line
             return False
 

@@ -93,8 +93,8 @@ class Compression:
             gradients: The gradients.
             creating: Returns a block in which variables are created.
         """
-        earlier_shapes, place = self._places.get(key, (None, None))
-        if place is None or shapes != earlier_shapes:
+        old_shapes, place = self._places.get(key, (None, None))
+        if place is None or shapes != old_shapes:
             if place is not None:
                 self.memory.forget(place.group)
             facts = repr((op, *map(facts_of, gradients)))

@@ -116,7 +116,7 @@ def _check_peers() -> None:
 
 
 def _serve(port: int, cpus: int) -> tf.distribute.Server:
-    _refuse_taken(port)
+    _refuse_port_in_use(port)
     config = tf.compat.v1.ConfigProto(device_count={"CPU": cpus})
     try:
         return tf.distribute.Server(
@@ -130,7 +130,7 @@ def _serve(port: int, cpus: int) -> tf.distribute.Server:
         raise BadInput(f"port {port} cannot be used: {errors.told(error)}") from None
 
 
-def _refuse_taken(port: int) -> None:
+def _refuse_port_in_use(port: int) -> None:
     """Refuses a port in use, about which TensorFlow would only write to stderr."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -36,7 +36,7 @@ def check_outputs(outputs: Sequence[Any], world: World, step_fn: Any) -> None:
     for name, other in zip(names[1:], outputs[1:], strict=False):
         try:
             tf.nest.assert_same_structure(first, other, expand_composites=True)
-            is_alike = all(
+            is_equal = all(
                 type(leaf) is type(other_leaf)
                 or tf.is_tensor(leaf)
                 and tf.is_tensor(other_leaf)
@@ -45,8 +45,8 @@ def check_outputs(outputs: Sequence[Any], world: World, step_fn: Any) -> None:
                 )
             )
         except (TypeError, ValueError):
-            is_alike = False
-        if not is_alike:
+            is_equal = False
+        if not is_equal:
             raise errors.MismatchError(
                 errors.compose(
                     "step_fn returns different structures on different replicas.",

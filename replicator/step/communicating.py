@@ -78,7 +78,7 @@ def _near(devices: Sequence[str]) -> list[list[int]]:
     ]
 
 
-def turn_products(draft: Draft) -> None:
+def transpose_products(draft: Draft) -> None:
     """Transposes matrix products that are slow on CPUs."""
     if draft.settings.options.kernels:
         kernels.replace(draft.replicas)

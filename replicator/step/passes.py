@@ -21,7 +21,12 @@ from replicator.step.calling import (
     divide_ops,
     pull_inputs,
 )
-from replicator.step.communicating import join_calls, lower, read_once, turn_products
+from replicator.step.communicating import (
+    join_calls,
+    lower,
+    read_once,
+    transpose_products,
+)
 from replicator.step.comparing import (
     answer_messages,
     check_effects,
@@ -52,7 +57,7 @@ PASSES: tuple[Callable[[Draft], None], ...] = (
     check_equality,
     lower,
     read_once,
-    turn_products,
+    transpose_products,
     order_effects,
     seal_results,
     check_initialized,

@@ -40,7 +40,7 @@ class Steps:
             cache.FunctionCounts()
         )  # how many step_fns there were of each code
         self._lock = threading.RLock()  # guards the fields above, held briefly
-        self._said_whole = False
+        self._has_warned_of_whole = False
         self.inputs = positions.Positions(settings.peers)
 
     def run(self, request: Request) -> Any:
@@ -138,11 +138,11 @@ class Steps:
     def _warn_of_whole(self, request: Request) -> None:
         """Warns once if every replica gets the whole of an array."""
         count = self._settings.world.num_local
-        if self._said_whole or count == 1 or not request.by_value:
+        if self._has_warned_of_whole or count == 1 or not request.by_value:
             return
         if not request.arguments_of((), count).is_whole:
             return
-        self._said_whole = True
+        self._has_warned_of_whole = True
         logging.warning(
             "The inputs at %s are tensors or arrays: each of the %d replicas is given "
             "all of them, as the element that an input_fn would return. With "

@@ -173,7 +173,7 @@ def arranged(step_fn: Any, element: Any, extra_args: Sequence[Any]) -> list[Any]
     )
 
 
-def _most_parts(step_fn: Any, num_further: int) -> int:
+def _most_parts(step_fn: Any, num_extra: int) -> int:
     """Returns how many parts of an element fit a step_fn that takes one argument.
 
     Its optional parameters hold further parts if they are None by default. Any other
@@ -181,7 +181,7 @@ def _most_parts(step_fn: Any, num_further: int) -> int:
     """
     positional = [p for p in checks.parameters(step_fn) if p.kind in _POSITIONAL]
     count = 1
-    for parameter in positional[1 : len(positional) - num_further]:
+    for parameter in positional[1 : len(positional) - num_extra]:
         if parameter.default is not None:
             break
         count += 1

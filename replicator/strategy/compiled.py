@@ -90,7 +90,7 @@ def _check_compressor(node: Node, compressor: Any) -> None:
         specs.compressor("its node", compressor)
     except errors.ArgumentError as problem:
         claim = f"the strategy compresses the gradient of variable {node.name}"
-        raise errors.StrategyError(errors.compose_behind(claim, problem)) from None
+        raise errors.StrategyError(errors.compose_with_prefix(claim, problem)) from None
 
 
 def _existing(node: Node, device: str) -> str:
@@ -99,7 +99,7 @@ def _existing(node: Node, device: str) -> str:
         return devices.existing(device)
     except errors.DeviceError as problem:
         claim = f"the strategy puts variable {node.name} on {errors.shown(device)}"
-        raise errors.DeviceError(errors.compose_behind(claim, problem)) from None
+        raise errors.DeviceError(errors.compose_with_prefix(claim, problem)) from None
 
 
 def _owned(device: str, proxies: bool, world: World) -> Placement:

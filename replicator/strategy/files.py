@@ -220,7 +220,7 @@ def _compressor(node: Node, how: Synchronizer) -> str:
         return specs.text(specs.compressor("its node", how.compressor))
     except errors.ArgumentError as problem:
         claim = f"the strategy of variable {node.name} cannot be written"
-        raise errors.StrategyError(errors.compose_behind(claim, problem)) from None
+        raise errors.StrategyError(errors.compose_with_prefix(claim, problem)) from None
 
 
 def _node(message: Any) -> Node:

@@ -82,7 +82,7 @@ assert cluster.store_get(f"told by {task}", 0.1) is None
 cluster.store_put(f"waits {task}", "")
 cluster.store_get(f"waits {1 - task}", 60.0)
 if task:
-    cluster.abort_everywhere("this host failed")
+    cluster.abort_all_processes("this host failed")
 try:
     tf.raw_ops.CollectiveGatherV2(input=[task], instance_key=2, **keys)
 except tf.errors.AbortedError as error:

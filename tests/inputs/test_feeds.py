@@ -234,7 +234,7 @@ def test_nothing_waits_for_values_that_are_there(function):
     value = tf.constant(1.0)
     feed = feed_factory.make_feed(
         lambda: (lambda: value) if function else value,
-        World.all_here(helpers.make(2).devices),
+        World.single_process(helpers.make(2).devices),
         "per_replica",
     )
 

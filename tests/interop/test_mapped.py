@@ -60,12 +60,12 @@ def test_tapes_find_the_result_behind_its_neutral_element() -> None:
 def test_results_of_other_kinds_are_refused(leaves: Any, is_alike: bool) -> None:
     first = [tf.ones([2]), tf.ones([])]
     if is_alike:
-        mapped.check_alike([first, leaves], [first, leaves])
+        mapped.check_equal_specs([first, leaves], [first, leaves])
         return
     with pytest.raises(
         errors.ArgumentError, match="(?s)map_reduce.*one dtype and shape"
     ):
-        mapped.check_alike([first, leaves], [first, leaves])
+        mapped.check_equal_specs([first, leaves], [first, leaves])
 
 
 def test_shapes_that_are_known_need_no_comparison() -> None:

@@ -155,7 +155,7 @@ def _deviate(graph: tf.Graph) -> None:
 
 def test_accelerators_sum_in_any_order() -> None:
     def found(*names: str) -> list[bool]:
-        world = World.all_here(names)
+        world = World.single_process(names)
         build = types.SimpleNamespace(world=world)
         with mock.patch.object(context, "require") as require:
             require.return_value = types.SimpleNamespace(build=build)

@@ -14,7 +14,7 @@ from replicator.step import checks
 from replicator.world import World
 from tests import helpers
 
-WORLD = World.all_here([f"/device:CPU:{r}" for r in range(3)])
+WORLD = World.single_process([f"/device:CPU:{r}" for r in range(3)])
 
 
 def test_equal_structures_pass() -> None:

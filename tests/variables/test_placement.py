@@ -108,14 +108,14 @@ def test_generators_draw_from_seeds_that_differ(placed: placement.Placement) -> 
 
 
 def test_the_first_component_is_created_at_the_owner() -> None:
-    world = World.all_here(["a", "b"])
+    world = World.single_process(["a", "b"])
     assert placement.Owned(1).device(world) == "b"
     assert placement.Mirrored().device(world) == "a"
     assert placement.Owned(1, "c").device(world) == "c"
 
 
 def test_copies_are_one_for_each_replica_and_what_is_apart_comes_last() -> None:
-    world = World.all_here(["a", "b"])
+    world = World.single_process(["a", "b"])
     near, apart = placement.Owned(1, proxies=True), placement.Owned(1, "c", True)
     for placed, components in ((near, [0, 1]), (apart, [0, 1, "first"])):
         made = placed.components("first", lambda r: r, world)  # type: ignore

@@ -290,7 +290,7 @@ class Handles:
                             yield label, inner
 
 
-NOTHING_SHARED = Handles(Labels(), {}, World.all_here(()))
+NOTHING_SHARED = Handles(Labels(), {}, World.single_process(()))
 
 
 def _arguments(op: tf.Operation, count: int) -> int:

@@ -38,7 +38,7 @@ def test_each_replica_has_an_alias_of_its_own_at_the_owner() -> None:
     def function() -> tf.Tensor:
         graph = tf.compat.v1.get_default_graph()
         aliases, variable = (
-            owners.Aliases(graph, World.all_here(devices)),
+            owners.Aliases(graph, World.single_process(devices)),
             _Variable(component, 1),
         )
         handles = [aliases.of(variable, r) for r in range(3)]
@@ -68,7 +68,7 @@ def test_aliases_made_at_once_are_like_those_made_one_by_one() -> None:
     @tf.function
     def function() -> list[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
-        aliases = owners.Aliases(graph, World.all_here(devices))
+        aliases = owners.Aliases(graph, World.single_process(devices))
         variables = [_Variable(component, 1) for component in components]
         alias = aliases.of(variables[0], 1)
         for _ in range(2):

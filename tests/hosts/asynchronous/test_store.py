@@ -92,6 +92,6 @@ def test_what_programs_share_stays_where_it_is(pair: list[Store]) -> None:
     repl = helpers.make(2)
     with repl.context():
         v = tf.Variable([1.0])
-    components = Components(World.all_here(repl.devices), None, pair[0])
+    components = Components(World.single_process(repl.devices), None, pair[0])
     with pytest.raises(replicator.UnsupportedError, match="several programs share"):
         components.moved(v, Mirrored())
