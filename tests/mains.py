@@ -18,7 +18,7 @@ _numbers = itertools.count()  # Python does not reimport a module of the same na
 
 def status(main: Callable[[Sequence[str]], int], *arguments: str) -> Any:
     """Runs a program as absl would; returns its exit status."""
-    flag_values = getattr(sys.modules[main.__module__], "OWN", None)
+    flag_values = getattr(sys.modules[main.__module__], "PROGRAM_FLAGS", None)
     with flagsaver.flagsaver():
         try:
             return main(command_line.parse(["program", *arguments], flag_values))

@@ -16,7 +16,7 @@ _SAMPLE = 1 << 20  # bytes of the message by which links are compared
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class ClusterMeasurement:
     """The measurement of a cluster.
 
     Attributes:
@@ -30,7 +30,7 @@ class Measured:
     names: Mapping[str, str]
 
 
-def measure_cluster(rounds: int) -> Measured:
+def measure_cluster(rounds: int) -> ClusterMeasurement:
     """Connects to the hosts described by the environment, and measures.
 
     Args:
@@ -55,7 +55,7 @@ def measure_cluster(rounds: int) -> Measured:
     }
     rates_by_kind["hosts"] = max(links.values(), key=seconds)
     names = {hosts.host_of(host[0]): connected.host_of(host[0]) for host in members}
-    return Measured(devices, rates.Calibration(rates_by_kind, links), names)
+    return ClusterMeasurement(devices, rates.Calibration(rates_by_kind, links), names)
 
 
 def pairs(devices: Sequence[str]) -> list[tuple[str, str]]:

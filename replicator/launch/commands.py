@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicator.launch.flags import Job
-from replicator.launch.hosts import Host
+from replicator.launch.hosts import JobHost
 
 CLUSTER = "REPLICATOR_CLUSTER"  # where `replicator.connect` reads the description
 RESTARTS = "REPLICATOR_RESTARTS"  # how often the launcher has restarted everything
@@ -69,7 +69,7 @@ class Serving:
 
 def server(
     job: Job,
-    host: Host,
+    host: JobHost,
     listen: str,
     python: str,
     cwd: str,

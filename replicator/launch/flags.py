@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from replicator.launch import hostfile, hosts
-from replicator.launch.hosts import Host, LaunchError
+from replicator.launch.hosts import JobHost, LaunchError
 
 IN_GRAPH, BETWEEN, ASYNC = "in-graph", "between", "async"  # the modes
 _USAGE = "python -m replicator.launch [FLAGS] train.py|-m MODULE [ARGUMENTS]"
@@ -26,7 +26,7 @@ _USAGE = "python -m replicator.launch [FLAGS] train.py|-m MODULE [ARGUMENTS]"
 class Job:
     """What to launch, and how; the other attributes are the flags of these names."""
 
-    hosts: tuple[Host, ...]
+    hosts: tuple[JobHost, ...]
     source: str  # the flag that named the hosts, for messages of the program
     program: tuple[str, ...]  # the script, or "-m" and a module, and its arguments
     mode: str = IN_GRAPH
@@ -269,7 +269,7 @@ def _check_program(program: Sequence[str], is_local: bool) -> None:
 
 def _hosts(
     values: dict[str, Any], local_names: Collection[str]
-) -> tuple[Sequence[Host], str]:
+) -> tuple[Sequence[JobHost], str]:
     """Returns the hosts, and the flag that named them."""
     names, path = values.pop("hosts"), values.pop("hostfile")
     count, slots = values.pop("nnodes"), values.pop("nproc_per_node") or 1

@@ -29,7 +29,7 @@ class LaunchError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Host:
+class JobHost:
     """A host of a job.
 
     Attributes:
@@ -52,7 +52,7 @@ def own_names() -> frozenset[str]:
     return frozenset({*_LOCAL, name, name.partition(".")[0], socket.getfqdn()})
 
 
-def parse_hosts(text: str, slots: int, local_names: Collection[str]) -> list[Host]:
+def parse_hosts(text: str, slots: int, local_names: Collection[str]) -> list[JobHost]:
     """Parses the hosts of `--hosts`.
 
     Args:
@@ -72,7 +72,7 @@ def parse_hosts(text: str, slots: int, local_names: Collection[str]) -> list[Hos
 
 def parse_hostfile(
     text: str, slots: int, local_names: Collection[str], path: str
-) -> list[Host]:
+) -> list[JobHost]:
     """Parses a hostfile in the format of Open MPI, horovodrun or MPICH.
 
     Args:
@@ -100,12 +100,12 @@ def parse_hostfile(
     return _distinct(hosts, path)
 
 
-def local_hosts(count: int, slots: int) -> list[Host]:
+def local_hosts(count: int, slots: int) -> list[JobHost]:
     """Returns `count` hosts that are all this one: `--nnodes` without `--hosts`."""
-    return [Host(f"localhost-{k}", slots, local=True) for k in range(count)]
+    return [JobHost(f"localhost-{k}", slots, local=True) for k in range(count)]
 
 
-def _host(text: str, slots: int, local_names: Collection[str], where: str) -> Host:
+def _host(text: str, slots: int, local_names: Collection[str], where: str) -> JobHost:
     user, at, rest = text.rpartition("@")
     if rest.startswith("["):
         name, _, count = rest[1:].partition("]")
@@ -124,7 +124,7 @@ def _host(text: str, slots: int, local_names: Collection[str], where: str) -> Ho
         )
     if colon:
         slots = _slots(count, f"{where}: {text}")
-    return Host(name, slots, user or None, local=not user and name in local_names)
+    return JobHost(name, slots, user or None, local=not user and name in local_names)
 
 
 def _slots(text: str, where: str) -> int:
@@ -134,7 +134,7 @@ def _slots(text: str, where: str) -> int:
         raise LaunchError(f"{where}: {error}") from None
 
 
-def _distinct(hosts: Sequence[Host], where: str) -> list[Host]:
+def _distinct(hosts: Sequence[JobHost], where: str) -> list[JobHost]:
     names: set[str] = set()
     for host in hosts:
         if host.name in names:

@@ -24,7 +24,7 @@ from replicator.launch import (
 )
 from replicator.launch.commands import Command
 from replicator.launch.flags import Job
-from replicator.launch.hosts import Host, LaunchError
+from replicator.launch.hosts import JobHost, LaunchError
 from replicator.launch.output import Lines, Output
 from replicator.launch.processes import Process
 from replicator.launch.ssh import Remote
@@ -67,7 +67,7 @@ class Machines:
         self.sources: tuple[str, ...] = ()
         self.tunnel: tunnel.Tunnel | None = None
         self.last: dict[str, bytes] = {}
-        self._waiting: dict[asyncio.Future[Any], Host] = {}
+        self._waiting: dict[asyncio.Future[Any], JobHost] = {}
 
     @contextlib.asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
@@ -235,7 +235,7 @@ class Machines:
         if self._job.verbose:
             self._out.say(text)
 
-    async def _connect(self, host: Host, retry: bool) -> Remote | None:
+    async def _connect(self, host: JobHost, retry: bool) -> Remote | None:
         """Connects to a host; returns None for this host."""
         if host.local:
             return None

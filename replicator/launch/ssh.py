@@ -16,7 +16,7 @@ from typing import Any
 from replicator.launch import output, processes, versions
 from replicator.launch.commands import Command
 from replicator.launch.flags import IN_GRAPH, Job
-from replicator.launch.hosts import Host, LaunchError
+from replicator.launch.hosts import JobHost, LaunchError
 from replicator.launch.processes import LOST, Process
 
 _FAILED = 255  # the status of ssh for its own failures
@@ -44,7 +44,7 @@ class Remote:
     """
 
     def __init__(
-        self, host: Host, connection: Any, python: str, heartbeat: float
+        self, host: JobHost, connection: Any, python: str, heartbeat: float
     ) -> None:
         self.host, self.connection, self.python = host, connection, python
         self.package = ""
@@ -194,7 +194,7 @@ def refuse_missing(name: str, program: str, cwd: str, facts: Mapping[str, Any]) 
         raise LaunchError(text)
 
 
-async def connect(host: Host, job: Job, python: str) -> Remote:
+async def connect(host: JobHost, job: Job, python: str) -> Remote:
     """Connects to a host.
 
     Raises:

@@ -14,7 +14,9 @@ from replicator.report import plan as plans
 from replicator.step import cache, names_read
 from replicator.variables import locks
 
-Call = Callable[[Sequence[Any]], Any]  # runs a traced step with the leaves of a call
+StepCall = Callable[
+    [Sequence[Any]], Any
+]  # runs a traced step with the leaves of a call
 _FEED = "replicator_feed"
 
 
@@ -41,7 +43,7 @@ class State:
         self._inputs = inputs
         self.outdated = False
         self.names: names_read.Names | None = None
-        self.prepared: dict[Hashable, Call] = {}
+        self.prepared: dict[Hashable, StepCall] = {}
         self.feed: feeds.Feed | None = None
         self.plan: plans.Plan | None = None
         self.writes = False

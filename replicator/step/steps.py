@@ -38,7 +38,7 @@ from replicator.step import (
 )
 from replicator.step.renewing import MANY_BUILDS
 from replicator.step.requests import CallArguments, Request
-from replicator.step.state import Call, State, StepFunction
+from replicator.step.state import State, StepCall, StepFunction
 from replicator.variables import python_calls, storage
 
 
@@ -175,7 +175,7 @@ class Step:
             )
         return plan
 
-    def _eager_call(self, call_args: CallArguments) -> Call:
+    def _eager_call(self, call_args: CallArguments) -> StepCall:
         """Returns the callable that runs the step, traced on the first call."""
         prepared = self._state.prepared
         with self._settings.lock:  # a thread that waited here finds it traced
@@ -196,7 +196,7 @@ class Step:
                     )
             return prepared[call_args.key]
 
-    def _trace_until_settled(self, call_args: CallArguments) -> Call:
+    def _trace_until_settled(self, call_args: CallArguments) -> StepCall:
         """Traces the step, again if a variable's components move meanwhile."""
         while True:
             self._state.outdated = False
@@ -204,7 +204,7 @@ class Step:
             if not self._state.outdated:
                 return traced
 
-    def _trace(self, call_args: CallArguments) -> Call:
+    def _trace(self, call_args: CallArguments) -> StepCall:
         """Traces the step; returns the callable that runs it and packs its results."""
         structures: list[Any] = []
         current: list[Any] = []  # the leaves of a call, while it runs

@@ -247,7 +247,7 @@ def test_metric_call_is_the_innermost_update(keras: Any) -> None:
 
     def note() -> None:
         call = callers.metric_call("update_state")
-        seen.append(call and (type(call.metric).__name__, call.given))
+        seen.append(call and (type(call.metric).__name__, call.arguments))
 
     class Inner(keras.metrics.Mean):
         def update_state(self, values: Any, sample_weight: Any = None) -> None:

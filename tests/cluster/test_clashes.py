@@ -76,13 +76,13 @@ def test_who_finds_a_clash_waits_until_the_others_have_found_it(
     store = _Store(monkeypatch)
     one, other = (clashes.ActivityMonitor(k, ["host 0", "host 1"]) for k in (0, 1))
     with one.running(7, "runs f"), other.running(8, "runs g"):
-        assert one._now is not None and other._now is not None
-        other._look(other._now)
-        finder = threading.Thread(target=one._look, args=(one._now,), daemon=True)
+        assert one._activity is not None and other._activity is not None
+        other._look(other._activity)
+        finder = threading.Thread(target=one._look, args=(one._activity,), daemon=True)
         finder.start()
         store.get(clashes._found_key(0), 60.0)
         assert not store.ended
-        other._look(other._now)
+        other._look(other._activity)
         finder.join(60.0)
     assert len(store.ended) == 2
     for doing in (one, other):
@@ -98,12 +98,12 @@ def test_a_clash_explains_the_end_of_the_store(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(tf.errors.UnavailableError), other.waiting("builds g"):
         raise end
     with one.running(7, "runs f"):
-        assert one._now is not None
-        one._look(one._now)
+        assert one._activity is not None
+        one._look(one._activity)
         other.next_number()
         with pytest.raises(replicator.MismatchError), other.waiting("builds g"):
-            assert other._now is not None
-            other._look(other._now)
+            assert other._activity is not None
+            other._look(other._activity)
             raise end
 
 
@@ -117,11 +117,11 @@ def test_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with one.running(7, "runs f at train.py:1"):
         assert other.next_number() == 1
         with other.waiting("builds g at train.py:2"):
-            assert one._now is not None and other._now is not None
-            one._look(one._now)
+            assert one._activity is not None and other._activity is not None
+            one._look(one._activity)
             one.check()  # nobody has sent anything else yet
-            other._look(other._now)
-            one._look(one._now)
+            other._look(other._activity)
+            one._look(one._activity)
     assert store.ended
     for doing, first, second in ((one, 0, 1), (other, 1, 0)):
         with pytest.raises(replicator.MismatchError) as caught:

@@ -136,7 +136,7 @@ def test_checkpoints_do_not_use_up_the_numbers_of_replicators(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, doing = peers.ProcessGroup(0, ("a:1",)), clashes.ActivityMonitor(0, [])
-    monkeypatch.setattr(clashes, "doing", lambda own, names: doing)
+    monkeypatch.setattr(clashes, "monitor", lambda own, names: doing)
     monkeypatch.setattr(peers, "_numbers", itertools.count())
     before = peers.Peers(known)
     monkeypatch.setattr(peers, "process_group", lambda: known)

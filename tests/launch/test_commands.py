@@ -13,9 +13,9 @@ from replicator.cluster import description
 from replicator.launch import commands
 from replicator.launch.commands import Serving
 from replicator.launch.flags import Job
-from replicator.launch.hosts import Host
+from replicator.launch.hosts import JobHost
 
-_JOB = Job((Host("a", 2), Host("b")), "--hosts=a:2,b", ("train.py", "--x"))
+_JOB = Job((JobHost("a", 2), JobHost("b")), "--hosts=a:2,b", ("train.py", "--x"))
 
 
 def test_connect_reads_what_the_launcher_describes() -> None:

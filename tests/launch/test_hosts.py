@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator.launch import hostfile, hosts
-from replicator.launch.hosts import Host, LaunchError
+from replicator.launch.hosts import JobHost, LaunchError
 
 _OWN = frozenset({"localhost", "127.0.0.1", "here"})
 _NAMES = st.from_regex(
@@ -16,21 +16,21 @@ _NAMES = st.from_regex(
 ) | st.sampled_from(["10.0.0.7", "::1", "fe80::2", "host_b", "a.b.example"])
 _USERS = st.none() | st.sampled_from(["alice", "svc-train", "a.b"])
 _HOSTS = st.lists(
-    st.builds(Host, _NAMES, st.integers(1, hostfile.MOST_SLOTS), _USERS),
+    st.builds(JobHost, _NAMES, st.integers(1, hostfile.MOST_SLOTS), _USERS),
     min_size=1,
     max_size=6,
     unique_by=lambda host: host.name,
 )
 
 
-def _text(host: Host, slots: bool = True) -> str:
+def _text(host: JobHost, slots: bool = True) -> str:
     user = f"{host.user}@" if host.user else ""
     name = f"[{host.name}]" if ":" in host.name else host.name
     return f"{user}{name}:{host.slots}" if slots else f"{user}{name}"
 
 
 @given(_HOSTS)
-def test_lists_read_back(listed: list[Host]) -> None:
+def test_lists_read_back(listed: list[JobHost]) -> None:
     text = ", ".join(map(_text, listed))
     assert hosts.parse_hosts(text, 1, _OWN) == listed
     bare = ",".join(_text(host, slots=False) for host in listed)
@@ -41,7 +41,7 @@ def test_lists_read_back(listed: list[Host]) -> None:
 
 
 @given(_HOSTS, st.sampled_from([" slots={}", " slots={} max_slots=4096", ":{}"]))
-def test_hostfiles_read_back(listed: list[Host], form: str) -> None:
+def test_hostfiles_read_back(listed: list[JobHost], form: str) -> None:
     lines = [_text(host, False) + form.format(host.slots) for host in listed]
     text = "# all of them\n\n" + "".join(f"  {line}  # comment\n" for line in lines)
     assert hosts.parse_hostfile(text, 1, _OWN, "file") == listed

@@ -14,7 +14,7 @@ import pytest
 from replicator.launch import ports
 from replicator.launch.commands import Command
 from replicator.launch.flags import Job
-from replicator.launch.hosts import Host
+from replicator.launch.hosts import JobHost
 from replicator.launch.programs import Programs
 
 
@@ -61,7 +61,7 @@ class _Machines:
 def test_no_port_is_given_to_two(monkeypatch: pytest.MonkeyPatch) -> None:
     actual = iter([5, 5, 6, 7])
     monkeypatch.setattr(ports, "free_port", lambda: next(actual))
-    job = Job((Host("a"), Host("b")), "", ("train.py",))
+    job = Job((JobHost("a"), JobHost("b")), "", ("train.py",))
 
     async def start() -> list[Any]:
         machines: Any = _Machines(job)

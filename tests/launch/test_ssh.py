@@ -19,7 +19,7 @@ import pytest
 
 from replicator.launch import machines, output, ssh, sync, versions
 from replicator.launch.flags import Job
-from replicator.launch.hosts import Host, LaunchError
+from replicator.launch.hosts import JobHost, LaunchError
 from tests.launch import sshd
 from tests.launch.stub import Place
 
@@ -296,7 +296,7 @@ def test_names_that_no_host_can_have_are_one_line(place: Place, name: str) -> No
 
 def test_exposed_servers_are_refused() -> None:
     class Far:
-        host = Host("host-b")
+        host = JobHost("host-b")
         address = "192.0.2.7"
         own_address = "192.0.2.1"
 
@@ -343,7 +343,12 @@ def test_hosts_without_the_program_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_only_hosts_that_are_late_are_named() -> None:
-    job = Job((Host("a", local=True), Host("b"), Host("c")), "", (), start_timeout=0.5)
+    job = Job(
+        (JobHost("a", local=True), JobHost("b"), JobHost("c")),
+        "",
+        (),
+        start_timeout=0.5,
+    )
 
     async def reach() -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -381,7 +386,7 @@ async def _copy(remote: sshd.Server, tmp_path: pathlib.Path) -> None:
     (source / "link").symlink_to("run")
     names, _ = await sync.choose(str(source))
     job = Job((), "", (), ssh_port=remote.port, identity=f"{remote.root}/key")
-    connected = await ssh.connect(Host(sshd.ADDRESS), job, sys.executable)
+    connected = await ssh.connect(JobHost(sshd.ADDRESS), job, sys.executable)
     try:
         packed = sync.pack(str(source), names)
         await connected.send(sync.unpacker(), str(target), packed)
