@@ -45,7 +45,7 @@ def stop_recording() -> Any:
 
 
 def _created_by_tape(op: tf.Operation) -> bool:
-    """Whether the tape called for ones; gradient functions create some, too."""
+    """Whether the tape created an op for its ones, and not a gradient function."""
     names = [frame.name for frame in op.traceback or ()]
     if "imperative_grad" not in names:
         return False
@@ -56,7 +56,7 @@ def _created_by_tape(op: tf.Operation) -> bool:
 def is_part_of_pass(op: tf.Operation) -> bool:
     """Whether a GradientTape.gradient or tf.gradients created an op.
 
-    Ops added in bulk have no traceback. They pass on what their first operand is.
+    Ops added in bulk have no traceback. They are what their first operand is.
     """
     while op.traceback is None and op.inputs:
         op = op.inputs[0].op
@@ -92,7 +92,7 @@ _BEGINNING = re.compile(r"(^|/)((?P<ys>grad_ys_\d+)|ones(_like)?)(_\d+)?(/[^/]+)
 
 
 def pass_starts(graph: tf.Graph) -> list[int]:
-    """Returns the numbers of the ops at which such calls began, if they did from ones.
+    """Returns the numbers of the ops at which those calls began that began from ones.
 
     The ones of one call follow each other.
     """

@@ -49,7 +49,7 @@ def _may_be_ours(error: BaseException) -> bool:
 
 
 def _says_lines(error: BaseException) -> bool:
-    """Whether an exception's text has the user's lines, or its notes have."""
+    """Whether an exception's text or notes have the user's lines."""
     return hasattr(type(error), "ag_pass_through") or bool(frames.lines_in_notes(error))
 
 

@@ -123,7 +123,7 @@ def stand_for(variable: HandleVariable, first: Any) -> None:
 def lift_initial_value(value: tf.Tensor) -> tf.Tensor:
     """Evaluates a tensor of the function being traced outside of that function.
 
-    Ops left behind in it, such as random numbers that nothing needs, do not run.
+    Ops that stay in it, such as random numbers that nothing needs, do not run.
 
     Raises:
         UnliftableError: The tensor depends on the function's arguments or state.

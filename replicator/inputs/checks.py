@@ -23,20 +23,22 @@ _SOURCES = (
 def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> None:
     """Raises InputError unless an input_fn's result can feed a replica."""
     kind = source_kind(source)
-    giver = "input_fn", input_fn
+    origin = "input_fn", input_fn
     if kind == "an iterator":
         raise unusable(
-            *(*giver, "an iterator, which cannot be pulled inside a graph"),
+            *origin,
+            "an iterator, which cannot be pulled inside a graph",
             "return a tf.data.Dataset, not its iterator; for a Python generator, use "
             "tf.data.Dataset.from_generator(function, output_signature=...).",
         )
     if kind == "a function" and required(source):
-        raise unusable(*giver, "a function that requires arguments")
+        raise unusable(*origin, "a function that requires arguments")
     if kind == "a tensor structure":
-        check_element(source, *giver)
+        check_element(source, *origin)
         if values.is_in(source):
             raise unusable(
-                *(*giver, "a PerReplica, of which each replica would get all values"),
+                *origin,
+                "a PerReplica, of which each replica would get all values",
                 "return the value of replica ctx.replica_id, for an argument ctx of "
                 "input_fn; or pass the PerReplica itself in place of input_fn.",
             )

@@ -79,7 +79,7 @@ def of_program(devices: Sequence[str]) -> str | None:
 
 
 def at(place: str | None) -> contextlib.AbstractContextManager[object]:
-    """Returns a context that places ops; None: where they would be anyway."""
+    """Returns a context that places ops; with None, it changes nothing."""
     return contextlib.nullcontext() if place is None else tf.device(place)
 
 

@@ -105,7 +105,7 @@ def _rows(plan: Rows) -> rich.table.Table:
 
 
 def lines(row: Row) -> list[str]:
-    """Returns a row's lines, or the first few and how many there are besides."""
+    """Returns a row's lines, or the first few and the number of the others."""
     more = len(row.lines) - _MOST_LINES
     if more <= 1:
         return list(row.lines)
@@ -163,7 +163,7 @@ def _cells(total: Total) -> tuple[str, str]:
 
 
 def new_console(width: int, file: TextIO | None = None) -> rich.console.Console:
-    """Returns what prints a report, so wide that no number is cut off.
+    """Returns a console for a report, wide enough that no number is cut off.
 
     Args:
         width: The number of characters in a line, where nothing else limits it.
@@ -186,7 +186,7 @@ def new_console(width: int, file: TextIO | None = None) -> rich.console.Console:
 
 
 def new_table(name: str) -> rich.table.Table:
-    """Returns an empty table as all reports have them, with a title."""
+    """Returns an empty table in the style of all reports, with a title."""
     return rich.table.Table(
         title=name, title_justify="left", caption_justify="left", box=rich.box.SIMPLE
     )

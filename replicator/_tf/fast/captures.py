@@ -28,7 +28,7 @@ def capture_all(graph: Any, handles: Sequence[tuple[tf.Tensor, str]]) -> None:
 
     Args:
         graph: The graph.
-        handles: The resources, and for each the device of what stands for it: code that
+        handles: The resources, each with the device of its placeholder: code that
             colocates ops with a variable builds them there.
     """
     captures = graph.function_captures

@@ -36,7 +36,7 @@ class Nodes:
 
     Otherwise they are like any new ops: subject to the current name scope, device
     functions, control dependencies and control flow context. Their names sort in the
-    order in which they were noted.
+    order in which they were added.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Nodes:
         device: str | None = None,
         **attributes: Any,
     ) -> int:
-        """Notes an op to be added by `finish`.
+        """Records an op for `finish` to add.
 
         Args:
             type_: The op's type.
