@@ -102,7 +102,7 @@ class Names:
         self._objects[name] = weakref.ref(value, self._dies)
         return f"{name}()"
 
-    def same(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether all names stand for the same objects as before."""
         try:
             return bool(self._compare())

@@ -52,7 +52,7 @@ class State:
 
     def is_current(self) -> bool:
         """Whether step_fn still reads what its traces were built of."""
-        return self.names is None or self.names.same()
+        return self.names is None or self.names.is_unchanged()
 
     def trace_again(self) -> None:
         """Drops the traces; the next call traces the step again."""

@@ -322,10 +322,10 @@ def test_an_object_in_the_place_of_one_that_is_gone_is_another() -> None:
     value: Any = _Trainer()
     step_fn = lambda: value  # noqa: E731
     names = names_read.Names(step_fn)
-    assert names.same() and not names.changes()
+    assert names.is_unchanged() and not names.changes()
     value = None  # as weak references to what is gone give
     gc.collect()
-    assert not names.same() and names.changes()[0].name == "value"
+    assert not names.is_unchanged() and names.changes()[0].name == "value"
 
 
 def test_a_name_that_is_gone_fails_as_in_python() -> None:

@@ -204,7 +204,7 @@ def _calls_to_compare(layers: int) -> int:
     step_fn = lambda: model  # noqa: E731
     names, events = names_read.Names(step_fn), []
     sys.setprofile(lambda frame, event, arg: events.append(event))
-    same = names.same()
+    same = names.is_unchanged()
     sys.setprofile(None)
     assert same
     return events.count("call")
