@@ -59,7 +59,9 @@ def order_effects(draft: Draft) -> None:
         shared_resources.order(replicas, initializers, order)
         must_run = [op for ops in acts for op in ops]
         end = None if choice.is_step(graph) else ordering.marker("written")
-        separate([*must_run, *results], order, ops_before_step=draft.ops_before_step, end=end)
+        separate(
+            [*must_run, *results], order, ops_before_step=draft.ops_before_step, end=end
+        )
         return
     must_run = ordering.order_in_session(replicas, added, initializers)
     shared_resources.order(replicas, initializers, {})

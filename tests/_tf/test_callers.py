@@ -302,7 +302,7 @@ def test_keras_loop_is_the_one_that_trains(keras: Any) -> None:
     assert seen == ["fit", "train_on_batch"] and callers.keras_loop() is None
 
 
-def test_given_to_pass_is_what_a_pass_begins_from() -> None:
+def test_output_gradients_of_pass_are_what_a_pass_begins_from() -> None:
     seen: list[Any] = []
 
     @tf.custom_gradient

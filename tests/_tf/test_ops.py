@@ -156,7 +156,7 @@ def test_replace_rewires_all_consumers():
         assert shared.evaluate(total, graph) == 8.0
 
 
-def test_place_alone_moves_an_op_away_from_those_beside_it():
+def test_move_to_device_moves_an_op_away_from_those_beside_it():
     with tf.Graph().as_default() as graph:
         with tf.device("CPU:0"):
             one = tf.constant(1.0)

@@ -132,7 +132,9 @@ def check(
     all_calls = [call for replica in calls for call in replica]
     circular = [
         (nodes, places)
-        for nodes, places in _paired(stops, dict.fromkeys(world.replica_ids, 0), all_calls)
+        for nodes, places in _paired(
+            stops, dict.fromkeys(world.replica_ids, 0), all_calls
+        )
         if not deadlock.one_order(nodes, [stops[r][n] for r, n in places])
     ]
     if not circular:
