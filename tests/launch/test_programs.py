@@ -52,7 +52,7 @@ class _Machines:
 
     def follow(self, process: _Process, on_error: Any) -> None: ...
 
-    async def each(self, waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def run_all(self, waited: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         return list(await asyncio.gather(*waited))
 
     def note(self, text: str) -> None: ...
