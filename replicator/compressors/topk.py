@@ -51,11 +51,11 @@ class TopK(Compressor):
         gathered = link.gather(payloads)
         for tensor, payload, stacked in zip(tensors, payloads, gathered, strict=True):
             total = tf.zeros([_size(tensor)], tensor.dtype)
-            contribution = _added(total, *payload)
+            contribution = _scatter_add(total, *payload)
             # One replica after another: within one, no index occurs twice, so the
             # order of the additions is the same on all devices.
             for values, indices in zip(*map(tf.unstack, stacked), strict=True):
-                total = _added(total, values, indices)
+                total = _scatter_add(total, values, indices)
             totals.append(tf.reshape(total, shape_of(tensor)))
             sent.append(tf.reshape(contribution, shape_of(tensor)))
         return Sums(totals, sent)
@@ -81,5 +81,5 @@ def _size(tensor: tf.Tensor) -> int | tf.Tensor:
     return tf.size(tensor) if static_size is None else static_size
 
 
-def _added(total: tf.Tensor, values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+def _scatter_add(total: tf.Tensor, values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     return tf.tensor_scatter_nd_add(total, indices[:, tf.newaxis], values)

@@ -148,7 +148,7 @@ class Wrapped:
             weight = all_reduce.as_weight(name, weight)
             by_examples = by_hand.is_by_examples(replica, weight)
             how += ", with its own weight"
-            if not by_examples and weighing.passed_communication(replica, grads):
+            if not by_examples and weighing.communicated(replica, grads):
                 members = range(replica.num_replicas)
                 grads = by_hand.if_equal(replica, grads, weight, members, name)
         elif id(self) in (weighed := replica.states.of(WeighedLosses)):

@@ -89,9 +89,8 @@ def gradients_in(
 ) -> list[tf.Tensor]:
     """Returns the gradients of which values consist: scaled, or added to others.
 
-    Like gradients of variables, they have no axis of examples: the result of a sum or a
-    mean over examples is a value and no gradient, and so is anything divided by a
-    number of examples.
+    Like gradients of variables, they have no axis of examples: a sum or a mean over
+    examples is a value and no gradient, and so is a quotient by their number.
 
     Args:
         values: Tensors, IndexedSlices or None.

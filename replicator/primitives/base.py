@@ -23,15 +23,8 @@ from replicator.primitives import flows, weighing
 
 HALF = (tf.float16, tf.bfloat16)
 # What TensorFlow, NumPy and Python raise for a value that is not a tensor or a nest.
-UNCONVERTED = (
-    AttributeError,
-    NotImplementedError,
-    OverflowError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    tf.errors.OpError,
-)
+_PYTHON = (AttributeError, OverflowError, RuntimeError, TypeError, ValueError)
+UNCONVERTED = (*_PYTHON, tf.errors.OpError)
 _MANY = 8  # results of one call from which adding their identities in bulk pays
 
 
@@ -395,8 +388,7 @@ def all_reduce_options(
 
     Args:
         op: The reduction.
-        algorithm: As for `all_reduce`; ignored in the gradient of an all_reduce, which
-            uses the same as that.
+        algorithm: As for `all_reduce`, whose gradient uses the algorithm of `of`.
         of: Inside a gradient: the call being differentiated.
     """
     if of is not None and of.primitive == "all_reduce":

@@ -49,7 +49,7 @@ def of_mean(
     """
     replica = context.require("all_reduce")
     state = replica.states.of(weighing.Weighing)
-    if not state.gradients or replica.mode.writing is not None:
+    if not state.records or replica.mode.writing is not None:
         return list(leaves), False
     if callers.output_gradients_of_pass() is not None:
         return list(leaves), False
@@ -58,7 +58,7 @@ def of_mean(
     if gradients and is_by_examples(replica, weight):
         who = 'all_reduce ("mean")'
         return weighing.claim(replica, leaves, True, who, gradients), True
-    if weighing.passed_communication(replica, gradients):
+    if weighing.communicated(replica, gradients):
         return if_equal(replica, leaves, weight, members, "all_reduce"), False
     return list(leaves), False
 

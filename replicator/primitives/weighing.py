@@ -33,7 +33,7 @@ _WEIGHED = "gradients weighed by the replicas of their losses"  # in Build.knowl
 
 
 @dataclasses.dataclass(frozen=True)
-class GradientRecord:
+class Record:
     """One computation of the gradient of a call.
 
     Attributes:
@@ -57,7 +57,7 @@ class Weighing:
     """What is known of a replica's gradients where numbers of examples may differ.
 
     Attributes:
-        gradients: The gradients of its calls that were computed.
+        records: The gradients of its calls that were computed.
         claims: The optimizer that has applied each of these gradients, by the key of
             the call and the number of its gradient.
         combined: The sums over replicas that step_fn computed itself, by their ids.
@@ -65,10 +65,8 @@ class Weighing:
             that each stands for.
     """
 
-    gradients: list[GradientRecord] = dataclasses.field(default_factory=list)
-    claims: dict[tuple[str, int], GradientClaim] = dataclasses.field(
-        default_factory=dict
-    )
+    records: list[Record] = dataclasses.field(default_factory=list)
+    claims: dict[tuple[str, int], Usage] = dataclasses.field(default_factory=dict)
     combined: dict[int, Any] = dataclasses.field(default_factory=dict)
     weights: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
@@ -117,9 +115,7 @@ def weighed_gradient(
     last = replica.counted(counter)
     calls = tuple(f"{key}/{k}" for k in range(first, last))
     recorded = tapes.is_recorded([*placed.op.inputs, *placed.op.outputs])
-    replica.states.of(Weighing).gradients.append(
-        GradientRecord(key, number, calls, recorded)
-    )
+    replica.states.of(Weighing).records.append(Record(key, number, calls, recorded))
     if not weighed:
         return list(gradients)
     return [None if d is None else _divided(d, weight) for d in gradients]
@@ -161,8 +157,8 @@ def weighed_operands(
         return list(operands), weights
     what = f"{primitive} at {errors.user_line()}" if unclear else ""
     recorded = tapes.is_recorded(operands)
-    replica.states.of(Weighing).gradients.append(
-        GradientRecord(key, _CUSTOM, (key,), recorded, what)
+    replica.states.of(Weighing).records.append(
+        Record(key, _CUSTOM, (key,), recorded, what)
     )
     if not unclear and (key, _CUSTOM) in replica.build.knowledge.get(_WEIGHED, ()):
         weight = _relative_weight(replica)
@@ -192,7 +188,7 @@ def unweighed(
 
 
 @dataclasses.dataclass(frozen=True)
-class GradientClaim:
+class Usage:
     """How an optimizer uses gradients.
 
     Attributes:
@@ -233,9 +229,9 @@ def claim(
         BuildAgain: They need to be weighed and were not in this attempt.
     """
     state = replica.states.of(Weighing)
-    if not state.gradients:
+    if not state.records:
         return list(gradients)
-    new_claim = GradientClaim(weighed, who, errors.user_line())
+    new_claim = Usage(weighed, who, errors.user_line())
     to_weigh, conflict = set(), None
     entries = _applied(replica, gradients if sources is None else sources)
     for entry in entries:
@@ -244,9 +240,9 @@ def claim(
             to_weigh.add((entry.key, entry.number))
         else:
             conflict = existing
-    if weighed and not to_weigh <= replica.build.knowledge.get(_WEIGHED, frozenset()):
-        known = replica.build.knowledge.get(_WEIGHED, frozenset())
-        replica.build.knowledge[_WEIGHED] = known | to_weigh
+    weighed_before = replica.build.knowledge.get(_WEIGHED, frozenset())
+    if weighed and not to_weigh <= weighed_before:
+        replica.build.knowledge[_WEIGHED] = weighed_before | to_weigh
         raise context.BuildAgain
     unclear = [entry.unclear for entry in entries if entry.unclear]
     if weighed and unclear:
@@ -256,22 +252,18 @@ def claim(
     return list(gradients)
 
 
-def passed_communication(
-    replica: context.ReplicaContext, gradients: Sequence[Any]
-) -> bool:
+def communicated(replica: context.ReplicaContext, gradients: Sequence[Any]) -> bool:
     """Whether gradients passed through communication."""
-    return bool(replica.states.of(Weighing).gradients and _applied(replica, gradients))
+    return bool(replica.states.of(Weighing).records and _applied(replica, gradients))
 
 
-def _applied(
-    replica: context.ReplicaContext, gradients: Sequence[Any]
-) -> list[GradientRecord]:
+def _applied(replica: context.ReplicaContext, gradients: Sequence[Any]) -> list[Record]:
     """Returns the computations that contributed to gradients, and not to a loss."""
     state = replica.states.of(Weighing)
     passed = applied.passed_calls(gradients, state.combined)
     entries = [
         entry
-        for entry in state.gradients
+        for entry in state.records
         if not passed.certain.isdisjoint(entry.calls)
         or not (entry.recorded or passed.unless_recorded.isdisjoint(entry.calls))
     ]
@@ -298,9 +290,7 @@ def note_combined(combined: Sequence[Any], op: str, members: Sequence[int]) -> N
         replica.states.of(Weighing).combined.update((id(x), x) for x in tensors)
 
 
-def _about_both(
-    first: GradientClaim, second: GradientClaim
-) -> tuple[str, list[str], str]:
+def _about_both(first: Usage, second: Usage) -> tuple[str, list[str], str]:
     """Returns the problem of gradients that two optimizers take, the sites, the fix.
 
     Args:
@@ -317,9 +307,7 @@ def _about_both(
     )
 
 
-def _about_unclear(
-    calls: Sequence[str], claimant: GradientClaim
-) -> tuple[str, list[str], str]:
+def _about_unclear(calls: Sequence[str], claimant: Usage) -> tuple[str, list[str], str]:
     """Returns the problem of calls that cannot be weighed, the sites, the fix.
 
     Args:
@@ -344,7 +332,7 @@ def _if_even(
     sites: Sequence[str],
     fix: str,
 ) -> list[Any]:
-    """Checks at run time that all replicas have the same number of examples.
+    """Makes gradients wait for a check that replicas have equally many examples.
 
     Each replica then weighs 1, so that nothing needs to be weighed.
 
@@ -354,9 +342,6 @@ def _if_even(
         which: Which gradients they are, and why they cannot be weighed.
         sites: The calls; that of the optimizer is the last.
         fix: The way out.
-
-    Returns:
-        The gradients, which wait for the check.
     """
     who = sites[-1].rpartition(" at ")[0]
     problem = (
