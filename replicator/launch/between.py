@@ -76,10 +76,7 @@ class Between(Attempt):
                 if process.status.result() in _CAUSES:
                     return process
             remaining = deadline - clock()
-            if (
-                not programs.running
-                or remaining <= 0
-                or self._signals.first is not None
-            ):
+            is_over = remaining <= 0 or self._signals.first is not None
+            if not programs.running or is_over:
                 return programs.failed[0]
             await self._first(programs.running, remaining)

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from replicator._tf import autograph
 
-_Entry = TypeVar("_Entry")
+_Item = TypeVar("_Item")
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
 _BY_VALUE = (bool, int, str, bytes, type(None))
 
@@ -58,13 +58,9 @@ def _identity(value: Any, parts: list[Any]) -> Hashable:
         parts.append(value.__self__)
         return cls, id(value.__self__), value.__qualname__
     if cls is functools.partial:
-        keywords = tuple(sorted(value.keywords))
-        contents = [
-            value.func,
-            *value.args,
-            *(value.keywords[name] for name in keywords),
-        ]
-        return cls, keywords, tuple(_identity(part, parts) for part in contents)
+        names = tuple(sorted(value.keywords))
+        contents = [value.func, *value.args, *(value.keywords[name] for name in names)]
+        return cls, names, tuple(_identity(part, parts) for part in contents)
     if cls in _BY_VALUE:
         return cls, value
     if cls is float:
@@ -85,16 +81,14 @@ def plain(value: Any) -> Hashable:
     return None if parts else key
 
 
-class Table(Generic[_Entry]):
+class Table(Generic[_Item]):
     """Values by function; each is dropped when its function is freed."""
 
     def __init__(self) -> None:
-        self._entries: dict[Hashable, tuple[_Entry, list[Any]]] = {}
+        self._entries: dict[Hashable, tuple[_Item, list[Any]]] = {}
         self._lock = threading.RLock()
 
-    def get(
-        self, function: Any, make: Callable[[], _Entry], *extra: Hashable
-    ) -> _Entry:
+    def get(self, function: Any, make: Callable[[], _Item], *extra: Hashable) -> _Item:
         """Returns the value of a function, creating it if there is none.
 
         Args:

@@ -39,12 +39,7 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _STORES = ("STORE_GLOBAL", "STORE_NAME", "STORE_DEREF", "STORE_ATTR")
 _MOST = 1000  # names; a step that reads more takes long anyway
 _MOST_ENTRIES = 100  # of a list or dict that is searched for layers
-_LOOKUP_ERRORS = (
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-)  # the name is gone, or its owner
+_GONE_ERRORS = (AttributeError, LookupError, TypeError, ValueError)  # name or owner
 
 
 class Change(NamedTuple):
@@ -106,7 +101,7 @@ class Names:
         """Whether all names stand for the same objects as before."""
         try:
             return bool(self._compare())
-        except _LOOKUP_ERRORS:
+        except _GONE_ERRORS:
             return False
 
     def changes(self) -> list[Change]:
@@ -117,7 +112,7 @@ class Names:
             is_gone = old is None and recorded.endswith("()")
             try:
                 new = eval(current, self._objects)
-            except _LOOKUP_ERRORS:
+            except _GONE_ERRORS:
                 new = None
             description, old_key, new_key = (
                 _OTHER_OBJECT,
@@ -177,7 +172,7 @@ class _Search:
 
     def __init__(self, step_fn: Any, ignored: Set[str]) -> None:
         self._ignored = ignored
-        self._sources_by_path: dict[tuple[int, str], _Source] = {}
+        self._sources: dict[tuple[int, str], _Source] = {}
         self._assigned: set[str] = set()  # by the code that was searched
         self._seen: set[Hashable] = set()
         self._kinds = _layer_types()
@@ -187,19 +182,19 @@ class _Search:
         """Returns what was found."""
         return [
             source
-            for source in self._sources_by_path.values()
+            for source in self._sources.values()
             if source.name not in self._ignored
             and source.name.rpartition(".")[2] not in self._assigned
         ]
 
     def _note(self, space: Any, *source: Any) -> None:
         """Notes a source, by the namespace that has it, which owners may share."""
-        new_source = _Source(*source)
-        self._sources_by_path.setdefault((id(space), new_source.path), new_source)
+        entry = _Source(*source)
+        self._sources.setdefault((id(space), entry.path), entry)
 
     def _value(self, name: str, value: Any, reads: _Reads) -> None:
         """Searches a value that code reads under a name."""
-        if len(self._sources_by_path) >= _MOST:
+        if len(self._sources) >= _MOST:
             return
         value = autograph.function_of(value)
         if isinstance(value, functools.partial):
@@ -283,11 +278,11 @@ class _Search:
 
     def _layer(self, name: str, layer: Any, is_part: bool = False) -> None:
         """Notes the state of a Keras layer, and searches all layers in it."""
-        if len(self._sources_by_path) >= _MOST or not self._is_new(id(layer)):
+        if len(self._sources) >= _MOST or not self._is_new(id(layer)):
             return
         for read in _COMPILED & vars(layer).keys():
             self._attribute(name, layer, read)
-        with contextlib.suppress(*_LOOKUP_ERRORS):  # a layer of an unknown kind
+        with contextlib.suppress(*_GONE_ERRORS):  # a layer of an unknown kind
             state = tf_variables.layer_state(layer)
             if len(state) > 1 or not is_part:
                 self._note(layer, name, layer, "", state)
@@ -329,7 +324,7 @@ _COMPILED = {
 
 def _reads(code: types.CodeType) -> _Reads:
     """Returns what code, and the functions defined in it, read and assign."""
-    arguments_by_opname: dict[str, set[str]] = collections.defaultdict(set)
+    arguments: dict[str, set[str]] = collections.defaultdict(set)
     constants: set[str] = set()
     codes = [code]
     while codes:
@@ -339,9 +334,9 @@ def _reads(code: types.CodeType) -> _Reads:
         ]
         constants.update(const for const in code.co_consts if isinstance(const, str))
         for instruction in dis.get_instructions(code):
-            arguments_by_opname[instruction.opname].add(instruction.argval)
+            arguments[instruction.opname].add(instruction.argval)
     kinds = [
-        frozenset().union(*(arguments_by_opname[opname] for opname in opnames))
+        frozenset().union(*(arguments[opname] for opname in opnames))
         for opnames in (_LOADS, _ATTRIBUTES, _STORES)
     ]
     return _Reads(kinds[0], kinds[1], frozenset(constants), kinds[2])

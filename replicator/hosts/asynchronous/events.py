@@ -40,10 +40,6 @@ class Events:
             **facts: Further fields of the line.
         """
         if self._file is not None:
-            line = {
-                "time": time.time(),
-                "worker": self._program,
-                "event": event,
-                **facts,
-            }
+            line = {"time": time.time(), "worker": self._program, "event": event}
+            line |= facts
             self._file.write(json.dumps(line) + "\n")
