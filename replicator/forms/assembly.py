@@ -70,18 +70,18 @@ def plan_of(
     is_local = repl._settings.local_statistics and layouts
     own = local.Statistics(inputs[0].graph) if is_local else None
     while True:
-        scope = Scope(own=own)
-        for _ in range(2):  # the second time, all sums that something needs are known
-            plan = GraphPlan(inputs, facts, after)
-            scope.extend(plan, targets)
-            scope.whole.update(homes.gradients(plan))
-            if own is not None:
-                own.settle(plan)
-        if own is None or not own.drop():
-            break
-    if own is not None:
-        told.warn_of_statistics(list(own.missed))
-    return plan, layouts
+        scope, plan = Scope(own=own), GraphPlan(inputs, facts, after)
+        scope.extend(plan, targets)
+        scope.whole.update(homes.gradients(plan))
+        if own is not None:
+            own.settle(plan)
+        scope.revise(plan)
+        if own is None:
+            return plan, layouts
+        own.settle(plan)
+        if not own.drop():
+            told.warn_of_statistics(list(own.missed))
+            return plan, layouts
 
 
 def divided(

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the form of every tensor of a graph, without building anything.
 
-Goes through the ops once, from inputs to outputs, and asks the rule of each. Backward
-passes, optimizers and metrics are ops like all others.
+Goes through the ops, from inputs to outputs, and asks the rule of each. Backward
+passes, optimizers and metrics are ops like all others. Which sums something needs as
+they are on one device is known only then: what that changes is planned again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import copying
-from replicator.forms import evaluation, sizes, twins
+from replicator.forms import evaluation, sizes
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
 from replicator.forms.rule import (
     AS_IS,
@@ -27,6 +29,7 @@ from replicator.forms.rule import (
     stamped,
 )
 from replicator.forms.tables import RULES
+from replicator.forms.twins import Twins
 from replicator.graph.ir import functional
 from replicator.graph.ir.kinds import PYTHON
 
@@ -37,6 +40,7 @@ _ONLY_READ = set(
     "Placeholder VarHandleOp ReadVariableOp VariableShape ResourceGather Const "
     "ResourceGatherNd VarIsInitializedOp".split()
 )
+_WHOLE = Fact()
 
 
 class GraphPlan:
@@ -51,6 +55,7 @@ class GraphPlan:
     Attributes:
         facts: What is known of each tensor, by its reference.
         plans: What becomes of each op.
+        seen: What was known of each op's inputs when it was planned.
         twins: Which ops compute the same.
     """
 
@@ -62,10 +67,16 @@ class GraphPlan:
         outputs: Sequence[tf.Tensor] = (),
     ) -> None:
         self.inputs, self.outputs, self.after = inputs, outputs, after or {}
-        refs = (t.ref() for t in inputs)
-        self.facts: dict[Any, Fact] = dict(zip(refs, facts, strict=True))
+        self.facts: dict[Any, Fact] = {}
         self.plans: dict[tf.Operation, OpPlan] = {}
-        self.twins = twins.Twins()
+        self.seen: dict[tf.Operation, list[Fact]] = {}
+        self.twins = Twins()
+        self.know(inputs, facts)
+
+    def know(self, tensors: Iterable[tf.Tensor], facts: Iterable[Fact]) -> None:
+        """Says what is known of tensors."""
+        refs = (t.ref() for t in tensors)
+        self.facts.update(zip(refs, facts, strict=True))
 
     def returned(self) -> list[Fact]:
         """Returns what is known of the outputs."""
@@ -137,36 +148,48 @@ class Scope:
         self.extend(plan, [*effects, *(t.op for t in outputs)])
         return plan
 
-    def extend(
-        self, plan: GraphPlan, targets: Iterable[tf.Operation]
-    ) -> list[tf.Operation]:
-        """Plans ops, and what they depend on, and returns those that are new."""
+    def extend(self, plan: GraphPlan, targets: Iterable[tf.Operation]) -> None:
+        """Plans ops, and what they depend on."""
         given = {t.op for t in plan.inputs}
-        is_known = lambda op: op in given or op in plan.plans  # noqa: E731
-        added = in_order(targets, plan.before, is_known)
-        for op in added:
-            twin = plan.twins.enter(op)
-            if twin is not None and twins.can_stand_for(plan.plans[twin]):
-                its = twins.again(twin, plan.plans[twin])
-            else:
-                facts = [self._seen(plan, op, t) for t in op.inputs]
-                its = decide(op, facts, self)
-            plan.plans[op] = its
-            refs = (t.ref() for t in op.outputs)
-            plan.facts.update(zip(refs, its.makes, strict=True))
-            self.whole |= {
-                plan.twins.first(t)
-                for t, need in zip(op.inputs, its.needs, strict=True)
-                if need == REPLICATED and isinstance(plan.fact(t).form, Partial)
-            }
-        return added
+        for op in in_order(targets, plan.before, given.__contains__):
+            plan.twins.enter(op)
+            self._plan(plan, op, self._seen(plan, op))
 
-    def _seen(self, plan: GraphPlan, op: tf.Operation, tensor: tf.Tensor) -> Fact:
-        fact, first = plan.fact(tensor), plan.twins.first(tensor)
-        if self.own is not None and not self.own.may_be_known(op):
-            return fact
-        is_known = isinstance(fact.form, Partial) and first in self.whole
-        return Fact() if is_known else fact
+    def revise(self, plan: GraphPlan) -> None:
+        """Plans those ops again of whose inputs something else is known by now."""
+        for op, its in plan.plans.items():
+            facts = self._seen(plan, op)
+            is_same = self.own is None and all(map(operator.is_, facts, plan.seen[op]))
+            if not is_same or self._has_whole(its):
+                self._plan(plan, op, facts)
+
+    def _plan(self, plan: GraphPlan, op: tf.Operation, facts: list[Fact]) -> None:
+        its = plan.twins.plan(op, plan.plans) or decide(op, facts, self)
+        plan.plans[op], plan.seen[op] = its, facts
+        plan.know(op.outputs, its.makes)
+        self.whole |= {
+            plan.twins.first(t)
+            for t, need in zip(op.inputs, its.needs, strict=True)
+            if need == REPLICATED and isinstance(plan.fact(t).form, Partial)
+        }
+
+    def _seen(self, plan: GraphPlan, op: tf.Operation) -> list[Fact]:
+        """Returns what an op is told of its inputs."""
+        facts = [plan.fact(t) for t in op.inputs]
+        if self.own is None or self.own.may_be_known(op):
+            for k, t in enumerate(op.inputs):
+                is_sum = isinstance(facts[k].form, Partial)
+                if is_sum and plan.twins.first(t) in self.whole:
+                    facts[k] = _WHOLE
+        return facts
+
+    def _has_whole(self, its: OpPlan) -> bool:
+        """Whether functions that an op calls have sums that something needs whole."""
+        return any(
+            not self.whole.isdisjoint(body.facts)
+            or any(map(self._has_whole, body.plans.values()))
+            for body in its.bodies
+        )
 
 
 def has_effect(op: tf.Operation) -> bool:

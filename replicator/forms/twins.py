@@ -8,6 +8,7 @@ sums of rows, which each replica would build, convert and send again.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -28,18 +29,42 @@ class Twins:
         self._first: dict[Any, tf.Operation] = {}
         self._twins: dict[tf.Operation, tf.Operation] = {}
 
-    def enter(self, op: tf.Operation) -> tf.Operation | None:
-        """Adds an op; returns the first one that computes the same, or None."""
+    def enter(self, op: tf.Operation) -> None:
+        """Adds an op."""
         key = self._key(op)
         first = op if key is None else self._first.setdefault(key, op)
-        if first is op:
-            return None
-        self._twins[op] = first
-        return first
+        if first is not op:
+            self._twins[op] = first
 
     def of(self, op: tf.Operation) -> list[tf.Operation]:
         """Returns the first op that computes the same as a later one, if there is."""
         return [self._twins[op]] if op in self._twins else []
+
+    def plan(
+        self, op: tf.Operation, plans: Mapping[tf.Operation, OpPlan]
+    ) -> OpPlan | None:
+        """Returns the plan of an op that takes over the outputs of its twin, or None.
+
+        It waits for the twin (`GraphPlan.before`), and so for what that takes. What was
+        summed to a shape keeps its axes if only Reshapes use it, which is not known of
+        others.
+
+        Args:
+            op: The op.
+            plans: The plans of the ops before it.
+        """
+        if op not in self._twins:
+            return None
+        twin = self._twins[op]
+        its = plans[twin]
+        if its.bodies or any(isinstance(fact.numbers, Summed) for fact in its.makes):
+            return None
+        return dataclasses.replace(
+            its,
+            needs=[UNUSED] * len(its.needs),
+            build=lambda replica, op, inputs: [replica.value(t) for t in twin.outputs],
+            build_local=None,
+        )
 
     def first(self, tensor: tf.Tensor) -> Any:
         """Returns the reference of the first tensor that is the same."""
@@ -57,30 +82,3 @@ class Twins:
             return None
         inputs = tuple(self.first(t) for t in op.inputs)
         return op.type, inputs, copying.attributes_text(op)
-
-
-def can_stand_for(plan: OpPlan) -> bool:
-    """Whether the plan of an op fits all that compute the same.
-
-    What was summed to a shape keeps its axes if only Reshapes use it, which is not
-    known of others.
-    """
-    is_summed = any(isinstance(fact.numbers, Summed) for fact in plan.makes)
-    return not plan.bodies and not is_summed
-
-
-def again(twin: tf.Operation, plan: OpPlan) -> OpPlan:
-    """Returns the plan of an op that has a twin, whose outputs it takes over.
-
-    It waits for the twin (`GraphPlan.before`), and so for what that takes.
-
-    Args:
-        twin: The twin.
-        plan: The plan of that.
-    """
-    return dataclasses.replace(
-        plan,
-        needs=[UNUSED] * len(plan.needs),
-        build=lambda replica, op, inputs: [replica.value(t) for t in twin.outputs],
-        build_local=None,
-    )

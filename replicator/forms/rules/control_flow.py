@@ -95,16 +95,20 @@ def _carried(
     for k in own:
         fact = facts[k]
         carried[k] = Fact(fact.form, fact.numbers, branches=fact.branches)
+    inner = scope.inner()
+    body = inner.called(function, carried)
     for turn in range(2 * _TURNS):
-        body = scope.inner().called(function, carried)
-        then = list(carried)
-        for k in own:
-            then[k] = _by_turns(carried[k], body.fact(outputs[k]), scope)
-            if turn >= _TURNS and _known(carried[k]) != _known(then[k]):
-                then[k] = Fact(REPLICATED)
-        if all(_known(carried[k]) == _known(then[k]) for k in own):
+        then = [_by_turns(carried[k], body.fact(outputs[k]), scope) for k in own]
+        changed = {
+            k: fact if turn < _TURNS else Fact(REPLICATED)
+            for k, fact in zip(own, then, strict=True)
+            if _known(carried[k]) != _known(fact)
+        }
+        if not changed:
             break
-        carried = then
+        carried = [changed.get(k, fact) for k, fact in enumerate(carried)]
+        body.know(graph.inputs, carried)
+        inner.revise(body)
     return own, carried, body
 
 
