@@ -61,16 +61,16 @@ def while_loop(
         if _has_state(condition_graph, body_graph)
         else tf.raw_ops.StatelessWhile
     )
-    op = _add(
-        [condition_graph, body_graph],
-        kind,
-        input=[*first, *outside],
-        cond=finish_function(condition_graph, goes_on, first_effects),
-        body=finish_function(body_graph, next_values, effects),
-        output_shapes=[*shapes, *(t.shape for t in outside)],
-        parallel_iterations=parallel_iterations,
-    )
-    return _results(op, [body_graph])[:count]
+    with _after([condition_graph, body_graph]):
+        op = add_lowered(
+            kind,
+            input=[*first, *outside],
+            cond=finish_function(condition_graph, goes_on, first_effects),
+            body=finish_function(body_graph, next_values, effects),
+            output_shapes=[*shapes, *(t.shape for t in outside)],
+            parallel_iterations=parallel_iterations,
+        )
+    return _finished(op, [body_graph, condition_graph])[:count]
 
 
 def branch(
@@ -89,26 +89,57 @@ def branch(
     bodies = [_build_body(*pair) for pair in zip(graphs, branches, strict=True)]
     results = [outputs for outputs, _ in bodies]
     outside = _share_captures(graphs, 0)
-    has_state = _has_state(*graphs)
     names = [finish_function(g, *body) for g, body in zip(graphs, bodies, strict=True)]
-    arguments: dict[str, Any] = {
-        "input": outside,
-        "Tout": [t.dtype for t in results[0]],
-        "output_shapes": [
-            _common_shape(column) for column in zip(*results, strict=True)
-        ],
-    }
-    if selector.dtype == tf.bool:
-        kind = tf.raw_ops.If if has_state else tf.raw_ops.StatelessIf
-        arguments |= {
-            "cond": selector,
-            "then_branch": names[0],
-            "else_branch": names[1],
-        }
-    else:
+    shapes = [_common_shape(column) for column in zip(*results, strict=True)]
+    dtypes, has_state = [t.dtype for t in results[0]], _has_state(*graphs)
+    is_case = selector.dtype != tf.bool
+    with _after(graphs):
+        op = add_conditional(
+            selector, is_case, names, outside, dtypes, shapes, has_state=has_state
+        )
+    return _finished(op, graphs)
+
+
+def add_conditional(
+    selector: Any,
+    is_case: bool,
+    branches: Sequence[str],
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    shapes: Sequence[tf.TensorShape],
+    has_state: bool,
+) -> tf.Operation:
+    """Adds the op of a conditional.
+
+    Args:
+        selector: The number of a branch; or what is true for the first of two.
+        is_case: Whether it is a number.
+        branches: The names of functions of the inputs.
+        inputs: The inputs.
+        dtypes: Of the results.
+        shapes: Their static shapes.
+        has_state: Whether one of the functions has state.
+    """
+    more: dict[str, Any] = {"input": inputs, "Tout": dtypes, "output_shapes": shapes}
+    if is_case:
         kind = tf.raw_ops.Case if has_state else tf.raw_ops.StatelessCase
-        arguments |= {"branch_index": selector, "branches": names}
-    return _results(_add(graphs, kind, **arguments), graphs)
+        return add_lowered(kind, branch_index=selector, branches=branches, **more)
+    kind = tf.raw_ops.If if has_state else tf.raw_ops.StatelessIf
+    pair = dict(zip(("then_branch", "else_branch"), branches, strict=True))
+    return add_lowered(kind, cond=selector, **pair, **more)
+
+
+def add_lowered(kind: Callable[..., Any], **arguments: Any) -> tf.Operation:
+    """Adds a conditional or a loop that the runtime inlines, as it does TensorFlow's.
+
+    Args:
+        kind: Adds the op, from tf.raw_ops.
+        **arguments: Its arguments.
+    """
+    kind(**arguments)  # returns its results, of which it may have none
+    op: tf.Operation = tf.compat.v1.get_default_graph().get_operations()[-1]
+    _control_flow_v2.maybe_set_lowering_attr(op)
+    return op
 
 
 def _new_graph(kind: type, name: str) -> Any:
@@ -122,13 +153,16 @@ def _build_body(
 ) -> tuple[list[tf.Tensor], list[tf.Operation]]:
     """Builds a body; returns its results, and what else must run.
 
-    Effects are ordered by themselves if they are in the graph around it.
+    Effects are ordered by themselves if they are in the graph around it. Reading is
+    none: what needs a value waits for it.
     """
     is_ordered = graph.outer_graph._add_control_dependencies
     order = _acd.AutomaticControlDependencies() if is_ordered else None
     with graph.as_default(), order or contextlib.nullcontext():
         results = [graph.capture(tensor) for tensor in build()]
-        if order is None:
+        ops = graph.get_operations()
+        writes = any(op._is_stateful and op.type != "ReadVariableOp" for op in ops)
+        if order is None or not writes:
             return results, []
         results = [order.mark_as_return(tensor) for tensor in results]
     return results, list(order.ops_which_must_run)
@@ -177,26 +211,26 @@ def _common_shape(tensors: Sequence[tf.Tensor]) -> tf.TensorShape:
     return shape
 
 
-def _add(
-    graphs: Sequence[Any], kind: Callable[..., Any], **arguments: Any
-) -> tf.Operation:
-    """Adds the op that calls the functions of graphs."""
-    outer = tf.compat.v1.get_default_graph()
-    control_inputs = [op for graph in graphs for op in graph.function_captures.control]
-    with tf.control_dependencies(control_inputs):
-        kind(**arguments)  # returns its results, which may be none
-    op: tf.Operation = outer.get_operations()[-1]
-    _control_flow_v2.maybe_set_lowering_attr(op)
+def _after(graphs: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Lets the op of some functions come after what these wait for."""
+    return tf.control_dependencies(
+        [op for graph in graphs for op in graph.function_captures.control]
+    )
+
+
+def _finished(op: tf.Operation, graphs: Sequence[Any]) -> list[tf.Tensor]:
+    """Says of an op what follows from its functions; returns its results.
+
+    Args:
+        op: The op.
+        graphs: The functions' graphs, first of one that returns such results.
+    """
     _control_flow_v2.maybe_propagate_compile_time_consts_in_xla(op)
     first = len(op.inputs) - len(graphs[0].inputs)
     read_only = [
         set(_acd_utils.get_read_only_resource_input_indices_graph(g)) for g in graphs
     ]
     set_read_only_inputs(op, [first + k for k in sorted(set.intersection(*read_only))])
-    return op
-
-
-def _results(op: tf.Operation, graphs: Sequence[Any]) -> list[tf.Tensor]:
     for tensor, like in zip(op.outputs, graphs[0].outputs, strict=True):
         if tensor.dtype in (tf.resource, tf.variant):
             copy_handle_data(like, tensor)

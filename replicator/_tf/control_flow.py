@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util_v2 as _control_flow_v2
 from tensorflow.python.ops import control_flow_v2_func_graphs as _graphs
 from tensorflow.python.ops import while_v2 as _while_v2
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
@@ -87,8 +86,3 @@ def in_vectorized_body() -> bool:
 
 
 _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
-
-
-def lower_in_place(op: tf.Operation) -> None:
-    """Lets the runtime inline a conditional or a loop, as it does TensorFlow's own."""
-    _control_flow_v2.maybe_set_lowering_attr(op)

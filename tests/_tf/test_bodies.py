@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator._tf import bodies, effects
+from replicator._tf import bodies, effects, functions
 from tests import helpers
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -98,6 +98,27 @@ def test_what_is_only_read_is_marked() -> None:
     reads, writes = effects.resources_touched(op)
     handle = {id(outside): id(inside) for outside, inside in graph.captures}
     assert (reads, writes) == ({handle[id(v.handle)]}, {handle[id(w.handle)]})
+
+
+def test_a_loop_that_only_reads_waits_for_nothing_and_is_inlined() -> None:
+    v = tf.Variable(3.0)
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> tf.Tensor:
+        shape = tf.TensorShape([])
+        (end,) = bodies.while_loop(
+            lambda x: x < 100.0, lambda x: [x * v], [x], [shape], 10
+        )
+        v.assign(end)
+        return end
+
+    traced = step.get_concrete_function(tf.constant(1.0))
+    (loop,) = [op for op in traced.graph.get_operations() if op.type == "While"]
+    assert loop.get_attr("_lower_using_switch_merge")
+    body, _ = functions.function_body(loop, "body")
+    types = {op.type for op in body.get_operations()}
+    assert types == {"Placeholder", "ReadVariableOp", "Mul"}
+    assert traced(tf.constant(1.0)).numpy() == v.numpy() == 243.0
 
 
 def test_in_a_session_only_the_branch_that_is_taken_runs() -> None:

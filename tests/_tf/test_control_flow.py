@@ -46,24 +46,6 @@ def test_a_loop_gradient_is_the_body_of_a_loop():
     assert seen[0] is False and seen[-1] is True
 
 
-def test_lower_in_place_lets_the_runtime_take_it_apart():
-    @tf.function(autograph=False)
-    def function(x):
-        branch = tf.function(lambda x: x + 1.0).get_concrete_function(x)
-        taken = tf.raw_ops.StatelessIf(
-            cond=x > 0.0,
-            input=[x],
-            Tout=[tf.float32],
-            then_branch=branch,
-            else_branch=branch,
-        )
-        control_flow.lower_in_place(taken[0].op)
-        assert taken[0].op.get_attr("_lower_using_switch_merge")
-        return taken
-
-    assert float(function(tf.constant(1.0))[0]) == 2.0
-
-
 def test_compiled_function_finds_what_xla_compiles():
     seen = {}
 

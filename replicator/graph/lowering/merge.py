@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator._tf import control_flow, effects
+from replicator._tf import bodies, effects
 from replicator._tf import functions as tf_functions
 from replicator._tf import ops as tf_ops
 from replicator.graph.equal.value_numbering import Labels
@@ -134,7 +134,7 @@ def _loop(request: Merge) -> tf.Operation:
     repeat = iterations.unroll_factor(old, total) if request.ways is None else 1
     inside = request.nesting.inside("loop body", total)
     body = _function(request, "body", inside, input_labels, repeat=repeat)
-    new = _operation(
+    new = bodies.add_lowered(
         tf.raw_ops.While if _any_stateful(old) else tf.raw_ops.StatelessWhile,
         input=[tensor for op in old for tensor in op.inputs],
         cond=condition,
@@ -142,7 +142,6 @@ def _loop(request: Merge) -> tf.Operation:
         output_shapes=[tensor.shape for tensor in outputs],
         parallel_iterations=max(op.get_attr("parallel_iterations") for op in old),
     )
-    control_flow.lower_in_place(new)
     count = len(new.outputs) // len(old)
     for n, label in enumerate(loop_labels[:count]):
         if label is not None:  # equal in each of equally many iterations
@@ -154,42 +153,33 @@ def _loop(request: Merge) -> tf.Operation:
 
 def _conditional(request: Merge) -> tf.Operation:
     old = [region.op for region in request.regions]
-    is_if = "If" in old[0].type
-    branch_index = _agreed(
-        request, [op.inputs[0] for op in old], _BRANCH if is_if else None
+    is_case = "Case" in old[0].type
+    chosen = _agreed(
+        request, [op.inputs[0] for op in old], None if is_case else _BRANCH
     )
     input_labels = [
         [request.labels.of(tensor) for tensor in op.inputs[1:]] for op in old
     ]
-    stateful = _any_stateful(old)
-
-    def branch(attribute: str, name: str, position: int = 0) -> Any:
-        inside = request.nesting.inside(f"conditional ({name})", None)
-        return _function(request, attribute, inside, input_labels, position=position)
-
-    arguments = {
-        "input": [tensor for op in old for tensor in op.inputs[1:]],
-        "Tout": [tensor.dtype for op in old for tensor in op.outputs],
-        "output_shapes": [tensor.shape for op in old for tensor in op.outputs],
-    }
-    if is_if:
-        new = _operation(
-            tf.raw_ops.If if stateful else tf.raw_ops.StatelessIf,
-            cond=branch_index,
-            then_branch=branch("then_branch", "true"),
-            else_branch=branch("else_branch", "false"),
-            **arguments,
-        )
-    else:
+    names = [("then_branch", "true", 0), ("else_branch", "false", 0)]
+    if is_case:
         count = len(old[0].get_attr("branches"))
-        new = _operation(
-            tf.raw_ops.Case if stateful else tf.raw_ops.StatelessCase,
-            branch_index=branch_index,
-            branches=[branch("branches", f"branch {n}", n) for n in range(count)],
-            **arguments,
+        names = [("branches", f"branch {n}", n) for n in range(count)]
+    branches = []
+    for attribute, name, position in names:
+        inside = request.nesting.inside(f"conditional ({name})", None)
+        branches.append(
+            _function(request, attribute, inside, input_labels, position=position)
         )
-    control_flow.lower_in_place(new)
-    return new
+    outputs = [tensor for op in old for tensor in op.outputs]
+    return bodies.add_conditional(
+        chosen,
+        is_case,
+        branches,
+        [tensor for op in old for tensor in op.inputs[1:]],
+        [tensor.dtype for tensor in outputs],
+        [tensor.shape for tensor in outputs],
+        _any_stateful(old),
+    )
 
 
 def _call(request: Merge) -> tf.Operation:
@@ -199,28 +189,19 @@ def _call(request: Merge) -> tf.Operation:
     body = _function(request, "f", inside, input_labels)
     stateful = _any_stateful(old)
     arguments = [tensor for op in old for tensor in op.inputs]
-    dtypes = [tensor.dtype for op in old for tensor in op.outputs]
-    if not _in_session():
-        return _operation(
-            tf.raw_ops.StatefulPartitionedCall
-            if stateful
-            else tf.raw_ops.PartitionedCall,
-            args=arguments,
-            Tout=dtypes,
-            f=body,
+    outputs = [tensor for op in old for tensor in op.outputs]
+    dtypes = [tensor.dtype for tensor in outputs]
+    if _in_session():
+        # A session does not inline function calls, and hides which op failed inside
+        # one; it does inline a conditional with a single branch.
+        output_shapes = [tensor.shape for tensor in outputs]
+        return bodies.add_conditional(
+            0, True, [body], arguments, dtypes, output_shapes, stateful
         )
-    # A session does not inline function calls, and hides which op failed inside one;
-    # it does inline a conditional with a single branch.
-    new = _operation(
-        tf.raw_ops.Case if stateful else tf.raw_ops.StatelessCase,
-        branch_index=0,
-        input=arguments,
-        Tout=dtypes,
-        output_shapes=[tensor.shape for op in old for tensor in op.outputs],
-        branches=[body],
-    )
-    control_flow.lower_in_place(new)
-    return new
+    raw = tf.raw_ops
+    kind = raw.StatefulPartitionedCall if stateful else raw.PartitionedCall
+    kind(args=arguments, Tout=dtypes, f=body)  # returns results, if there are any
+    return tf.compat.v1.get_default_graph().get_operations()[-1]
 
 
 def _agreed(
@@ -236,13 +217,6 @@ def _in_session() -> bool:
     """Whether the outermost graph is run by a session rather than as a function."""
     with tf.init_scope():
         return not tf.executing_eagerly()
-
-
-def _operation(build: Callable[..., Any], **arguments: Any) -> tf.Operation:
-    """Adds an op and returns it; raw ops return its results if it has any."""
-    graph = tf.compat.v1.get_default_graph()
-    build(**arguments)
-    return graph.get_operations()[-1]
 
 
 def _any_stateful(ops: Sequence[tf.Operation]) -> bool:
