@@ -140,7 +140,8 @@ class Conversions:
         """
         if form.factor is None:
             return self.sums([tf.shape(x)[form.axis]])[0]
-        return self.rows(form.layout) * form.factor
+        rows = self.rows(form.layout)
+        return rows if form.factor == 1 else rows * form.factor
 
     def whole_sizes(self, elements: Any, local: tf.Tensor) -> tf.Tensor:
         """Returns a shape of the whole, given that of this replica's part.

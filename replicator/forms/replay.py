@@ -86,7 +86,7 @@ class Replica(Conversions):
             later: dict[tf.Operation, None] = {}
             awaited: dict[Value, tf.Tensor] = {}
             for op in todo:
-                is_later = any(one in later for one in self._plan.before(op))
+                is_later = later and any(one in later for one in self._plan.before(op))
                 waits = {} if is_later else self._waits(op)
                 if is_later or waits:
                     later[op] = None

@@ -63,7 +63,8 @@ def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
         def go_on(*flat: tf.Tensor) -> tf.Tensor:
             with replica.frame(test, bound(flat)) as found:
-                return tf.reshape(found(test.outputs[0]).copy(REPLICATED), [])
+                test_result = found(test.outputs[0]).copy(REPLICATED)
+                return _of_shapes([test_result], [tf.TensorShape([])])[0]
 
         def turn(*flat: tf.Tensor) -> list[tf.Tensor]:
             with replica.frame(body, bound(flat)) as found:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ import tensorflow as tf
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
 from replicator.forms.rule import LOCAL, OpPlan, is_partial, plan, rule
 from replicator.forms.sizes import Summed, SumTo, axes_of, has_local, is_size
+from replicator.graph.ir import shapes
 
 _HOW = {
     **{"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min"},
@@ -72,9 +74,12 @@ def elements_per_result(
         form: Its form.
         along: The axes that are reduced, with the sharded one.
     """
-    others = [axis for axis in along if axis != form.axis]
-    sizes = tf.gather(tf.shape(x, tf.int64), tf.constant(others, tf.int32))
-    return tf.reduce_prod(sizes) * tf.cast(replica.length(form, x), tf.int64)
+    others = (
+        shapes.size(x, axis) or tf.shape(x, tf.int64)[axis]
+        for axis in along
+        if axis != form.axis
+    )
+    return math.prod(others, start=tf.cast(replica.length(form, x), tf.int64))
 
 
 def _sum_to_sizes(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
