@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.autodist import slots
+from replicator.forms.propagate import in_order
 from replicator.graph.ir import functional
 from replicator.graph.ir.kinds import resource_inputs
 
@@ -149,14 +150,10 @@ def upstream(
     tensors: Iterable[tf.Tensor], ops: Collection[tf.Operation]
 ) -> Collection[tf.Operation]:
     """Returns those of some ops that tensors are computed from."""
-    found: dict[tf.Operation, None] = {}
-    stack = [t.op for t in tensors]
-    while stack:
-        op = stack.pop()
-        if op not in found and op in ops:
-            found[op] = None
-            stack += [t.op for t in op.inputs]
-    return found
+    sources = (t.op for t in tensors)
+    return in_order(
+        sources, lambda op: [t.op for t in op.inputs], lambda op: op not in ops
+    )
 
 
 def _refuse(op: tf.Operation) -> None:

@@ -92,22 +92,19 @@ def _carried(
     function = graph, outputs = copying.function_graph(op, "body")
     pairs = zip(graph.inputs, outputs, strict=True)
     own = [k for k, (before, after) in enumerate(pairs) if after is not before]
-    carried = list(facts)
+    carried, inner = list(facts), scope.inner()
     for k in own:
         fact = facts[k]
         carried[k] = Fact(fact.form, fact.numbers, branches=fact.branches)
-    inner = scope.inner()
     body = inner.called(function, carried)
     for turn in range(2 * _TURNS):
-        then = [_by_turns(carried[k], body.fact(outputs[k]), scope) for k in own]
-        changed = {
-            k: fact if turn < _TURNS else Fact(REPLICATED)
-            for k, fact in zip(own, then, strict=True)
-            if _known(carried[k]) != _known(fact)
-        }
-        if not changed:
+        before = list(carried)
+        for k in own:
+            then = _by_turns(carried[k], body.fact(outputs[k]), scope)
+            if _known(carried[k]) != _known(then):
+                carried[k] = then if turn < _TURNS else Fact(REPLICATED)
+        if carried == before:
             break
-        carried = [changed.get(k, fact) for k, fact in enumerate(carried)]
         body.know(graph.inputs, carried)
         inner.revise(body)
     return own, carried, body
