@@ -45,8 +45,12 @@ def test_compute_metrics_may_return_what_is_no_mean() -> None:
     check(program, [2, 3])
 
 
-def test_steps_are_skipped_in_which_one_device_overflows() -> None:
-    """Its scale is a constant until the optimizer is built, in the first trace."""
+@pytest.mark.parametrize("rows", [1, 5])
+def test_steps_are_skipped_in_which_one_device_overflows(rows: int) -> None:
+    """Its scale is a constant until the optimizer is built, in the first trace.
+
+    The sum of five rows overflows before that of any replica's.
+    """
 
     def make() -> keras.Model:
         dense = layers.Dense(3, dtype="mixed_float16", kernel_initializer="ones")
@@ -63,7 +67,7 @@ def test_steps_are_skipped_in_which_one_device_overflows() -> None:
         optimizer, found = model.optimizer, []
         for k in range(12):
             x = np.zeros([5, 4], "float32")
-            x[0] = 0.5 + k % 2  # one row, so that the sum overflows where this does
+            x[:rows] = 0.5 + k % 2
             model.train_on_batch(x, np.zeros([5, 3], "float32"))
             inner = optimizer.inner_optimizer.iterations
             found.append((float(optimizer.dynamic_scale), int(inner)))

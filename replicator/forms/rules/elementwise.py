@@ -97,10 +97,11 @@ def _is_exact(op: tf.Operation) -> bool:
     dtype, made = op.inputs[0].dtype, op.outputs[0].dtype
     if op.type == "Cast":
         # Narrower types would round each summand, and integers beyond 2^24 are no sums
-        # of float32.
+        # of float32. A sum of float16 may overflow, on which scales of losses depend.
         is_real = dtype.is_floating and made.is_floating
         is_alike = is_real or (dtype.is_complex and made.is_complex)
-        return is_alike and (dtype == made or dtype.size < made.size)
+        is_wider = dtype.size < made.size and dtype != tf.float16
+        return is_alike and (dtype == made or is_wider)
     is_quotient = op.type in ("Div", "RealDiv", "DivNoNan")
     return not is_quotient or dtype.is_floating or dtype.is_complex
 

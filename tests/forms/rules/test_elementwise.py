@@ -134,6 +134,11 @@ SAMPLES = [
 ]
 
 
+def half(x: tf.Tensor) -> tf.Tensor:
+    """Returns small whole numbers, of which 16 bits hold any sum."""
+    return tf.cast(tf.round(x), tf.float16)
+
+
 def total(x: tf.Tensor) -> tf.Tensor:
     """Returns a sum over the batch, which replicas have summands of."""
     return raw.Sum(input=x, axis=[0])
@@ -160,6 +165,7 @@ SUMS = [
     ),
     Sample("Cast", lambda v: raw.Cast(x=total(v.x), DstT=tf.float64), SUM),
     Sample("Cast", lambda v: raw.Cast(x=total(v.x), DstT=tf.float16), WHOLE),
+    Sample("Cast", lambda v: raw.Cast(x=total(half(v.x)), DstT=tf.float32), WHOLE),
     Sample("Cast", lambda v: raw.Cast(x=total(v("i", 2)), DstT=tf.float32), WHOLE),
     Sample("Square", lambda v: raw.Square(x=total(v.x)), WHOLE),
     Sample(
