@@ -157,7 +157,7 @@ class Traced:
                     returned = autograph.call_converted(function, tensors)
                     return tf.nest.map_structure(_read, returned)
 
-            with factory.traced_by(user):
+            with factory.traced_by(user), _noting_rows(specs):
                 whole = tf.function(autograph.not_converted(body))
                 return whole.get_concrete_function(*specs), view
 
@@ -182,6 +182,21 @@ class Traced:
         self.captured = [t if variable is None else variable for t, variable in behind]
         self.compressions = view.compressions
         self._alive = traced
+
+
+@contextlib.contextmanager
+def _noting_rows(specs: Sequence[tf.TensorSpec]) -> Iterator[None]:
+    """Says of an error that may be due to it that the number of rows is unknown."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        is_open = any(spec.shape.rank and spec.shape[0] is None for spec in specs)
+        if is_open and "None" in str(error):
+            error.add_note(
+                "The number of rows of a batch is unknown in a trace, which is for "
+                "batches of all sizes: x.shape[0] is None.\nFix: use tf.shape(x)[0]."
+            )
+        raise
 
 
 def _read(leaf: Any) -> Any:

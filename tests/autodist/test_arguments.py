@@ -61,6 +61,18 @@ def test_where_a_length_must_be_known_there_is_a_trace_for_each():
     assert [shape[1] for shape in known] == [4, 3, 2]
 
 
+@pytest.mark.parametrize(
+    "take", [lambda x: tf.reduce_sum(x) / x.shape[0], lambda x: tf.unstack(x)[0]]
+)
+def test_an_error_where_the_number_of_rows_is_asked_for_says_how_to(take):
+    with pytest.raises((TypeError, ValueError)) as raised:
+        helpers.make(2).function(take)(X)
+    assert any("Fix: use tf.shape(x)[0]" in one for one in raised.value.__notes__)
+    with pytest.raises(TypeError) as raised:
+        helpers.make(2).function(lambda x: x + object())(X)
+    assert not [one for one in raised.value.__notes__ if "Fix" in one]
+
+
 def _total(calls, x, factor=1.0):
     calls.append(x.shape)
     return tf.reduce_sum(x) * tf.cast(factor, tf.float32)
