@@ -178,7 +178,7 @@ def _of_absl(main: str, before: set[str]) -> tuple[Flag, ...]:
 
 def _values(main: str) -> Any:
     """Returns absl's flags, or a program's private FlagValues."""
-    return getattr(sys.modules[main], "OWN", absl_flags.FLAGS)
+    return getattr(sys.modules[main], "PROGRAM_FLAGS", absl_flags.FLAGS)
 
 
 def _help(flag: Any) -> str:

@@ -146,7 +146,7 @@ def test_a_program_that_was_read_can_run(name: str) -> None:
     program = importlib.import_module(f"{name}.__main__")
     flags = programs.read(name).flags
     assert importlib.import_module(f"{name}.__main__") is program
-    assert flags and {flag.name for flag in flags} <= set(program.OWN)
+    assert flags and {flag.name for flag in flags} <= set(program.PROGRAM_FLAGS)
 
 
 def test_flags_of_one_name_elsewhere_stay_as_they_are() -> None:
