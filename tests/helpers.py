@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -154,6 +155,14 @@ def assert_replicas_equal(variables: Any) -> None:
                 reference,
                 other,
             )
+
+
+def synchronize(variable: Any, synchronizer: Any) -> None:
+    """Gives a variable another synchronizer, as a strategy would."""
+    storage = variable.storage
+    storage.description = dataclasses.replace(
+        storage.description, synchronizer=synchronizer
+    )
 
 
 def each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:

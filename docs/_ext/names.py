@@ -24,8 +24,8 @@ _MODULES = (replicator, replicator.strategy, replicator.compressors, replicator.
 # Members of these classes that only modules of ours use: they are on no page.
 _INTERNAL: dict[type, tuple[str, ...]] = {
     replicator.ReplicatedVariable: (
-        *("key", "lock", "outside", "placement", "policy", "read_on_host"),
-        *("refresh_copy", "restore", "settle_if_undecided"),
+        *("description", "key", "lock", "outside", "placement", "policy"),
+        *("read_on_host", "refresh_copy", "restore", "settle_if_undecided"),
         *("handle", "scatter_nd_max", "scatter_nd_min"),  # as of resource variables
     ),
     replicator.ResourceSpec: ("description",),

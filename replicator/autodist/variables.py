@@ -20,7 +20,7 @@ from replicator.autodist import program, slots
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of
 from replicator.step.draft import Settings
-from replicator.variables.chooser import Chosen, VariableFacts
+from replicator.variables.chooser import Description, VariableFacts
 
 # The arguments of a variable creator that a resource variable takes.
 _FACTS = (
@@ -128,14 +128,14 @@ class Variables:
                 shape=variable.shape,
                 trainable=False,  # the strategy has decided already
                 slot_of=None if primary is None else self.made.get(primary.op),
-                chosen=chosen.get(op.name),
+                description=chosen.get(op.name),
             )
             if _is_trained(variable):
                 self.trained[op.name] = self.made[op]
 
     def _chosen(
         self, ops: Sequence[tf.Operation], variables: Sequence[PlainVariable]
-    ) -> Mapping[str, Chosen]:
+    ) -> Mapping[str, Description]:
         chooser = self._settings.chooser
         if chooser is None:
             return {}
@@ -155,7 +155,7 @@ class Variables:
                     nbytes=nbytes,
                 )
             )
-        return chooser.choose_all(facts)
+        return chooser.begin().choose_all(facts)
 
 
 def _is_trained(variable: PlainVariable) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
+from replicator.variables.chooser import Description
 from replicator.variables.collected import Owed
 from replicator.variables.numbered import Numbered
 
@@ -90,7 +91,8 @@ class StateStore:
                 aggregation=tf.VariableAggregation.NONE,
             )
             with context.building(None):
-                variable.storage.placement = Owed(variable.world.num_replicas)
+                owed = Owed(variable.world.num_replicas)
+                variable.storage.description = Description(owed)
             return variable
 
         residual = self._recall(name, make)

@@ -14,6 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
+from replicator.graph.ir import shapes
+from replicator.graph.passes.rows import Parts
 from replicator.variables import whole_values
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.replicated import ReplicatedVariable
@@ -116,32 +118,36 @@ def _written(
 def _applied(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
     """Adds an op, like an optimizer's, once for each part of the variables."""
     variable = inputs[0]
-    parts = getattr(variable, "parts", [variable])
     _refuse_unlike(op, [x for x in inputs if is_variable(x)])
+    count = len(getattr(variable, "parts", [variable]))
     names = [arg.name for arg in op.op_def.input_arg]
+    whole = dict(zip(names, inputs, strict=True))
+    columns = {
+        name: [part.handle for part in getattr(x, "parts", [x])]
+        if is_variable(x)
+        else [x] * count
+        for name, x in whole.items()
+    }
+    if isinstance(variable, PartitionedVariable):
+        columns |= _divided(whole, variable)
     made: list[tf.Tensor] = []
-    for k in range(len(parts)):
-        own = dict(zip(names, inputs, strict=True))
-        if isinstance(variable, PartitionedVariable):
-            own |= _of_part(own, variable, k)
-        handles = [
-            getattr(x, "parts", [x])[k].handle if is_variable(x) else x
-            for x in own.values()
-        ]
-        made = list(replica.add(op, handles).outputs)
+    for own in zip(*columns.values(), strict=True):
+        made = list(replica.add(op, own).outputs)
     return made
 
 
-def _of_part(
-    given: dict[str, Any], variable: PartitionedVariable, k: int
-) -> dict[str, tf.Tensor]:
-    """Returns the arguments of an optimizer's op that the k-th part gets a part of."""
-    name = "delta" if "delta" in given else "grad"
-    gradient = given[name]
-    if "indices" not in given:
-        return {name: variable.split(gradient)[k]}
-    rows, gradient = _rows_of_part(given["indices"], gradient, variable, k)
-    return {"indices": rows, name: gradient}
+def _divided(
+    whole: dict[str, Any], variable: PartitionedVariable
+) -> dict[str, list[tf.Tensor]]:
+    """Returns the arguments of an optimizer's op of which each part gets a part."""
+    name = "delta" if "delta" in whole else "grad"
+    gradient = whole[name]
+    if "indices" not in whole:
+        return {name: variable.split(gradient)}
+    rows = tf.IndexedSlices(gradient, whole["indices"])
+    slices = variable.layout.cut(rows, shapes.defined(variable), gradient.dtype)
+    values, indices = [part.values for part in slices], [p.indices for p in slices]
+    return {name: values, "indices": indices}
 
 
 def _refuse_unlike(op: tf.Operation, variables: Sequence[Any]) -> None:
@@ -165,18 +171,5 @@ def _refuse_unlike(op: tf.Operation, variables: Sequence[Any]) -> None:
     )
 
 
-def _division(variable: Any) -> tuple[Any, ...] | None:
-    is_divided = isinstance(variable, PartitionedVariable)
-    return (variable.axis, variable.sizes) if is_divided else None
-
-
-def _rows_of_part(
-    rows: tf.Tensor, update: tf.Tensor, variable: PartitionedVariable, k: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the numbers of rows that a part has, and how these are updated."""
-    first, size, axis = sum(variable.sizes[:k]), variable.sizes[k], variable.axis
-    if axis:
-        return rows, update[(*[slice(None)] * axis, slice(first, first + size))]
-    begin, end = (tf.constant(n, rows.dtype) for n in (first, first + size))
-    is_own = (rows >= begin) & (rows < end)
-    return tf.boolean_mask(rows, is_own) - begin, tf.boolean_mask(update, is_own)
+def _division(variable: Any) -> Parts | None:
+    return variable.layout if isinstance(variable, PartitionedVariable) else None

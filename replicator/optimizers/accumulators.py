@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator.graph.ir import shapes
+from replicator.variables.chooser import Description
 from replicator.variables.collected import Rows
 from replicator.variables.numbered import Numbered
 
@@ -173,7 +174,7 @@ def _variable(
         )
         with context.building(None):
             if rows:
-                variable.storage.placement = Rows(aggregation)
+                variable.storage.description = Description(Rows(aggregation))
             setattr(group, name, variable)
     return variable
 

@@ -66,12 +66,12 @@ class Compression:
     def compressor_of(self, variable: Any) -> Compressor | None:
         """Returns the compressor of a variable's gradient, if any."""
         inner = plain(variable)
-        compressor: Any = None
+        how = None
         if isinstance(inner, ReplicatedVariable):
-            compressor = inner.storage.synchronizer.compressor
-        if compressor is None or compressor == "":
+            how = inner.description.synchronizer
+        if how is None or how.compressor == "":
             return self._compressor
-        return specs.compressor(f"the synchronizer of {inner.name}", compressor)
+        return specs.compressor(f"the synchronizer of {inner.name}", how.compressor)
 
     def place(
         self,

@@ -21,9 +21,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
+from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.optimizers.accumulators import Gradient
-from replicator.variables import split_writes
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.replicated import ReplicatedVariable, plain
 
@@ -168,10 +168,8 @@ def _policy(variable: Any) -> OperandPolicy:
 def _cut(gradient: Gradient, whole: PartitionedVariable) -> list[Gradient]:
     """Divides a gradient among the parts."""
     if not isinstance(gradient, tf.IndexedSlices):
-        return list(tf.split(gradient, whole.sizes, whole.axis))
-    return split_writes.cut(
-        gradient, whole.parts, whole.axis, whole.sizes, gradient.dtype
-    )
+        return list(whole.layout.split(gradient))
+    return list(whole.layout.cut(gradient, shapes.defined(whole), gradient.dtype))
 
 
 def is_elementwise(optimizer: Any) -> bool:

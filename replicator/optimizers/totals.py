@@ -20,6 +20,7 @@ from replicator.compressors.base import Compressor
 from replicator.compressors.memory import Memory
 from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
+from replicator.graph.passes.rows import Parts
 from replicator.optimizers.compression import Compression, Reducer
 from replicator.primitives import all_reduce
 from replicator.variables.partitioned import PartitionedVariable
@@ -107,10 +108,10 @@ class _Whole:
         self, tensor: tf.Tensor, variable: Any, compression: Compression
     ) -> None:
         parts, cut = [variable], [tensor]
-        self._axis = None
+        self._layout: Parts | None = None
         if isinstance(variable, PartitionedVariable) and _is_like(tensor, variable):
-            parts, self._axis = list(variable.parts), variable.axis
-            cut = tf.split(tensor, variable.sizes, variable.axis)
+            parts, self._layout = list(variable.parts), variable.layout
+            cut = variable.layout.split(tensor)
         self.pieces = [
             _Piece(piece, part, compression)
             for piece, part in zip(cut, parts, strict=True)
@@ -118,7 +119,7 @@ class _Whole:
 
     def joined(self, totals: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the total of the whole."""
-        return totals[0] if self._axis is None else tf.concat(totals, self._axis)
+        return totals[0] if self._layout is None else self._layout.join(totals)
 
 
 def _is_like(tensor: tf.Tensor, variable: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from replicator import context
 from replicator.step.draft import Draft
-from replicator.variables import following
+from replicator.variables import decisions
 from replicator.variables.chooser import SparseGradients
 
 
@@ -14,9 +14,9 @@ def note_undecided(draft: Draft) -> None:
     if draft.settings.chooser is not None:
         trained = draft.settings.factory.trained().items()
         draft.settled = {
-            path: following.undecided(variable)[0].storage.settlement
+            path: storage.settlement
             for path, variable in trained
-            if following.undecided(variable)
+            if (storage := decisions.undecided(variable)) is not None
         }
 
 
@@ -30,25 +30,24 @@ def follow_strategy(draft: Draft) -> None:
     chooser = draft.settings.chooser
     if chooser is None:
         return
-    chooser.check()
+    run = chooser.run
+    run.check()
     factory = draft.settings.factory
     variables = factory.trained()
     sparse = draft.build.states.of(SparseGradients)
-    sparse_by_path = {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
-    chooser.learn(sparse_by_path)
-    if not chooser.undecided:
-        return
+    run.sparse |= {p: sparse[v.key] for p, v in variables.items() if v.key in sparse}
+    undecided = set()
     for path, variable in variables.items():
-        for undecided_variable in following.undecided(variable):
+        storage = decisions.undecided(variable)
+        if storage is not None:
+            undecided.add(path)
             # An optimizer has read it to create its slots, but only in this step.
-            undecided_variable.storage.settlement = draft.settled.get(path)
-    decided = chooser.decide()
+            storage.settlement = draft.settled.get(path)
     changed = [
         path
-        for path, decision in decided.items()
-        if path in variables and following.follow(factory, variables[path], decision)
+        for path, decision in run.decide(undecided).items()
+        if decisions.follow(factory, variables[path], decision)
     ]
-    chooser.followed()
     if changed:
         draft.build.knowledge.update({("decided", path): True for path in changed})
         raise context.BuildAgain

@@ -34,11 +34,12 @@ from replicator.strategy.builders.sharded import Mirrored, Sharded
 from replicator.strategy.builders.uneven_partitioned_ps import UnevenPartitionedPS
 from replicator.strategy.description import Strategy
 from replicator.strategy.facts import Resources, VariableFacts
-from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
+from replicator.strategy.nodes import Node
 from replicator.strategy.predictions import Assumed
 from replicator.strategy.rules import Rules
 from replicator.strategy.trials import Trial
 from replicator.strategy.tuning import tune
+from replicator.variables.synchronizer import AllReduceSynchronizer, PSSynchronizer
 
 __all__ = [
     "PS",

@@ -9,7 +9,8 @@ from typing import Any
 from replicator import arguments, errors
 from replicator.strategy.description import Strategy
 from replicator.strategy.facts import Resources, VariableFacts
-from replicator.strategy.nodes import Node, error
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import error
 
 
 class Builder:

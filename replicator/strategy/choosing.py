@@ -7,7 +7,7 @@ import dataclasses
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,12 +20,12 @@ from replicator.strategy.builders.auto import Auto
 from replicator.strategy.builders.fixed import Fixed
 from replicator.strategy.description import Strategy
 from replicator.strategy.facts import Resources, VariableFacts
-from replicator.strategy.live import Asked, Later, Live
-from replicator.strategy.nodes import Node, error
+from replicator.strategy.live import Asked, Live, Unknown
+from replicator.strategy.nodes import Node
 from replicator.strategy.predictions import Assumed
 from replicator.strategy.rules import Rules
-from replicator.variables.chooser import Chosen
-from replicator.variables.placement import Mirrored
+from replicator.variables.chooser import Description, Later
+from replicator.variables.synchronizer import error
 from replicator.world import World
 
 
@@ -95,7 +95,7 @@ def in_force(
     """
     nodes = [compiled.described(*item) for item in variables.items()]
     known = [
-        (False, Assumed()) if chooser is None else chooser.known(path)
+        (False, Assumed()) if chooser is None else chooser.run.known(path)
         for path in variables
     ]
     nodes = predictions.predicted_together(nodes, resources, known)
@@ -111,19 +111,14 @@ class _Rule:
         live: Asks it for one variable after the other; None once it has chosen to
             decide later.
         asked: The variables that it was asked for.
-        undecided: The paths of variables that it has yet to decide on.
-        decided: The paths of variables that it has decided on, whether or not they have
-            moved.
     """
 
     builder: Builder
     live: Live | None
     asked: list[VariableFacts] = dataclasses.field(default_factory=list)
-    undecided: set[str] = dataclasses.field(default_factory=set)
-    decided: set[str] = dataclasses.field(default_factory=set)
 
 
-class _Run:
+class Run:
     """The decisions for the variables of one graph, or for the eager ones."""
 
     def __init__(self, strategy: Builder, resources: Resources, world: World) -> None:
@@ -135,7 +130,7 @@ class _Run:
         self.assumed: dict[str, Assumed] = {}  # what predictions assume, by variable
         self._checked = False
 
-    def choose(self, facts: VariableFacts) -> Chosen | None:
+    def choose(self, facts: VariableFacts) -> Description | Later | None:
         """Returns the choice for a variable; None if the strategy leaves it alone."""
         rule = self._asked_of(facts)
         if rule is None:
@@ -144,17 +139,19 @@ class _Run:
         if rule.live is not None:
             try:
                 node = rule.live.ask(Asked(**dataclasses.asdict(facts)))
-            except Later:
+            except Unknown:
                 rule.live = None
         if rule.live is None:
-            rule.undecided.add(facts.path)
-            divides = rule.builder.may_divide
-            return Chosen(Mirrored(), later=True, may_divide=divides)
+            return Later(rule.builder.may_divide)
         return self._compiled(node, facts)
 
-    def choose_all(self, variables: Sequence[VariableFacts]) -> dict[str, Chosen]:
-        """Returns the choices for variables whose facts are all known."""
-        choices: dict[str, Chosen] = {}
+    def choose_all(self, variables: Sequence[VariableFacts]) -> dict[str, Description]:
+        """Returns the choices for variables whose facts are all known, by path.
+
+        Raises:
+            StrategyError: A rule matches no variable.
+        """
+        choices: dict[str, Description] = {}
         for facts in variables:
             self._asked_of(facts)
             self.sparse[facts.path] = bool(facts.sparse)
@@ -181,43 +178,37 @@ class _Run:
             self.assumed[facts.path] = rule.builder.assumed
         return rule
 
-    def _compiled(self, node: Node | None, facts: VariableFacts) -> Chosen | None:
-        return None if node is None else compiled.chosen(node, facts, self._world)
+    def _compiled(self, node: Node | None, facts: VariableFacts) -> Description | None:
+        return None if node is None else compiled.description(node, facts, self._world)
 
-    @property
-    def undecided(self) -> set[str]:
-        """The paths of variables without a decision yet."""
-        return set().union(*(rule.undecided for rule in self._rules))
+    def decide(self, undecided: Collection[str]) -> dict[str, Description | None]:
+        """Decides on the variables whose facts are now sufficient.
 
-    def decide(self) -> dict[str, Chosen]:
-        """Returns the choices for variables that were created before a decision."""
-        choices: dict[str, Chosen] = {}
+        Args:
+            undecided: The paths of variables that were created before a decision.
+
+        Returns:
+            The choices, by path; None: as without a strategy.
+        """
+        choices: dict[str, Description | None] = {}
         for rule in self._rules:
-            if rule.undecided:
-                nodes = self._built(rule)
-                for facts in rule.asked:
-                    if facts.path in nodes and facts.path in rule.undecided:
-                        chosen = self._compiled(nodes[facts.path], facts)
-                        if chosen is not None:
-                            choices[facts.path] = chosen
-                rule.decided = set(nodes)
+            waiting = [facts for facts in rule.asked if facts.path in undecided]
+            nodes = self._built(rule, undecided) if waiting else {}
+            for facts in waiting:
+                if facts.path in nodes:
+                    choices[facts.path] = self._compiled(nodes[facts.path], facts)
         return choices
 
-    def followed(self) -> None:
-        """Records that the last decisions have been carried out."""
-        for rule in self._rules:
-            rule.undecided -= rule.decided
-
-    def _built(self, rule: _Rule) -> dict[str, Node | None]:
+    def _built(self, rule: _Rule, undecided: Collection[str]) -> dict[str, Node | None]:
         """Returns a builder's nodes for all variables that it can decide on now."""
         all_facts = [
-            self._asked(facts, facts.path in rule.undecided) for facts in rule.asked
+            self._asked(facts, facts.path in undecided) for facts in rule.asked
         ]
         with_layout = [facts for facts in all_facts if facts.path in self.sparse]
         for subset in (all_facts, with_layout):
             try:
                 strategy = rule.builder.build(subset, self._resources)
-            except Later:
+            except Unknown:
                 continue
             return {facts.path: strategy.node(facts.path) for facts in subset}
         return {}
@@ -225,6 +216,10 @@ class _Run:
     def _asked(self, facts: VariableFacts, whole: bool) -> Asked:
         updates = {"sparse": self.sparse.get(facts.path), "whole": whole}
         return Asked(**{**dataclasses.asdict(facts), **updates})
+
+    def known(self, path: str) -> tuple[bool, Assumed]:
+        """Returns whether a variable's gradient is sparse, and the assumptions."""
+        return self.sparse.get(path, False), self.assumed.get(path, Assumed())
 
     def check(self) -> None:
         """Raises StrategyError, once, if a rule matches no variable."""
@@ -277,69 +272,25 @@ class StrategyChooser:
     """
 
     def __init__(self, strategy: Builder, resources: Resources, world: World) -> None:
-        self._begin = lambda: _Run(strategy, resources, world)
+        self._begin = lambda: Run(strategy, resources, world)
         self._eager = self._begin()
-        self._graphs: weakref.WeakKeyDictionary[tf.Graph, _Run]
+        self._graphs: weakref.WeakKeyDictionary[tf.Graph, Run]
         self._graphs = weakref.WeakKeyDictionary()
 
-    def _run(self) -> _Run:
+    @property
+    def run(self) -> Run:
+        """The decisions for the variables of the current graph, or the eager ones."""
         with tf.init_scope():
             if tf.executing_eagerly():
                 return self._eager
             graph = tf.compat.v1.get_default_graph()
-            if graph not in self._graphs:
-                self._graphs[graph] = self._begin()
-            return self._graphs[graph]
+            return self._graphs.get(graph) or self.begin()
 
-    def choose(self, facts: VariableFacts) -> Chosen | None:
+    def begin(self) -> Run:
+        """Begins anew for the variables of the default graph."""
+        run = self._graphs[tf.compat.v1.get_default_graph()] = self._begin()
+        return run
+
+    def choose(self, facts: VariableFacts) -> Description | Later | None:
         """Returns the choice for a variable that is about to be created."""
-        return self._run().choose(facts)
-
-    def choose_all(self, variables: Sequence[VariableFacts]) -> dict[str, Chosen]:
-        """Chooses anew for all variables of the current graph.
-
-        Args:
-            variables: The variables, in order, with whether their gradients are sparse.
-
-        Returns:
-            The choices, by path.
-
-        Raises:
-            StrategyError: A rule matches no variable.
-        """
-        self._graphs[tf.compat.v1.get_default_graph()] = self._begin()
-        return self._run().choose_all(variables)
-
-    @property
-    def undecided(self) -> set[str]:
-        """The paths of variables that are decided on when a step is built."""
-        return self._run().undecided
-
-    def learn(self, sparse: Mapping[str, bool]) -> None:
-        """Records which gradients are sparse, for decisions and predictions.
-
-        Args:
-            sparse: Whether a gradient is sparse, by the variable's path.
-        """
-        self._run().sparse.update(sparse)
-
-    def decide(self) -> dict[str, Chosen]:
-        """Decides on the variables whose facts are now sufficient.
-
-        Returns:
-            The choices, by path.
-        """
-        return self._run().decide()
-
-    def followed(self) -> None:
-        """Records that all variables follow the last decisions."""
-        self._run().followed()
-
-    def known(self, path: str) -> tuple[bool, Assumed]:
-        """Returns whether a variable's gradient is sparse, and the assumptions."""
-        run = self._run()
-        return run.sparse.get(path, False), run.assumed.get(path, Assumed())
-
-    def check(self) -> None:
-        """Raises StrategyError if a rule matches no variable."""
-        self._run().check()
+        return self.run.choose(facts)

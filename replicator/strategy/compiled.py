@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translates nodes to placements and synchronizers, and back.
-
-The only module that knows both.
-"""
+"""Makes descriptions of variables from nodes, and nodes from descriptions."""
 
 from __future__ import annotations
 
@@ -12,21 +9,21 @@ from typing import Any
 from replicator import devices, errors
 from replicator.compressors import specs
 from replicator.costs import hosts, rates
-from replicator.strategy import predictions
-from replicator.strategy.nodes import (
+from replicator.graph.passes.rows import Parts
+from replicator.strategy.nodes import Node
+from replicator.variables.chooser import Description, VariableFacts
+from replicator.variables.placement import Mirrored, Owned, Placement
+from replicator.variables.synchronizer import (
     AllReduceSynchronizer,
-    Node,
     PSSynchronizer,
+    Synchronizer,
     error,
 )
-from replicator.variables import synchronizer
-from replicator.variables.chooser import Chosen, Part, VariableFacts
-from replicator.variables.placement import Mirrored, Owned, Placement
 from replicator.world import World
 
 
-def chosen(node: Node, facts: VariableFacts, world: World) -> Chosen:
-    """Returns a variable's placement and synchronizer according to its node.
+def description(node: Node, facts: VariableFacts, world: World) -> Description:
+    """Returns a variable's description according to its node.
 
     Args:
         node: The node, which fits the variable.
@@ -37,32 +34,23 @@ def chosen(node: Node, facts: VariableFacts, world: World) -> Chosen:
         StrategyError: A device does not exist, or the node needs several processes.
     """
     if node.axis is None:
-        return Chosen(*_compiled(node, world))
-    sizes = node.extents(facts.shape[node.axis])
-    parts = tuple(
-        Part(size, *_compiled(part, world))
-        for size, part in zip(sizes, node.parts, strict=True)
-    )
-    return Chosen(Mirrored(), parts=parts, axis=node.axis)
+        return _whole(node, world)
+    layout = Parts(node.axis, node.extents(facts.shape[node.axis]))
+    parts = tuple(_whole(part, world) for part in node.parts)
+    return Description(Mirrored(), layout=layout, parts=parts)
 
 
-def _compiled(
-    node: Node, world: World
-) -> tuple[Placement, synchronizer.AllReduce | synchronizer.ParameterServer]:
+def _whole(node: Node, world: World) -> Description:
     how = node.synchronizer
     assert how is not None, "every part of a node has a synchronizer"
     _check_compressor(node, how.compressor)
     if isinstance(how, AllReduceSynchronizer):
-        # The group determines which gradients may share a bucket.
-        algorithm = predictions.ALGORITHMS.get(how.spec)
-        if algorithm == "nccl" and not rates.nccl_reaches(world.all_devices):
-            algorithm = None
-        bucket = str(how.group)
-        return Mirrored(), synchronizer.AllReduce(algorithm, bucket, how.compressor)
+        if how.spec == "NCCL" and not rates.nccl_reaches(world.all_devices):
+            how = dataclasses.replace(how, spec="AUTO")
+        return Description(Mirrored(), how)
     _refuse(node, how, world)
     device = _existing(node, how.reduction_destination)
-    server = synchronizer.ParameterServer(how.sync, how.staleness, how.compressor)
-    return _owned(device, how.local_replication, world), server
+    return Description(_owned(device, how.local_replication, world), how)
 
 
 def _refuse(node: Node, how: PSSynchronizer, world: World) -> None:
@@ -123,23 +111,28 @@ def described(name: str, variable: Any) -> Node:
         name: The variable's path.
         variable: The ReplicatedVariable, or the PartitionedVariable.
     """
-    parts = getattr(variable, "parts", ())
-    synchronizers = [_described(part) for part in parts or (variable,)]
-    node = Node(name, synchronizers[0])  # a single part may be split later, or never
-    if len(parts) > 1:
-        node = Node.in_parts(name, variable.axis, variable.sizes, synchronizers)
+    what = variable.description
+    hows = [_synchronizer(part, variable.world) for part in what.parts or (what,)]
+    node = Node(name, hows[0])  # a single part may be split later, or never
+    if len(hows) > 1:
+        node = Node.in_parts(name, what.layout.axis, what.layout.sizes, hows)
     shape = tuple(variable.shape.as_list())
     return dataclasses.replace(node, shape=shape, dtype=variable.dtype.name)
 
 
-def _described(variable: Any) -> PSSynchronizer | AllReduceSynchronizer:
-    placement, how = variable.placement, variable.storage.synchronizer
-    if placement.owner is not None:
-        device = placement.device(variable.world)
-        sync, staleness = getattr(how, "sync", True), getattr(how, "staleness", 0)
-        return PSSynchronizer(
-            device, placement.has_copies, sync, staleness, how.compressor
-        )
-    names = {algorithm: spec for spec, algorithm in predictions.ALGORITHMS.items()}
-    spec = names.get(how.algorithm or "", "AUTO")
-    return AllReduceSynchronizer(spec, how.compressor, int(how.bucket or 0))
+def _synchronizer(what: Description, world: World) -> Synchronizer:
+    """Returns the synchronizer of a variable that is where it was decided, or moved."""
+    how = what.synchronizer
+    compressor = "" if how is None else how.compressor
+    if what.placement.owner is None:
+        if isinstance(how, AllReduceSynchronizer):
+            return how
+        return AllReduceSynchronizer(compressor=compressor)
+    device = what.placement.device(world)
+    if not isinstance(how, PSSynchronizer):
+        how = PSSynchronizer(device, compressor=compressor)
+    return dataclasses.replace(
+        how,
+        reduction_destination=device,
+        local_replication=what.placement.has_copies,
+    )

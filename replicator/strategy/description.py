@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from replicator import errors
 from replicator.report import files as plan_files
 from replicator.strategy import display, files
-from replicator.strategy.nodes import Node, error
+from replicator.strategy.nodes import Node
 from replicator.strategy.trials import Trial
+from replicator.variables.synchronizer import error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicator.report.units import duration, size
-from replicator.strategy.nodes import Node, PSSynchronizer, Synchronizer
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import PSSynchronizer, Synchronizer
 
 _WIDTH = 10_000  # wide: the terminal may wrap it
 _MOST_SHOWN = 4  # parts with their placements listed

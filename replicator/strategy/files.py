@@ -19,15 +19,15 @@ from google.protobuf.message import DecodeError
 from replicator import errors
 from replicator.compressors import specs
 from replicator.strategy import strategy_pb2
-from replicator.strategy.nodes import (
+from replicator.strategy.nodes import Node
+from replicator.strategy.trials import Trial
+from replicator.variables.synchronizer import (
     SPECS,
     AllReduceSynchronizer,
-    Node,
     PSSynchronizer,
     Synchronizer,
     error,
 )
-from replicator.strategy.trials import Trial
 
 _pb: Any = strategy_pb2  # generates its classes on import
 _JSON = ".json"

@@ -11,7 +11,7 @@ from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node
 
 
-class Later(BaseException):
+class Unknown(BaseException):
     """Raised when a builder needs facts that only the first step has.
 
     A BaseException, so that a builder's `except Exception` does not swallow it.
@@ -19,7 +19,7 @@ class Later(BaseException):
 
 
 class Asked(VariableFacts):
-    """Facts of a variable to be created: reading an unknown one raises Later.
+    """Facts of a variable to be created: reading an unknown one raises Unknown.
 
     Printing, comparing and hashing ask for nothing: a builder that logs its variables
     decides as it would without the log.
@@ -28,7 +28,7 @@ class Asked(VariableFacts):
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if name == "sparse" and value is None:
-            raise Later
+            raise Unknown
         return value
 
     @property
@@ -64,7 +64,7 @@ class Live:
         """Returns the builder's node for the next variable.
 
         Raises:
-            Later: The builder needs facts that are not known yet.
+            Unknown: The builder needs facts that are not known yet.
             StrategyError: It yields something else.
         """
         self._waiting.append(facts)
@@ -75,5 +75,5 @@ class Live:
     def _variables(self) -> Iterator[VariableFacts]:
         while True:
             if not self._waiting:
-                raise Later
+                raise Unknown
             yield self._waiting.pop()

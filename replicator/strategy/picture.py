@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from replicator.report.units import size
-from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import AllReduceSynchronizer, PSSynchronizer
 
 _COLUMN, _HEIGHT = 2.2, 4.5  # inches
 _LEAST_NAMED = 0.05  # share of the height below which a block has no room for a name

@@ -10,9 +10,13 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from replicator.costs import variable_cost
 from replicator.strategy.facts import Resources
-from replicator.strategy.nodes import AllReduceSynchronizer, Node, Synchronizer
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import (
+    ALGORITHMS,
+    AllReduceSynchronizer,
+    Synchronizer,
+)
 
-ALGORITHMS = {"RING": "ring", "NCCL": "nccl"}
 _UNASKED = ("", "NCCL")  # used only where measured: see cost.choose
 
 

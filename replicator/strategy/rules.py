@@ -10,7 +10,8 @@ from typing import Any
 from replicator import errors
 from replicator.strategy.builder import Builder
 from replicator.strategy.facts import Resources, VariableFacts
-from replicator.strategy.nodes import Node, error
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import error
 
 
 class Rules(Builder):

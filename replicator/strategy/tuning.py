@@ -30,8 +30,9 @@ from replicator.strategy.builders.sharded import Mirrored, Sharded
 from replicator.strategy.builders.uneven_partitioned_ps import UnevenPartitionedPS
 from replicator.strategy.description import Strategy
 from replicator.strategy.facts import Resources, VariableFacts
-from replicator.strategy.nodes import Node, error
+from replicator.strategy.nodes import Node
 from replicator.strategy.trials import Trial
+from replicator.variables.synchronizer import error
 
 _WARM_UP = 2  # unmeasured steps of each; the first one builds
 _MOST_TRIALS = 10**6

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface by which a variable factory asks a strategy about each variable.
+"""What is decided on a variable, and the interface by which a strategy is asked.
 
-The factory and the variables know no more of strategies than this: facts go in, a
-decision comes out.
+Variables and their factory know no more of strategies than this: facts go in, a
+description comes out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
+from replicator.graph.ir.placeholder import OperandPolicy
+from replicator.graph.passes.rows import Parts
 from replicator.variables.placement import Placement
-from replicator.variables.synchronizer import AllReduce, Synchronizer
+from replicator.variables.synchronizer import (
+    ALGORITHMS,
+    AllReduceSynchronizer,
+    Synchronizer,
+)
 
 
 class SparseGradients(dict[str | None, bool]):
@@ -59,46 +65,66 @@ class VariableFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """One part of a variable that is created in parts.
+class Description:
+    """Where a variable is and how its gradients are made equal: all that is decided.
 
-    Attributes:
-        size: Its size along the axis of its `Chosen`.
-        placement: Its placement.
-        synchronizer: How its gradient is made equal on all replicas.
-    """
-
-    size: int
-    placement: Placement
-    synchronizer: Synchronizer = AllReduce()
-
-
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-    """A decision on a variable.
+    A variable holds its description, which is replaced when it moves.
 
     Attributes:
         placement: Its placement; for a variable in parts, that of anything that belongs
             to the variable but to no part.
-        synchronizer: How its gradient is made equal on all replicas.
-        parts: Its parts along an axis, in order; empty if it is whole. Their sizes add
-            up to that of the axis.
-        axis: The axis along which it is in parts; None if it is whole.
-        later: Whether the decision is made when a step is built. Until then the
-            variable is placed as if there were no strategy, whatever `placement` says.
-        may_divide: Whether that later decision may divide it into parts.
+        synchronizer: How its gradients are made equal on all replicas; None where no
+            strategy has decided: as the Replicator's options say.
+        layout: How it is divided into parts; None if it is whole.
+        parts: The descriptions of its parts, in order.
+        undecided: Whether a strategy decides on it when a step is built. Until then the
+            variable is placed as if there were no strategy.
     """
 
     placement: Placement
-    synchronizer: Synchronizer = AllReduce()
-    parts: tuple[Part, ...] = ()
-    axis: int | None = None
-    later: bool = False
+    synchronizer: Synchronizer | None = None
+    layout: Parts | None = None
+    parts: tuple[Description, ...] = ()
+    undecided: bool = False
+
+    def policy(self, key: str) -> OperandPolicy:
+        """Returns how values reduced for the variable with a key are communicated."""
+        owner, how = self.placement.owner, self.synchronizer
+        if isinstance(how, AllReduceSynchronizer):  # only its group shares a bucket
+            return OperandPolicy(key, owner, ALGORITHMS.get(how.spec), str(how.group))
+        return OperandPolicy(key, owner)
+
+    @property
+    def slot(self) -> Description:
+        """The description of an optimizer's slot that is divided like the variable."""
+        parts = tuple(
+            dataclasses.replace(part, placement=part.placement.slot, undecided=False)
+            for part in self.parts
+        )
+        return dataclasses.replace(self, parts=parts, undecided=False)
+
+    def in_one_part(self, size: int) -> Description:
+        """Returns the description of a variable that may be divided later.
+
+        Args:
+            size: The size of its first axis.
+        """
+        return Description(self.placement, layout=Parts(0, (size,)), parts=(self,))
+
+
+@dataclasses.dataclass(frozen=True)
+class Later:
+    """A strategy decides when a step is built.
+
+    Attributes:
+        may_divide: Whether it may then divide the variable into parts.
+    """
+
     may_divide: bool = False
 
 
 class Chooser(Protocol):
     """Decides on each variable, in the order of creation."""
 
-    def choose(self, facts: VariableFacts) -> Chosen | None:
+    def choose(self, facts: VariableFacts) -> Description | Later | None:
         """Returns the decision on a variable; None: as without a strategy."""

@@ -22,9 +22,9 @@ from replicator import context, errors
 from replicator._tf import callers, frames, graphs
 from replicator.cluster.peers import Peers
 from replicator.variables import division, in_graphs, initial_values, locks
-from replicator.variables.chooser import Chooser, Chosen, Part
+from replicator.variables.chooser import Chooser, Description
 from replicator.variables.components import Components, Store
-from replicator.variables.decisions import Decisions
+from replicator.variables.decisions import Decisions, undecided
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.placement import Placement
 from replicator.variables.replicated import ReplicatedVariable, plain
@@ -109,7 +109,7 @@ class VariableFactory:
         """Creates a variable; called by tf.variable_creator_scope.
 
         Direct callers may add `slot_of`, the variable whose slot this one is, and
-        `chosen`, a decision that keeps it whole.
+        `description`, where it is.
         """
         replica = context.current()
         if replica is None:
@@ -196,7 +196,8 @@ class VariableFactory:
             kwargs["initial_value"] = initial_values.placeholder(kwargs)
         kwargs["initial_value"] = initial_values.lifted(kwargs.get("initial_value"))
         collections = kwargs.pop("collections", None)
-        primary, decision = kwargs.pop("slot_of", None), kwargs.pop("chosen", None)
+        primary = kwargs.pop("slot_of", None)
+        description, path = kwargs.pop("description", None), ""
         if primary is None:
             primary = plain(callers.variable_of_slot())
         name_scope = contextlib.nullcontext()
@@ -204,26 +205,26 @@ class VariableFactory:
             name_scope = tf.name_scope(scope if scope != "/" else "")
         with self._creating():
             with name_scope:
-                chosen, path = decision, ""
-                if chosen is None:
-                    chosen, path = self._chosen(kwargs, primary)
-                if chosen.parts:
-                    whole = self._divide(kwargs, collections, chosen, primary)
-                    if path:
-                        self._kept().paths[path] = whole
-                    return whole
-                components, placement = self._components.new(kwargs, chosen.placement)
-            variable = self._combine(components, kwargs, collections, placement)
-            variable.storage.synchronizer = chosen.synchronizer
-            variable.storage.undecided = chosen.later
+                if description is None:
+                    description, path = self._decided(kwargs, primary)
+                if description.layout is None:
+                    new = self._components.new(kwargs, description.placement)
+                else:
+                    variable = self._divide(kwargs, collections, description, primary)
+            if description.layout is None:
+                components, placement = new
+                description = dataclasses.replace(description, placement=placement)
+                variable = self._combine(components, kwargs, collections, description)
+                if isinstance(primary, ReplicatedVariable):
+                    primary.storage.add_slot(variable)
             if path:
-                variable.storage.path = path
                 self._kept().paths[path] = variable
-        if isinstance(primary, ReplicatedVariable):
-            primary.storage.add_slot(variable)
+        storage = undecided(variable)
+        if storage is not None:
+            storage.settlement = None  # to create it relies on nothing
         return variable
 
-    def _chosen(self, kwargs: dict[str, Any], primary: Any) -> tuple[Chosen, str]:
+    def _decided(self, kwargs: dict[str, Any], primary: Any) -> tuple[Description, str]:
         """Returns the decision on a variable, and its path ("" if it needs none)."""
         record = self._kept()
         if primary is not None or not self._decisions.has_path(kwargs):
@@ -236,46 +237,42 @@ class VariableFactory:
             path = f"{path.rpartition('_')[0] if number > 1 else path}_{number}"
         return self._decisions.on(kwargs, None, path, record.asked), path
 
-    def divide_again(self, variable: PartitionedVariable, chosen: Chosen) -> None:
+    def divide_again(
+        self, variable: PartitionedVariable, description: Description
+    ) -> None:
         """Divides a variable and its slots into the parts that were decided on.
 
         Args:
             variable: The variable, already in parts.
-            chosen: A strategy's decision.
+            description: A strategy's decision.
         """
         slots = [slot for ref in variable.slots if (slot := ref()) is not None]
         with contextlib.ExitStack() as stack, self._creating():
             for divided in (variable, *slots):
                 stack.enter_context(divided.parts[0].storage.moving(self._lock))
-            division.divide_again(self._make_part, variable, chosen)
-            for slot in slots:
-                slot_chosen = division.of_slot(variable, slot.shape)
-                assert slot_chosen is not None, "it has the variable's shape"
-                division.divide_again(self._make_part, slot, slot_chosen)
+            division.divide_again(self._make_part, variable, description)
+            for slot in slots:  # they have the variable's shape
+                division.divide_again(self._make_part, slot, variable.description.slot)
                 for part, slot_part in zip(variable.parts, slot.parts, strict=True):
                     part.storage.add_slot(slot_part)
 
-    def _make_part(self, own: dict[str, Any], part: Part) -> ReplicatedVariable:
+    def _make_part(self, own: dict[str, Any], part: Description) -> ReplicatedVariable:
         """Creates a part of a variable."""
         components, _ = self._components.new(own, part.placement)
-        variable = self._combine(components, own, [], part.placement)
-        variable.storage.synchronizer = part.synchronizer
-        return variable
+        return self._combine(components, own, [], part)
 
     def _divide(
         self,
         kwargs: dict[str, Any],
         collections: Sequence[str] | None,
-        chosen: Chosen,
+        description: Description,
         primary: Any,
     ) -> PartitionedVariable:
         """Creates a variable in parts."""
         dtype, shape = initial_values.dtype_and_shape(kwargs)
         variable = division.create(
-            self._make_part, kwargs, chosen, dtype, shape, self._world, self._lock
+            self._make_part, kwargs, description, dtype, shape, self._world, self._lock
         )
-        for part in variable.parts:
-            part.storage.undecided = chosen.later
         variable.creator = self.creator
         in_graphs.collect(variable, collections)
         self._in_parts.append(weakref.ref(variable))
@@ -316,7 +313,7 @@ class VariableFactory:
         components: Sequence[tf.Variable],
         kwargs: dict[str, Any],
         collections: Sequence[str] | None,
-        placement: Placement,
+        description: Description,
     ) -> ReplicatedVariable:
         facts: dict[str, Any] = {
             name: kwargs[name]
@@ -326,9 +323,9 @@ class VariableFactory:
         graph_mode = not tf.executing_eagerly()
         if graph_mode:
             facts["initializer_op"] = in_graphs.initializer(components)
-        first = placement.first(components, self._world)
+        first = description.placement.first(components, self._world)
         variable = ReplicatedVariable(
-            storage=Storage(components, placement, self.move, first),
+            storage=Storage(components, description, self.move, first),
             world=self._world,
             lock=self._lock,
             # Equal in all processes; TensorFlow's own key is not.

@@ -3,39 +3,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
 from replicator._tf import ops, variables
 from replicator.variables import drawing, in_graphs, locks
-from replicator.variables.chooser import Chosen, Part
+from replicator.variables.chooser import Description
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.world import World
 
 # Creates a part from the arguments of a variable creator.
-MakePart = Callable[[dict[str, Any], Part], ReplicatedVariable]
-
-
-def of_slot(primary: Any, shape: tf.TensorShape) -> Chosen | None:
-    """Returns how a slot is divided: like its variable, if their shapes are equal.
-
-    Args:
-        primary: The variable whose slot it is, or None.
-        shape: The slot's shape.
-    """
-    if not isinstance(primary, PartitionedVariable) or primary.shape != shape:
-        return None
-    parts = tuple(
-        Part(size, part.placement.slot, part.storage.synchronizer)
-        for size, part in zip(primary.sizes, primary.parts, strict=True)
-    )
-    return Chosen(primary.placement, parts=parts, axis=primary.axis)
+MakePart = Callable[[dict[str, Any], Description], ReplicatedVariable]
 
 
 def add_slot(primary: Any, slot: PartitionedVariable) -> None:
@@ -54,7 +36,7 @@ def add_slot(primary: Any, slot: PartitionedVariable) -> None:
 def create(
     make_part: MakePart,
     kwargs: dict[str, Any],
-    chosen: Chosen,
+    description: Description,
     dtype: tf.DType,
     shape: tf.TensorShape,
     world: World,
@@ -65,17 +47,17 @@ def create(
     Args:
         make_part: Creates one part.
         kwargs: The arguments that a variable creator gets for the whole.
-        chosen: The parts.
+        description: The parts, which fit the variable.
         dtype: The variable's dtype.
         shape: The variable's shape.
         world: The replicas that use the variable.
         lock: The lock that is held while the variable is written.
     """
-    axis, sizes = check(chosen, shape, str(kwargs.get("name")))
+    assert description.layout is not None, "in parts"
     like = variables.unfilled(kwargs.get("name"), shape, dtype)
-    draw = drawing.pieces(kwargs["initial_value"], dtype, axis, sizes)
-    part_kwargs = {k: v for k, v in kwargs.items() if k != "shape"}
-    parts = _made(make_part, part_kwargs, chosen.parts, draw, like._handle_name, dtype)
+    draw = drawing.pieces(kwargs["initial_value"], dtype, description.layout)
+    own = {k: v for k, v in kwargs.items() if k != "shape"}
+    parts = _made(make_part, own, description.parts, draw, like._handle_name, dtype)
     facts: dict[str, Any] = {
         name: kwargs[name]
         for name in ("trainable", "synchronization", "aggregation", "constraint")
@@ -86,17 +68,20 @@ def create(
         like._is_initialized_op = tf.reduce_all(
             [part.is_initialized() for part in parts]
         )
-    variable = PartitionedVariable(
-        like=like, parts=parts, axis=axis, world=world, lock=lock, **facts
+    return PartitionedVariable(
+        like=like,
+        parts=parts,
+        description=description,
+        world=world,
+        lock=lock,
+        **facts,
     )
-    variable.placement = chosen.placement
-    return variable
 
 
 def _made(
     make_part: MakePart,
     kwargs: dict[str, Any],
-    parts: Sequence[Part],
+    parts: Sequence[Description],
     draw: Sequence[Callable[[], tf.Tensor]],
     scope: str,
     dtype: tf.DType,
@@ -111,19 +96,8 @@ def _made(
     return made
 
 
-def undecided(chosen: Chosen, size: int) -> Chosen:
-    """Returns how to create a variable that may be divided later: as one part.
-
-    Args:
-        chosen: Where the variable is until then.
-        size: The size of its first axis.
-    """
-    part = Part(size, chosen.placement, chosen.synchronizer)
-    return Chosen(chosen.placement, parts=(part,), axis=0, later=True)
-
-
 def divide_again(
-    make_part: MakePart, variable: PartitionedVariable, chosen: Chosen
+    make_part: MakePart, variable: PartitionedVariable, description: Description
 ) -> None:
     """Divides a variable of one part into the parts that were decided on.
 
@@ -132,44 +106,22 @@ def divide_again(
     Args:
         make_part: Creates a part.
         variable: The variable; no step that uses it is running.
-        chosen: The parts; without parts, the variable becomes whole.
+        description: The parts; without parts, the variable becomes whole.
     """
-    if not chosen.parts:
-        size = variable.shape.as_list()[0]
-        chosen = dataclasses.replace(undecided(chosen, size), later=False)
-    axis, sizes = check(chosen, variable.shape, variable.name)
+    if description.layout is None:
+        description = description.in_one_part(variable.shape.as_list()[0])
+    assert description.layout is not None, "in parts"
     (old,) = variable.parts
     first = old.storage.first
     eager = tf.executing_eagerly()
     value = first.read_value() if eager else first.initial_value
-    draw = drawing.pieces(value, variable.dtype, axis, sizes)
+    draw = drawing.pieces(value, variable.dtype, description.layout)
     scope = variable._handle_name.removesuffix(":0")
     facts = {"synchronization": old.synchronization, "aggregation": old.aggregation}
-    parts = _made(make_part, facts, chosen.parts, draw, scope, variable.dtype)
+    parts = _made(make_part, facts, description.parts, draw, scope, variable.dtype)
     if not eager:  # other code may already hold the initializer, so extend it
         initializers = [part.initializer for part in parts]
         for part in parts:
             part.storage.late = True
         ops.add_control_inputs(variable.initializer, initializers)
-    variable.stand_for(parts, axis)
-
-
-def check(chosen: Chosen, shape: tf.TensorShape, name: str) -> tuple[int, list[int]]:
-    """Returns the axis and the sizes of parts.
-
-    Raises:
-        ArgumentError: A variable of this shape cannot be divided into these parts.
-    """
-    sizes = [part.size for part in chosen.parts]
-    axis = chosen.axis
-    if axis is not None and shape.is_fully_defined() and 0 <= axis < shape.rank:
-        if min(sizes) > 0 and sum(sizes) == shape.as_list()[axis]:
-            return axis, sizes
-    raise errors.ArgumentError(
-        errors.compose(
-            f"variable {name} of shape {shape} cannot be split into parts of {sizes} "
-            f"along axis {axis}.",
-            [f"at {errors.user_line()}"],
-            "name one of its axes, and sizes of at least 1 that add up to its length.",
-        )
-    )
+    variable.stand_for(parts, description)

@@ -9,32 +9,31 @@ It is also slow, as each variable's initial value has to be traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from replicator.graph.passes.rows import offsets_of
+from replicator.graph.passes.rows import Parts, offsets_of
 
 HOST = "/device:CPU:0"
 
 
 def pieces(
-    initial_value: Any, dtype: tf.DType | None, axis: int, sizes: Sequence[int]
+    initial_value: Any, dtype: tf.DType | None, layout: Parts
 ) -> list[Callable[[], tf.Tensor]]:
     """Returns functions that return each part's initial value.
 
     Args:
         initial_value: The whole initial value, or a function without arguments.
         dtype: The variable's dtype; None means the value's.
-        axis: The axis along which the variable is in parts.
-        sizes: The sizes of the parts along the axis.
+        layout: How the variable is divided.
     """
     with tf.device(None), tf.device(HOST):
         whole = initial_value() if callable(initial_value) else initial_value
         whole = tf.convert_to_tensor(getattr(whole, "wrapped_value", whole), dtype)
-    bounds = zip(offsets_of(sizes), sizes, strict=True)
-    return [_slicer(whole, axis, *piece) for piece in bounds]
+    bounds = zip(offsets_of(layout.sizes), layout.sizes, strict=True)
+    return [_slicer(whole, layout.axis, *piece) for piece in bounds]
 
 
 def _slicer(

@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.variables.chooser import Chosen, Part
 
 
 def copied(variable: Any) -> Any:
@@ -34,7 +33,7 @@ def copied(variable: Any) -> Any:
                 "copy it before, while TensorFlow executes eagerly.",
             )
         )
-    parts = getattr(variable, "parts", (variable,))
+    description = variable.description
     differs = variable.placement.differs
     new = variable.creator(
         None,
@@ -50,20 +49,9 @@ def copied(variable: Any) -> Any:
         synchronization=variable.synchronization,
         aggregation=variable.aggregation,
         # A strategy that has yet to decide on the variable decides on the copy, too.
-        chosen=None if parts[0].storage.undecided else _placed(variable),
+        description=None if description.undecided else description,
     )
     if differs:
         for to, of in zip(new.components, variable.components, strict=True):
             to.assign(of.read_value())
     return new
-
-
-def _placed(variable: Any) -> Chosen:
-    """Returns the decision that gives another variable the placement of this one."""
-    if not hasattr(variable, "parts"):
-        return Chosen(variable.placement, variable.storage.synchronizer)
-    parts = tuple(
-        Part(size, part.placement, part.storage.synchronizer)
-        for size, part in zip(variable.sizes, variable.parts, strict=True)
-    )
-    return Chosen(variable.placement, parts=parts, axis=variable.axis)

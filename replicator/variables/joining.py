@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator._tf import control_flow, ops, tapes, variables
-from replicator.graph.passes.rows import gathered, vector
+from replicator.graph.passes.rows import vector
 from replicator.graph.passes.ties import GRADIENT_TYPE, PLACEHOLDER_VARIABLE
 
 
@@ -30,7 +30,7 @@ def joined(variable: Any) -> tf.Tensor:
     with tapes.stop_recording():
         part_values = [part.read_value() for part in variable.parts]
         with _here():
-            value = tf.concat(part_values, variable.axis)
+            value = variable.layout.join(part_values)
         value.set_shape(variable.shape)
     return _tied(variable, value)
 
@@ -54,7 +54,7 @@ def rows(variable: Any, indices: Any) -> tf.Tensor:
     variables.note_access(variable)
     with tapes.stop_recording():
         part_reads = [part.sparse_read for part in variable.parts]
-        value = gathered(part_reads, indices, variable.axis, variable.sizes)
+        value = variable.layout.rows(part_reads, indices)
         value.set_shape(indices.shape.concatenate(variable.shape[1:]))
     return _tied(variable, value, indices)
 

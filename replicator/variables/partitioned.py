@@ -34,6 +34,7 @@ from replicator.variables import (
     single_device,
     split_writes,
 )
+from replicator.variables.chooser import Description
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.world import World
 
@@ -46,8 +47,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
 
     Attributes:
         parts: The parts, in order.
-        axis: The axis along which they are joined.
-        sizes: The sizes of the parts along the axis.
+        layout: The axis along which they are joined, and their sizes along it.
         world: The replicas that use the variable.
         slots: The slots that optimizers have created for it, in the same parts.
     """
@@ -57,29 +57,29 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         *,
         like: Any,
         parts: Sequence[ReplicatedVariable],
-        axis: int,
+        description: Description,
         world: World,
         lock: locks.StepLock,
         **facts: Any,
     ) -> None:
         super().__init__(like=like, **facts)
-        self.parts, self.axis, self.world = tuple(parts), axis, world
-        self.sizes = tuple(shapes.defined(part)[axis] for part in parts)
+        self.world, self.placement = world, description.placement
         self._lock = lock
         self.slots: list[weakref.ref[PartitionedVariable]] = []
         self.unbuilt = None
-        if self._in_graph_mode:
-            self._graph_element = self.read_value()
+        self.stand_for(parts, description)
 
-    def stand_for(self, parts: Sequence[ReplicatedVariable], axis: int) -> None:
-        """Replaces the parts.
+    def stand_for(
+        self, parts: Sequence[ReplicatedVariable], description: Description
+    ) -> None:
+        """Sets or replaces the parts.
 
         Args:
-            parts: The new parts, which already hold the variable's value.
-            axis: The axis along which they are joined.
+            parts: The parts, which hold the variable's value.
+            description: How they are joined.
         """
-        self.parts, self.axis = tuple(parts), axis
-        self.sizes = tuple(shapes.defined(part)[axis] for part in parts)
+        assert description.layout is not None, "in parts"
+        self.parts, self.layout = tuple(parts), description.layout
         if self._in_graph_mode:
             self._graph_element = self.read_value()
 
@@ -94,6 +94,17 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         if len(self.parts) == 1:
             return "was created such that its strategy can split it (may_divide)"
         return f"is split into {len(self.parts)} parts"
+
+    @property
+    def description(self) -> Description:
+        """Where the variable is and how its gradients are made equal."""
+        parts = tuple(part.description for part in self.parts)
+        return Description(
+            self.placement,
+            layout=self.layout,
+            parts=parts,
+            undecided=parts[0].undecided,
+        )
 
     @property
     def policy(self) -> OperandPolicy:
@@ -137,7 +148,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
                 f"variable shape {self.shape}, and the assigned value shape "
                 f"{value.shape} are incompatible."
             )
-        return self._pieces(value) or tf.split(value, self.sizes, self.axis)
+        return self._pieces(value) or self.layout.split(value)
 
     def _pieces(self, value: tf.Tensor) -> list[tf.Tensor] | None:
         """Returns the slices that a value was just joined from, if they fit the parts.
@@ -147,8 +158,9 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         if tf.executing_eagerly() or value.op.type != "ConcatV2":
             return None
         *pieces, axis = value.op.inputs
-        sizes = tuple(shapes.sizes(piece)[self.axis] for piece in pieces)
-        is_same = sizes == self.sizes and tf.get_static_value(axis) == self.axis
+        layout = self.layout
+        sizes = tuple(shapes.sizes(piece)[layout.axis] for piece in pieces)
+        is_same = sizes == layout.sizes and tf.get_static_value(axis) == layout.axis
         return pieces if is_same else None
 
     # --- Reading ----------------------------------------------------------------------
@@ -171,7 +183,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
         """Returns the whole value, joined on the host."""
         if not tf.executing_eagerly():
             return variables.HandleVariable.numpy(self)
-        return np.concatenate([part.numpy() for part in self.parts], self.axis)
+        return np.concatenate([part.numpy() for part in self.parts], self.layout.axis)
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         """Whether all parts are initialized."""
@@ -252,8 +264,8 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
     @autograph.not_converted
     def load(self, value: Any, session: tf.compat.v1.Session | None = None) -> None:
         """Sets the value in a session, like tf.compat.v1.Variable.load."""
-        bounds = offsets_of(self.sizes)[1:]
-        slices = np.split(np.asarray(value), bounds, self.axis)
+        bounds = offsets_of(self.layout.sizes)[1:]
+        slices = np.split(np.asarray(value), bounds, self.layout.axis)
         for part, part_value in zip(self.parts, slices, strict=True):
             part.load(part_value, session)
 

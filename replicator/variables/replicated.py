@@ -50,6 +50,7 @@ from replicator.variables import (
     single_device,
     unbuilt,
 )
+from replicator.variables.chooser import Description
 from replicator.variables.placement import Placement, Write
 from replicator.variables.storage import Storage
 from replicator.world import World
@@ -118,8 +119,12 @@ class ReplicatedVariable(
     @property
     def policy(self) -> OperandPolicy:
         """How values reduced for this variable are communicated."""
-        how = self.storage.synchronizer
-        return OperandPolicy(self.key, self.owner, how.algorithm, how.bucket)
+        return self.storage.description.policy(self.key)
+
+    @property
+    def description(self) -> Description:
+        """Where the variable is and how its gradients are made equal."""
+        return self.storage.description
 
     @property
     def owner(self) -> int | None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator._tf import autograph, callers, state, variables
+from replicator.graph.passes.rows import Parts
 from replicator.variables import duplicates
 
 VALUE_KEY = "VARIABLE_VALUE"  # tf.train.Checkpoint's name for a variable's value
@@ -75,13 +76,12 @@ class Saveable(state.SaveableObject):
         return self._variable.restore(value)
 
 
-def slice_specs(shape: tf.TensorShape, axis: int, sizes: Sequence[int]) -> list[str]:
+def slice_specs(shape: tf.TensorShape, layout: Parts) -> list[str]:
     """Returns how files describe the parts of one tensor.
 
     Args:
         shape: The shape of the whole.
-        axis: The axis along which it is in parts.
-        sizes: The sizes of the parts along the axis.
+        layout: How it is divided.
 
     Returns:
         For each part the shape of the whole, and the part's offset and size on each
@@ -89,30 +89,29 @@ def slice_specs(shape: tf.TensorShape, axis: int, sizes: Sequence[int]) -> list[
     """
     whole = " ".join(map(str, shape.as_list()))
     specs, offset = [], 0
-    for size in sizes:
+    for size in layout.sizes:
         extents = ["-"] * shape.rank
-        extents[axis] = f"{offset},{size}"
+        extents[layout.axis] = f"{offset},{size}"
         specs.append(f"{whole} {':'.join(extents)}")
         offset += size
     return specs
 
 
-def _within(info: Any, axis: int, sizes: Sequence[int]) -> list[str]:
+def _within(info: Any, layout: Parts) -> list[str]:
     """Returns how files describe the parts of a slice of one tensor.
 
     Args:
         info: The tf.Variable.SaveSliceInfo of the slice.
-        axis: The axis along which it is in parts.
-        sizes: The sizes of the parts along the axis.
+        layout: How it is divided.
     """
     specs, offsets, extents = [], list(info.var_offset), list(info.var_shape)
-    for size in sizes:
-        extents[axis] = size
+    for size in layout.sizes:
+        extents[layout.axis] = size
         part = tf.Variable.SaveSliceInfo(
             info.full_name, info.full_shape, list(offsets), list(extents)
         )
         specs.append(part.spec)
-        offsets[axis] += size
+        offsets[layout.axis] += size
     return specs
 
 
@@ -122,11 +121,12 @@ class InSlices(state.SaveableObject):
     def __init__(self, variable: Any, name: str) -> None:
         self._variable = variable
         eager = tf.executing_eagerly()
-        slices = slice_specs(variable.shape, variable.axis, variable.sizes)
+        layout = variable.layout
+        slices = slice_specs(variable.shape, layout)
         name_in_file = name
         if variable.slice_info is not None and name == variable._shared_name:
             name_in_file = variable.slice_info.full_name
-            slices = _within(variable.slice_info, variable.axis, variable.sizes)
+            slices = _within(variable.slice_info, layout)
         # A sharded v1 Saver, like that of monitored sessions, takes only one device.
         first = variable.parts[0]._handle.device
         specs = [
@@ -149,9 +149,7 @@ class InSlices(state.SaveableObject):
             self.specs
         ):  # init_from_checkpoint reads a whole
             (whole,) = restored_tensors
-            restored_tensors = tf.split(
-                whole, self._variable.sizes, self._variable.axis
-            )
+            restored_tensors = self._variable.layout.split(whole)
         pairs = zip(self._variable.parts, restored_tensors, strict=True)
         writes = [part.restore(value) for part, value in pairs]
         return None if tf.executing_eagerly() else tf.group(*writes)
@@ -201,7 +199,7 @@ class SavedAsOne(variables.HandleVariable):
 
     def settle_if_undecided(self) -> None:
         """Settles an undecided placement, as permanent code is about to read it."""
-        if not tf.executing_eagerly() and self.storage.undecided:
+        if not tf.executing_eagerly() and self.storage.description.undecided:
             self.storage.settle()
 
     def _serialize_to_tensors(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator._tf import autograph, variables
+from replicator.graph.ir import shapes
 from replicator.graph.passes import rows
 from replicator.primitives import base
 from replicator.variables import part_values
@@ -28,8 +29,7 @@ class SplitWriter(variables.HandleVariable):
     """Gives PartitionedVariable the methods that write a piece."""
 
     parts: tuple[Any, ...]
-    axis: int
-    sizes: tuple[int, ...]
+    layout: rows.Parts
 
     def _write_piece(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Writes rows to their parts, or assigns the whole value with a new piece."""
@@ -51,7 +51,8 @@ class SplitWriter(variables.HandleVariable):
                 f"was given {errors.shown(sparse_delta)}",
                 "it takes tf.IndexedSlices(values, indices).",
             )
-        part_slices = cut(sparse_delta, self.parts, self.axis, self.sizes, self.dtype)
+        shape = shapes.defined(self)
+        part_slices = self.layout.cut(sparse_delta, shape, self.dtype)
         return self.write_parts(
             lambda part, k: _done(getattr(part, method)(part_slices[k])), True, method
         )
@@ -76,45 +77,3 @@ class SplitWriter(variables.HandleVariable):
 def _done(written: Any) -> Any:
     """Returns the op to wait for, from what a variable's method returns."""
     return None if tf.executing_eagerly() else getattr(written, "op", written)
-
-
-def cut(
-    slices: tf.IndexedSlices,
-    parts: Any,
-    axis: int,
-    sizes: tuple[int, ...],
-    dtype: tf.DType,
-) -> list[tf.IndexedSlices]:
-    """Divides the given rows among the parts.
-
-    Args:
-        slices: Rows of the whole; their values may be a single number for all.
-        parts: The parts.
-        axis: The axis along which they are joined.
-        sizes: The sizes of the parts along the axis.
-        dtype: The variable's dtype.
-    """
-    values = tf.convert_to_tensor(slices.values, dtype)
-    indices = tf.convert_to_tensor(slices.indices)
-    shapes = [tf.constant(part.shape.as_list(), tf.int32) for part in parts]
-    if axis:
-        if values.shape.rank == 0:
-            part_values = [values] * len(sizes)
-        else:  # the axes of the indices replace the first one of the variable
-            part_values = tf.split(values, sizes, axis - 1 + (indices.shape.rank or 1))
-        part_indices = [indices] * len(sizes)
-    else:
-        flat = indices if indices.shape.rank == 1 else rows.vector(indices)[0]
-        owners = rows.owners_of(flat, sizes)
-        if values.shape.rank == 0:
-            part_values = [values] * len(sizes)
-        else:
-            row = parts[0].shape.as_list()[1:]
-            if values.shape.rank != 1 + len(row):
-                values = tf.reshape(values, [-1, *row])
-            part_values = rows.split(values, flat, owners, len(sizes))
-        part_indices = rows.local_rows(flat, owners, sizes)
-    return [
-        tf.IndexedSlices(*fields)
-        for fields in zip(part_values, part_indices, shapes, strict=True)
-    ]

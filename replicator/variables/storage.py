@@ -23,8 +23,8 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator._tf import variables as tf_variables
 from replicator.variables import locks
+from replicator.variables.chooser import Description
 from replicator.variables.placement import Mirrored, Placement
-from replicator.variables.synchronizer import AllReduce, Synchronizer
 
 _MOST_NAMES = 3  # listed in one note
 
@@ -54,19 +54,16 @@ class Settlement(NamedTuple):
 
 
 class Storage:
-    """The components of one variable, and their placement.
+    """The components of one variable, and its description.
 
     Args:
         components: `components[r]` is replica r's plain variable. The variable they are
             copies of comes last if it is on a device of its own.
-        placement: How the components are placed and what they hold.
+        description: How the components are placed and what they hold.
         move: Creates the components for a new placement and says which is the first.
         first: The component that was created first, by default number 0's.
 
     Attributes:
-        synchronizer: How gradients and values assigned in steps are made equal.
-        path: The path by which a strategy knows the variable; "" if none was asked.
-        undecided: Whether a strategy will decide on it when a step is built.
         first: The component that the variable was created with; the variable has its
             handle outside steps, wherever other components are.
         why_mirrored: For a variable that was to have one owner: what was found to need
@@ -78,22 +75,29 @@ class Storage:
     def __init__(
         self,
         components: Sequence[tf.Variable],
-        placement: Placement,
+        description: Description,
         move: Callable[[Any, Placement], tuple[Sequence[tf.Variable], tf.Variable]],
         first: tf.Variable | None = None,
     ) -> None:
         self.components = tuple(components)
         self.first = self.components[0] if first is None else first
-        self.placement = placement
-        self.synchronizer: Synchronizer = AllReduce()
-        self.path = ""
-        self.undecided = False
+        self.description = description
         self.why_mirrored: str | None = None
         self.settlement: Settlement | None = None
         self.late = False
         self._move = move
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self._slots: list[weakref.ref[Any]] = []
+
+    @property
+    def placement(self) -> Placement:
+        """How the components are placed and what they hold."""
+        return self.description.placement
+
+    @property
+    def may_move(self) -> bool:
+        """Whether a step may yet find that the components have to be elsewhere."""
+        return self.placement.owner is not None or self.description.undecided
 
     def add_slot(self, slot: Any) -> None:
         """Notes a variable that an optimizer created as a slot of this one."""
@@ -105,13 +109,12 @@ class Storage:
 
     def add_user(self, user: User) -> None:
         """Notes code that must be retraced if the components move."""
-        if self.placement.owner is not None or self.undecided:
+        if self.may_move:
             self._users.add(user)
 
     def settle(self) -> None:
         """Notes that user code is being built with the current components."""
-        may_move = self.placement.owner is not None or self.undecided
-        if may_move and self.settled_at is None:
+        if self.may_move and self.settled_at is None:
             graph = tf.compat.v1.get_default_graph()
             self.settlement = Settlement(errors.user_line(), weakref.ref(graph))
 
@@ -147,7 +150,10 @@ class Storage:
         """
         with self.moving(variable.lock):
             components, first = self._move(variable, placement)
-            self.components, self.placement = tuple(components), placement
+            self.components = tuple(components)
+            self.description = dataclasses.replace(
+                self.description, placement=placement
+            )
             if first is not self.first:
                 self.first = first
                 tf_variables.stand_for(variable, first)

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator.strategy import AllReduceSynchronizer
 from replicator.variables.collected import Owed
-from replicator.variables.synchronizer import AllReduce
 from tests import helpers
 from tests.compressors import laws
 
@@ -161,8 +161,8 @@ def test_residuals_survive_another_bucket() -> None:
     )
     training.run()
     before = set(training.memory)
-    for variable, bucket in zip(training.variables, ("a", "b", "a"), strict=True):
-        variable.storage.synchronizer = AllReduce(bucket=bucket)
+    for variable, group in zip(training.variables, (1, 2, 1), strict=True):
+        helpers.synchronize(variable, AllReduceSynchronizer(group=group))
     training.given = after(given, 2)
     training.step_fn = functools.partial(training.step_fn)  # which is rebuilt
     training.run()

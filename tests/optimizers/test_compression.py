@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import compressors, strategy
-from replicator.variables.synchronizer import AllReduce
+from replicator.strategy import AllReduceSynchronizer
 from tests import helpers, paper_hosts
 from tests.optimizers import problem
 
@@ -77,7 +77,7 @@ def test_a_variables_synchronizer_comes_first() -> None:
         optimizer = repl.wrap_optimizer(kopt.SGD(1.0), compressor="bf16")
     named = ["", "ef(int8)", "none", compressors.TopK(0.5)]
     for variable, compressor in zip(variables, named, strict=True):
-        variable.storage.synchronizer = AllReduce(compressor=compressor)
+        helpers.synchronize(variable, AllReduceSynchronizer(compressor=compressor))
     value = tf.linspace(1.0, 1.003, 32)
 
     def step_fn() -> None:
@@ -98,10 +98,10 @@ def test_a_synchronizer_that_names_what_there_is_not() -> None:
     with repl.context():
         w = tf.Variable(1.0, name="w")
         optimizer = repl.wrap_optimizer(kopt.SGD(1.0))
-    w.storage.synchronizer = AllReduce(compressor="gzip")
+    helpers.synchronize(w, AllReduceSynchronizer(compressor="gzip"))
     with pytest.raises(replicator.ArgumentError, match=r"(?s)'gzip'.*use one of"):
         repl.run(lambda: optimizer.apply([tf.ones([])], [w]))
-    w.storage.synchronizer = AllReduce(compressor=3)
+    helpers.synchronize(w, AllReduceSynchronizer(compressor=object()))
     with pytest.raises(
         replicator.ArgumentError, match=r"the synchronizer of w:0 was given compressor"
     ):

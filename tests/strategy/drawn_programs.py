@@ -14,6 +14,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from replicator import strategy
+from replicator.variables import synchronizer
 
 LOOKUPS = ("layer", "gather", "embedding_lookup")
 TOKENS = 3  # per example
@@ -155,7 +156,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 # --- Strategies that fit a model ------------------------------------------------------
 
 CHUNKS = st.integers(1, 3)
-SPECS = st.sampled_from(strategy.nodes.SPECS)
+SPECS = st.sampled_from(synchronizer.SPECS)
 BUILDERS: dict[str, st.SearchStrategy[strategy.Builder]] = {
     "PS": st.builds(strategy.PS, st.booleans()),
     "PSLoadBalancing": st.builds(strategy.PSLoadBalancing, st.booleans()),

@@ -22,7 +22,6 @@ from replicator.strategy import (
     Sharded,
     Strategy,
 )
-from replicator.variables.synchronizer import ParameterServer
 from tests import helpers
 
 CPUS = [f"/job:localhost/replica:0/task:0/device:CPU:{k}" for k in range(4)]
@@ -140,7 +139,9 @@ def test_a_strategy_is_saved_and_followed(tmp_path: pathlib.Path) -> None:
         return new
 
     originals = variables(repl)
-    assert all(isinstance(v.storage.synchronizer, ParameterServer) for v in originals)
+    assert all(
+        isinstance(v.description.synchronizer, PSSynchronizer) for v in originals
+    )
     in_force = repl.strategy
     in_force.save(tmp_path / "s.pb")
     for source in (in_force, str(tmp_path / "s.pb"), tmp_path / "s.pb"):

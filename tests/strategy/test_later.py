@@ -104,7 +104,7 @@ def test_a_builder_that_looks_ahead_decides_at_the_first_build(proxies: bool) ->
     for value in steps[0]():
         assert value.numpy().tolist() == [6.0, 8.0]
     assert (small.owner, large.owner) == (None, 1)
-    assert small.storage.synchronizer.algorithm == "ring"
+    assert small.description.synchronizer.spec == "RING"
     devices = [c.device for c in large.components]
     assert devices == ([*repl.devices] if proxies else [repl.devices[1]] * 2)
     assert large.numpy().tolist() == [3.0, 4.0]
@@ -125,9 +125,9 @@ def test_steps_that_were_called_before_are_traced_again() -> None:
         return tf.reduce_sum(table) + tf.reduce_sum(kernel)
 
     before = repl.run(look)  # no gradients: nothing is decided
-    assert table.owner is None and table.storage.undecided
+    assert table.owner is None and table.description.undecided
     repl.run(step_fn)
-    assert table.owner == 0 and not table.storage.undecided
+    assert table.owner == 0 and not table.description.undecided
     after = repl.run(look)
     expected = tf.reduce_sum(table) + tf.reduce_sum(kernel)
     assert float(before[0]) != float(after[0])
@@ -146,7 +146,7 @@ def test_variables_that_come_later_are_decided_on_later() -> None:
     repl.run(second)
     owners = [v.owner for v in (*variables[:2], *others[:2])]
     assert owners == [0, None, 1, None]  # balanced with the previous ones
-    assert others[1].storage.synchronizer.bucket == "1"
+    assert others[1].description.synchronizer.group == 1
 
 
 def test_variables_without_gradients_stay_undecided() -> None:
@@ -156,7 +156,7 @@ def test_variables_without_gradients_stay_undecided() -> None:
         other = tf.Variable([1.0], name="other")
     repl.run(step_fn)
     assert table.owner == 0
-    assert other.storage.undecided and other.owner is None
+    assert other.description.undecided and other.owner is None
 
 
 def test_rules_wait_each_for_itself() -> None:
@@ -248,8 +248,8 @@ def test_a_builder_that_only_reads_facts_does_not_wait() -> None:
             repl, tf.keras.optimizers.SGD(0.5)
         )
     repl.run(step_fn)
-    buckets = [v.storage.synchronizer.bucket for v in (table, kernel)]
-    assert buckets == ["1", "0"]
+    groups = [v.description.synchronizer.group for v in (table, kernel)]
+    assert groups == [1, 0]
 
 
 @pytest.mark.battery(3)
@@ -262,12 +262,12 @@ def test_variables_are_put_in_parts_when_their_gradients_are_known(mode: str) ->
         results.append(result)
         if strategy is None or mode == "session":
             continue
-        assert [(v.axis, v.sizes) for v in (table, kernel)] == [
+        assert [(v.layout.axis, v.layout.sizes) for v in (table, kernel)] == [
             (0, (3, 3)),
             (0, (1, 1)),
         ]
         slots = [v.value for v in optimizer.variables if "table" in v.path]
-        assert [(v.axis, v.sizes) for v in slots] == [(0, (3, 3))] * 2
+        assert [(v.layout.axis, v.layout.sizes) for v in slots] == [(0, (3, 3))] * 2
         nodes = repl.strategy.by_name
         assert [len(nodes[name].parts) for name in ("table", "kernel")] == [2, 2]
         table.assign(table * 2.0)

@@ -11,7 +11,8 @@ import pytest
 import replicator
 from replicator import strategy
 from replicator.strategy import picture
-from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import AllReduceSynchronizer, PSSynchronizer
 
 NAMES = [f"/job:localhost/replica:0/task:0/device:CPU:{k}" for k in range(2)]
 FACTS = {"shape": (6, 4), "dtype": "float32"}

@@ -48,7 +48,7 @@ def test_each_builder_sees_its_own_variables_only() -> None:
     repl = helpers.make(2, strategy=rules)
     with repl.context():
         made = [tf.Variable([1.0], name=f"v{k}") for k in (0, 1, 2)]
-    assert [v.storage.synchronizer.bucket for v in made] == ["0", "0", "1"]
+    assert [v.description.synchronizer.group for v in made] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import replicator
-from replicator.variables.chooser import Chosen, Part, VariableFacts
+from replicator.graph.passes.rows import Parts
+from replicator.variables.chooser import Description, VariableFacts
 from replicator.variables.placement import Mirrored, Owned, Placement
 
 
@@ -26,7 +27,7 @@ class InParts:
     axis: int = 0
     count: int = 3
 
-    def choose(self, facts: VariableFacts) -> Chosen | None:
+    def choose(self, facts: VariableFacts) -> Description | None:
         """Returns the parts of a variable."""
         if len(facts.shape) <= self.axis or facts.shape[self.axis] < 2:
             return None
@@ -47,17 +48,19 @@ class As:
         what: The parts.
     """
 
-    what: Chosen
+    what: Description
 
-    def choose(self, facts: VariableFacts) -> Chosen | None:
+    def choose(self, facts: VariableFacts) -> Description | None:
         """Returns the parts."""
         return self.what
 
 
-def chosen(axis: int, sizes: Sequence[int], placements: Sequence[Placement]) -> Chosen:
+def chosen(
+    axis: int, sizes: Sequence[int], placements: Sequence[Placement]
+) -> Description:
     """Returns a choice of parts."""
-    parts = tuple(Part(*fields) for fields in zip(sizes, placements, strict=True))
-    return Chosen(Mirrored(), parts=parts, axis=axis)
+    layout, parts = Parts(axis, tuple(sizes)), tuple(map(Description, placements))
+    return Description(Mirrored(), layout=layout, parts=parts)
 
 
 def replicas(count: int, chooser: Any = None, **options: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from replicator.graph.passes.rows import Parts
 from replicator.variables import drawing
 from tests.variables import parted
 
@@ -61,7 +62,7 @@ def test_parts_are_slices_of_the_whole(name: str, dtype: tf.DType) -> None:
         for axis in range(2):
             drawn = drawing.pieces(
                 lambda shape=shape: VALUES[name](shape, dtype=dtype.name),
-                *(dtype, axis, [2, 1, shape[axis] - 3]),
+                *(dtype, Parts(axis, (2, 1, shape[axis] - 3))),
             )
             parts = np.split(whole, [2, 3], axis)
             for piece, expected in zip(drawn, parts, strict=True):
@@ -96,7 +97,7 @@ def test_a_value_is_drawn_once() -> None:
             count.append(1)
         return tf.linalg.qr(tf.random.uniform([6, 6]))[0]
 
-    pieces = drawing.pieces(initial_value, tf.float32, 0, [1, 5])
+    pieces = drawing.pieces(initial_value, tf.float32, Parts(0, (1, 5)))
     whole = np.concatenate([piece() for piece in pieces])
     np.testing.assert_allclose(whole @ whole.T, np.eye(6), atol=1e-5)
     assert count == [1]

@@ -41,7 +41,7 @@ _FACTS: dict[str, dict[str, Any]] = {
 def _placements(variable: Any) -> list[Any]:
     """Returns the sizes, placements and synchronizers of all parts."""
     return [
-        (part.shape.as_list(), part.placement, part.storage.synchronizer)
+        (part.shape.as_list(), part.placement, part.description.synchronizer)
         for part in getattr(variable, "parts", (variable,))
     ]
 

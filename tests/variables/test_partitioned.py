@@ -37,7 +37,7 @@ def test_reads_as_a_whole_outside_of_steps(axis: int) -> None:
     assert isinstance(v, PartitionedVariable)
     assert isinstance(v, tf.Variable)
     assert v.shape == INITIAL.shape
-    assert [part.shape[axis] for part in v.parts] == list(v.sizes)
+    assert [part.shape[axis] for part in v.parts] == list(v.layout.sizes)
     np.testing.assert_array_equal(v.numpy(), INITIAL)
     np.testing.assert_array_equal(v.read_value(), INITIAL)
     np.testing.assert_array_equal(v + 0.0, INITIAL)

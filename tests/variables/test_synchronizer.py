@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.variables.synchronizer import AllReduce
+from replicator.strategy import AllReduceSynchronizer
 from tests import helpers
 
 VALUE = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def _trained(synchronizers: list[AllReduce], variables: str, steps: int) -> Any:
+def _trained(
+    synchronizers: Sequence[AllReduceSynchronizer | None], variables: str, steps: int
+) -> Any:
     repl = helpers.make(3, variables=variables)
     with repl.context():
         values = [tf.Variable(VALUE + k) for k in range(len(synchronizers))]
@@ -23,7 +26,7 @@ def _trained(synchronizers: list[AllReduce], variables: str, steps: int) -> Any:
             tf.keras.optimizers.SGD(0.5), accumulation_steps=steps
         )
     for v, synchronizer in zip(values, synchronizers, strict=True):
-        v.storage.synchronizer = synchronizer
+        helpers.synchronize(v, synchronizer)
 
     def step_fn() -> Any:
         gradients = [tf.cast(repl.replica_id, tf.float32) * v for v in values]
@@ -40,11 +43,16 @@ def _trained(synchronizers: list[AllReduce], variables: str, steps: int) -> Any:
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_synchronizers_change_no_value(variables: str, steps: int) -> None:
-    chosen = [AllReduce("ring"), AllReduce("tree"), AllReduce(bucket="a"), AllReduce()]
+    chosen = [
+        AllReduceSynchronizer("RING"),
+        AllReduceSynchronizer(group=1),
+        None,
+        AllReduceSynchronizer(),
+    ]
     values, plan = _trained(chosen, variables, steps)
-    expected, _ = _trained([AllReduce()] * 4, variables, steps)
+    expected, _ = _trained([None] * 4, variables, steps)
     np.testing.assert_array_equal(values, expected)
     if variables == "mirrored" and steps == 1:
         gradients, assigned = plan
-        assert sorted(gradients.algorithm.split(", ")) == ["hub", "ring", "tree"]
+        assert sorted(gradients.algorithm.split(", ")) == ["hub", "ring"]
         assert assigned.algorithm == "ring"  # assignments use the same algorithm

@@ -13,6 +13,7 @@ import tensorflow as tf
 import replicator
 from replicator import PerReplica, context, strategy
 from replicator.variables import whole_values
+from replicator.variables.chooser import Description
 from replicator.variables.collected import Rows
 from tests import helpers
 
@@ -53,7 +54,8 @@ def test_rows_that_replicas_collect_are_read_together_and_written_to_the_first()
     repl = helpers.make(2)
     own = [np.float32([1]), np.float32([2, 3])]
     variable = _on_read(repl, tf.VariableAggregation.NONE, own)
-    variable.storage.placement = Rows(tf.VariableAggregation.SUM)
+    rows = Rows(tf.VariableAggregation.SUM)
+    variable.storage.description = Description(rows)
 
     def step():
         rows = whole_values.read(variable)

@@ -6,6 +6,7 @@ Pure functions of tensors and sizes, for variables and for passes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 
 import tensorflow as tf
@@ -13,6 +14,89 @@ import tensorflow as tf
 from replicator.graph.ir import shapes
 
 Reader = Callable[[tf.Tensor], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """How a tensor is divided along one axis.
+
+    Attributes:
+        axis: The axis.
+        sizes: The sizes of the parts along it.
+    """
+
+    axis: int
+    sizes: tuple[int, ...]
+
+    def split(self, whole: tf.Tensor, axis: int | None = None) -> list[tf.Tensor]:
+        """Splits a tensor, along another axis if it has others than the whole."""
+        return list(tf.split(whole, self.sizes, self.axis if axis is None else axis))
+
+    def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Joins the parts of a tensor."""
+        return tf.concat(parts, self.axis)
+
+    def rows(self, readers: Sequence[Reader], indices: tf.Tensor) -> tf.Tensor:
+        """Returns rows of the whole, each read from the part that holds it.
+
+        Args:
+            readers: `readers[k]` returns rows of part k.
+            indices: Rows of the whole, integers of any shape.
+
+        Returns:
+            A tensor of shape [*indices.shape, ...].
+        """
+        if self.axis:
+            columns = [reader(indices) for reader in readers]
+            # Each has the axes of the indices in place of its first axis.
+            return tf.concat(columns, self.axis - 1 + tf.rank(indices))
+        flat, _ = vector(indices)
+        owners = owners_of(flat, self.sizes)
+        part_rows = local_rows(flat, owners, self.sizes)
+        value = tf.dynamic_stitch(
+            places_of(owners, len(self.sizes)),
+            [reader(local) for reader, local in zip(readers, part_rows, strict=True)],
+        )
+        if indices.shape.rank == 1:
+            return value
+        shape = tf.concat([tf.shape(indices), tf.shape(value)[1:]], 0)
+        return tf.reshape(value, shape)
+
+    def cut(
+        self, slices: tf.IndexedSlices, shape: Sequence[int], dtype: tf.DType
+    ) -> list[tf.IndexedSlices]:
+        """Divides rows among the parts that hold them.
+
+        Args:
+            slices: Rows of the whole; their values may be a single number for all.
+            shape: The shape of the whole.
+            dtype: The dtype of the whole.
+        """
+        values = tf.convert_to_tensor(slices.values, dtype)
+        indices = tf.convert_to_tensor(slices.indices)
+        count, is_number = len(self.sizes), values.shape.rank == 0
+        part_values, part_indices = [values] * count, [indices] * count
+        if self.axis:
+            if not is_number:  # the axes of the indices replace the first of the whole
+                axis = self.axis - 1 + (indices.shape.rank or 1)
+                part_values = self.split(values, axis)
+        else:
+            flat = indices if indices.shape.rank == 1 else vector(indices)[0]
+            owners = owners_of(flat, self.sizes)
+            if not is_number:
+                if values.shape.rank != len(shape):
+                    values = tf.reshape(values, [-1, *shape[1:]])
+                part_values = split(values, flat, owners, count)
+            part_indices = local_rows(flat, owners, self.sizes)
+        part_shapes = [[*shape] for _ in self.sizes]
+        for part_shape, size in zip(part_shapes, self.sizes, strict=True):
+            part_shape[self.axis] = size
+        return [
+            tf.IndexedSlices(own, rows, tf.constant(part_shape, tf.int32))
+            for own, rows, part_shape in zip(
+                part_values, part_indices, part_shapes, strict=True
+            )
+        ]
 
 
 def offsets_of(sizes: Sequence[int]) -> list[int]:
@@ -154,33 +238,3 @@ def _is_vector(op: tf.Operation, k: int) -> bool:
 def gathers_rows(op: tf.Operation) -> bool:
     """Whether a GatherV2 gathers along the first axis, without batch dimensions."""
     return not op.get_attr("batch_dims") and tf.get_static_value(op.inputs[2]) == 0
-
-
-def gathered(
-    readers: Sequence[Reader], indices: tf.Tensor, axis: int, sizes: Sequence[int]
-) -> tf.Tensor:
-    """Returns rows of the whole, each read from the part that holds it.
-
-    Args:
-        readers: `readers[k]` returns rows of part k.
-        indices: Rows of the whole, integers of any shape.
-        axis: The axis along which the tensor is partitioned.
-        sizes: The sizes of the parts along that axis.
-
-    Returns:
-        A tensor of shape [*indices.shape, ...].
-    """
-    if axis:
-        columns = [reader(indices) for reader in readers]
-        # Each has the axes of the indices in place of its first axis.
-        return tf.concat(columns, axis - 1 + tf.rank(indices))
-    flat, _ = vector(indices)
-    owners = owners_of(flat, sizes)
-    part_rows = local_rows(flat, owners, sizes)
-    value = tf.dynamic_stitch(
-        places_of(owners, len(sizes)),
-        [reader(local) for reader, local in zip(readers, part_rows, strict=True)],
-    )
-    if indices.shape.rank == 1:
-        return value
-    return tf.reshape(value, tf.concat([tf.shape(indices), tf.shape(value)[1:]], 0))

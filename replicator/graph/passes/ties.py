@@ -309,6 +309,7 @@ def _gather_of_parts(
     """Gathers rows from each part, and joins them; returns the new ops."""
     old, indices = use.op.outputs[0], use.op.inputs[1]
     axis = int(tf.get_static_value(join.inputs[len(reads)]))
+    layout = rows.Parts(axis, tuple(shapes.defined(read)[axis] for read in reads))
     graph = join.graph
     start = graphs.operation_count(graph)
 
@@ -326,12 +327,7 @@ def _gather_of_parts(
         tf.device(use.op.device),
         tf.name_scope(f"{use.op.name}/rows/"),
     ):
-        value = rows.gathered(
-            [reader(read) for read in reads],
-            indices,
-            axis,
-            [shapes.defined(read)[axis] for read in reads],
-        )
+        value = layout.rows([reader(read) for read in reads], indices)
         for cast in use.casts:
             value = tf.cast(value, cast.outputs[0].dtype)
         value = tf.identity(value)

@@ -8,9 +8,9 @@ from typing import Any
 
 from replicator.strategy.builder import Builder, check_chunks
 from replicator.strategy.facts import Resources, VariableFacts
-from replicator.strategy.nodes import (
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import (
     AllReduceSynchronizer,
-    Node,
     check_compressor,
     check_spec,
 )

@@ -11,12 +11,11 @@ from replicator.strategy import predictions
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.loads import Loads
 from replicator.strategy.facts import Resources, VariableFacts, sparse_if_known
-from replicator.strategy.nodes import (
+from replicator.strategy.nodes import Node, even_sizes
+from replicator.variables.synchronizer import (
     AllReduceSynchronizer,
-    Node,
     PSSynchronizer,
     error,
-    even_sizes,
 )
 
 

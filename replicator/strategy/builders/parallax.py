@@ -10,7 +10,8 @@ from typing import Any
 from replicator.strategy.builders.all_reduce import AllReduce
 from replicator.strategy.builders.loads import Loads
 from replicator.strategy.facts import Resources, VariableFacts
-from replicator.strategy.nodes import Node, PSSynchronizer, check_ps
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import PSSynchronizer, check_ps
 
 
 class Parallax(AllReduce):

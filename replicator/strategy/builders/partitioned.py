@@ -11,7 +11,8 @@ from replicator.strategy.builder import Builder
 from replicator.strategy.builders.loads import Loads
 from replicator.strategy.builders.parts import node_in_parts
 from replicator.strategy.facts import Resources, VariableFacts
-from replicator.strategy.nodes import Node, PSSynchronizer, error
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import PSSynchronizer, error
 
 
 class Partitioned(Builder):

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from replicator.strategy.facts import VariableFacts
-from replicator.strategy.nodes import Node, Synchronizer, even_sizes
+from replicator.strategy.nodes import Node, even_sizes
+from replicator.variables.synchronizer import Synchronizer
 
 
 def divisor(size: int) -> int:

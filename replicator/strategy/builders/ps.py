@@ -8,7 +8,8 @@ from typing import Any
 
 from replicator.strategy.builder import Builder
 from replicator.strategy.facts import Resources, VariableFacts
-from replicator.strategy.nodes import Node, PSSynchronizer, check_compressor, check_ps
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import PSSynchronizer, check_compressor, check_ps
 
 
 class PS(Builder):

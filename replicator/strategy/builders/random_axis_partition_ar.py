@@ -11,7 +11,7 @@ from replicator import arguments, errors
 from replicator.strategy.builders.partitioned_ar import PartitionedAR
 from replicator.strategy.builders.parts import divisor
 from replicator.strategy.facts import VariableFacts
-from replicator.strategy.nodes import error
+from replicator.variables.synchronizer import error
 
 
 class RandomAxisPartitionAR(PartitionedAR):

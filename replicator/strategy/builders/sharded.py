@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.loads import Loads
 from replicator.strategy.facts import Resources, VariableFacts
-from replicator.strategy.nodes import AllReduceSynchronizer, Node, PSSynchronizer
+from replicator.strategy.nodes import Node
+from replicator.variables.synchronizer import AllReduceSynchronizer, PSSynchronizer
 
 
 class Sharded(Builder):

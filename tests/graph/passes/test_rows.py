@@ -25,10 +25,10 @@ def test_owners_and_local_rows(dtype: tf.DType) -> None:
 @pytest.mark.parametrize("indices", [4, [], [0, 6, 3, 3], [[5, 1], [2, 0]]])
 def test_gathered_rows_are_those_of_the_whole(axis: int, indices: object) -> None:
     whole = np.arange(7 * 7 * 7.0).reshape(7, 7, 7)
-    sizes = [2, 1, 4]
     parts = np.split(whole, [2, 3], axis)
     readers = [lambda own, part=part: tf.gather(part, own) for part in parts]
-    actual = rows.gathered(readers, tf.constant(indices, tf.int32), axis, sizes)
+    layout = rows.Parts(axis, (2, 1, 4))
+    actual = layout.rows(readers, tf.constant(indices, tf.int32))
     np.testing.assert_array_equal(actual, whole[np.array(indices, int)])
 
 

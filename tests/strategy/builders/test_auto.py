@@ -232,12 +232,10 @@ def test_results_are_those_without(
         if options and count > 1:
             waits = kind == "waits"
             assert getattr(variables[0], "parts", ()) or kind != "parts"
-            assert repl._settings.chooser.undecided == (  # type: ignore[union-attr]
-                {"table", "kernel", "bias"} if waits else set()
-            )
+            assert [v.description.undecided for v in variables] == [waits] * 3
         losses = [list(repl.run(step_fn)) for _ in range(3)]
         results.append([*np.ravel(losses), *(v.numpy() for v in variables)])
-    assert not repl._settings.chooser.undecided  # type: ignore[union-attr]
+    assert not any(v.description.undecided for v in variables)
     if count > 1:
         node = repl.strategy.node("table")
         assert node is not None and node.seconds is not None
@@ -259,7 +257,7 @@ def test_the_table_has_the_prediction() -> None:
         VariableFacts(n.name, n.shape, n.dtype, True, n.name == "table", 0, n.nbytes)  # type: ignore[arg-type]
         for n in repl.strategy.nodes
     ]
-    prediction = repl._settings.chooser.known("table")[0]  # type: ignore[union-attr]
+    prediction = repl._settings.chooser.run.known("table")[0]  # type: ignore[union-attr]
     nodes = repl.strategy.nodes
     known = [(prediction and bool(one.sparse), predictions.Assumed()) for one in facts]
     expected = predictions.predicted_together(nodes, resources, known)
