@@ -2,8 +2,8 @@
 """The user's choices of how a Replicator does its work; none changes what it computes.
 
 They are arguments of `Replicator`, checked once and passed to the code that needs them:
-variables/decisions.py reads `variables`, step/building.py `build`, the lowerings
-`policy`.
+variables/default_placement.py reads `variables` and has its values, step/building.py
+reads `build`, the lowerings `policy`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from replicator import arguments, errors
 from replicator.costs import rates
 from replicator.costs.cost import ALGORITHM_NAMES, Policy
 
-VARIABLES = ("mirrored", "sharded", "auto")
 BUILDS = ("trace", "clone")
 
 
@@ -25,7 +24,7 @@ class Options:
 
     Attributes:
         check: Whether all values that have no mean are compared in each step.
-        variables: Where variables live, one of VARIABLES.
+        variables: Where variables live.
         algorithm: The algorithm of reductions, one of ALGORITHM_NAMES; None: the
             cheapest for each.
         fusion: Whether small tensors that are reduced together are sent together.
@@ -49,7 +48,6 @@ class Options:
     calibration: rates.Calibration = rates.Calibration()
 
     def __post_init__(self) -> None:
-        check("Replicator", "variables", self.variables, VARIABLES)
         check("Replicator", "algorithm", self.algorithm, (None, *ALGORITHM_NAMES))
         check("Replicator", "build", self.build, BUILDS)
         for name in ("check", "fusion", "factors", "kernels"):

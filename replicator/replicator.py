@@ -28,6 +28,7 @@ from replicator.strategy.description import Strategy
 from replicator.strategy.facts import resources_of
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
+from replicator.variables.default_placement import VARIABLES
 from replicator.world import World
 
 _LOCAL_PREFIX = "/job:localhost/replica:0/task:0/device:"  # devices of this process
@@ -121,6 +122,7 @@ class Replicator(running.Running, methods.InStep):
         input_mode: str = "per_replica",
     ) -> None:
         check_option("Replicator", "input_mode", input_mode, INPUT_MODES)
+        check_option("Replicator", "variables", variables, VARIABLES)
         self._input_mode = input_mode
         facts = peers.process_group()
         processes = None if facts is None else peers.Peers(facts)

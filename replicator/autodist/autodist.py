@@ -24,8 +24,9 @@ from replicator.cluster import peers
 from replicator.cluster.resources import ResourceSpec
 from replicator.graph.ir import functional
 from replicator.hosts import sessions
-from replicator.options import VARIABLES, check
+from replicator.options import check
 from replicator.replicator import Replicator
+from replicator.variables.default_placement import VARIABLES
 
 
 class AutoDist:

@@ -48,26 +48,6 @@ class Policy:
     calibration: rates.Calibration = rates.Calibration()
 
 
-def shards(variables: str, devices: Sequence[str]) -> bool:
-    """Decides whether each variable gets one owner.
-
-    Args:
-        variables: The user's option: "mirrored", "sharded", or "auto".
-        devices: The replicas' devices.
-
-    Returns:
-        For "auto": whether all devices are CPUs of one process, where a read from
-        another device costs no copy. Measured with 2 cores and 2 replicas, as a share
-        of one device's time with the whole batch, mirrored and sharded: perceptrons of
-        32-64-64-10 units 0.79 and 0.75, of 1024-2048x3-10 units 1.38 and 1.17, of 100
-        layers 1.18 and 0.94; so the answer holds for all sizes. On accelerators, which
-        were not measured, each read of a variable would be a transfer.
-    """
-    if variables == "auto":
-        return share_memory(devices)
-    return variables == "sharded"
-
-
 def tensor_bytes(tensor: tf.Tensor) -> int:
     """Returns the size of a tensor in bytes, or an estimate if it is unknown."""
     nbytes = known_bytes(tensor)

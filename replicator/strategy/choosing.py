@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.options import VARIABLES
 from replicator.strategy import compiled, predictions
 from replicator.strategy.builder import Builder
 from replicator.strategy.builders.auto import Auto
@@ -25,6 +24,7 @@ from replicator.strategy.nodes import Node
 from replicator.strategy.predictions import Assumed
 from replicator.strategy.rules import Rules
 from replicator.variables.chooser import Description, Later
+from replicator.variables.default_placement import VARIABLES
 from replicator.variables.synchronizer import error
 from replicator.world import World
 

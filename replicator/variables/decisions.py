@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.costs import cost, rehearsal
 from replicator.variables import initial_values
 from replicator.variables.chooser import Chooser, Description, Later, VariableFacts
+from replicator.variables.default_placement import is_inexact, nbytes_of, rule
 from replicator.variables.partitioned import PartitionedVariable
-from replicator.variables.placement import Aggregated, Mirrored, Owned, Placement
+from replicator.variables.placement import Aggregated, Mirrored, Placement
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.variables.storage import Storage
 from replicator.world import World
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Decisions:
-    """Decides on new variables: by a strategy, else by their kind and their size.
+    """Decides on new variables: by a strategy, else by the option `variables`.
 
     Args:
         world: The replicas.
@@ -46,11 +46,8 @@ class Decisions:
     """
 
     def __init__(self, world: World, variables: str, strategy: Chooser | None) -> None:
-        are_several = world.num_replicas > 1 or rehearsal.is_on()
-        self._sharded = are_several and cost.shards(variables, world.devices)
+        self._rule = rule(variables, world)
         self._strategy = strategy
-        self._bytes = dict.fromkeys(world.local, 0)  # that each replica owns
-        self._last_owner: int | None = None
 
     def on(
         self, kwargs: dict[str, Any], primary: Any, path: str, order: Iterator[int]
@@ -86,8 +83,7 @@ class Decisions:
                 decision = self._strategy.choose(facts)
         if isinstance(decision, Description):
             return decision
-        owner = self._owner(_initial_value(kwargs)) if self._sharded else None
-        placement = Mirrored() if owner is None else Owned(owner)
+        placement = self._rule.placement(lambda: _initial_value(kwargs))
         description = Description(placement, undecided=decision is not None)
         if decision is not None and decision.may_divide and sizes:
             return description.in_one_part(sizes[0])
@@ -97,40 +93,16 @@ class Decisions:
         """Whether a variable is trainable: strategies know only those, by path."""
         return bool(kwargs.get("trainable", True))
 
-    def _owner(self, value: tf.Tensor) -> int | None:
-        """Returns the replica that shall own a variable; None if each gets its own.
-
-        Replicas own about the same number of bytes. A vector goes to the owner of the
-        variable before it: a bias to that of its layer's weights, whose gradient is
-        computed from the same tensors. Two kinds are not sharded: integers, which a
-        step may use as counters in its own way, and scalars, which would cost a
-        transfer to save a few bytes.
-        """
-        inexact = value.dtype.is_floating or value.dtype.is_complex
-        if not inexact or not value.shape.rank:
-            return None
-        owner = self._last_owner if value.shape.rank == 1 else None
-        if owner is None:
-            owner = min(self._bytes, key=self._bytes.__getitem__)
-        self._own(owner, value)
-        return owner
-
     def _of_slot(self, kwargs: dict[str, Any], primary: Any) -> Placement:
         """Returns the placement of an optimizer's slot: with its variable."""
         placement = primary.placement.slot
         if placement.owner is None:
             return placement
         value = _initial_value(kwargs)
-        inexact = value.dtype.is_floating or value.dtype.is_complex
-        if not inexact or not value.shape.rank and primary.shape.rank:
+        if not is_inexact(value) or not value.shape.rank and primary.shape.rank:
             return Mirrored()
-        self._own(placement.owner, value)
+        self._rule.loads.add(placement.owner, nbytes_of(value))
         return placement
-
-    def _own(self, owner: int, value: tf.Tensor) -> None:
-        """Notes that a replica owns one more variable."""
-        self._bytes[owner] += (value.shape.num_elements() or 0) * value.dtype.size
-        self._last_owner = owner
 
 
 def _initial_value(kwargs: dict[str, Any]) -> tf.Tensor:

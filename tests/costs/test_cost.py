@@ -166,22 +166,6 @@ def test_kinds_of_devices(devices: list[str], kind: str) -> None:
     assert rates.kind_of(devices) == kind
 
 
-@pytest.mark.parametrize(
-    ("variables", "devices", "expected"),
-    [
-        ("mirrored", ["/device:CPU:0", "/device:CPU:1"], False),
-        ("sharded", ["/device:GPU:0", "/device:GPU:1"], True),
-        ("auto", ["/device:CPU:0", "/device:CPU:1"], True),
-        ("auto", ["/device:GPU:0", "/device:GPU:1"], False),
-        ("auto", ["/job:a/task:0/device:CPU:0", "/job:a/task:1/device:CPU:0"], False),
-    ],
-)
-def test_variables_have_owners_where_reading_is_free(
-    variables: str, devices: list[str], expected: bool
-) -> None:
-    assert cost.shards(variables, devices) is expected
-
-
 @pytest.mark.parametrize("rows", [1, 120, 130, 240])
 def test_between_hosts_factors_must_be_smaller_than_two_products(rows: int) -> None:
     """A host receives the rows of all others, or at most two products."""

@@ -9,9 +9,9 @@ from typing import Any
 from replicator import arguments, errors
 from replicator.strategy import predictions
 from replicator.strategy.builder import Builder
-from replicator.strategy.builders.loads import Loads
 from replicator.strategy.facts import Resources, VariableFacts, sparse_if_known
 from replicator.strategy.nodes import Node, even_sizes
+from replicator.variables.default_placement import Loads
 from replicator.variables.synchronizer import (
     AllReduceSynchronizer,
     PSSynchronizer,

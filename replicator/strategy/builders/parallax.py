@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from replicator.strategy.builders.all_reduce import AllReduce
-from replicator.strategy.builders.loads import Loads
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node
+from replicator.variables.default_placement import Loads
 from replicator.variables.synchronizer import PSSynchronizer, check_ps
 
 

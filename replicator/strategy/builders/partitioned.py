@@ -8,10 +8,10 @@ from typing import Any
 
 from replicator import arguments, errors
 from replicator.strategy.builder import Builder
-from replicator.strategy.builders.loads import Loads
 from replicator.strategy.builders.parts import node_in_parts
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node
+from replicator.variables.default_placement import Loads
 from replicator.variables.synchronizer import PSSynchronizer, error
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from replicator.strategy.builders.loads import Loads
 from replicator.strategy.builders.parts import divisor, node_in_parts
 from replicator.strategy.builders.ps import PS
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node
+from replicator.variables.default_placement import Loads
 
 
 class PartitionedPS(PS):

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from replicator.strategy.builders.loads import Loads
 from replicator.strategy.builders.ps import PS
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node
+from replicator.variables.default_placement import Loads
 
 
 class PSLoadBalancing(PS):

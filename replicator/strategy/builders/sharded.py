@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from replicator.strategy.builder import Builder
-from replicator.strategy.builders.loads import Loads
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node
+from replicator.variables.default_placement import Loads
 from replicator.variables.synchronizer import AllReduceSynchronizer, PSSynchronizer
 
 
@@ -34,16 +34,11 @@ class Sharded(Builder):
         self, variables: Iterable[VariableFacts], resources: Resources
     ) -> Iterator[Node | None]:
         """Yields nodes on the replicas' devices; see `Builder.nodes`."""
-        loads, last = Loads(resources.devices), ""
+        loads = Loads(resources.devices)
         for variable in variables:
-            if not variable.shape:
-                yield Node(variable.path, AllReduceSynchronizer())
-                continue
-            if last and len(variable.shape) == 1:
-                loads.add(last, variable.nbytes)
-            else:
-                last = loads.least(variable.nbytes)
-            yield Node(variable.path, PSSynchronizer(last))
+            owner = loads.shard(len(variable.shape), variable.nbytes)
+            how = AllReduceSynchronizer() if owner is None else PSSynchronizer(owner)
+            yield Node(variable.path, how)
 
 
 class Mirrored(Builder):
