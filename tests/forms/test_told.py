@@ -28,6 +28,23 @@ def test_a_costly_gather_is_said_once_with_its_line(rows, expected, monkeypatch)
     assert all("2.3 MiB" in text and "test_told.py:" in text for text in said)
 
 
+@pytest.mark.parametrize("times, expected", [(8, 1), (12, 0)])
+def test_a_gather_is_said_if_it_is_a_tenth_of_what_is_sent(
+    times, expected, monkeypatch
+):
+    said: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *own: said.append(text % own))
+
+    @helpers.make(2).function
+    def step(x):
+        sums = tf.transpose(x) @ tf.tile(x, [1, times])  # times as many bytes, about
+        return tf.sort(x, 0)[0, 0], tf.reduce_max(tf.abs(sums))
+
+    least, most = step(np.ones([600, 500], np.float32) * 2)
+    assert (float(least), float(most)) == (2, 2400)
+    assert len(said) == expected
+
+
 def test_what_is_summed_is_not_said(monkeypatch):
     monkeypatch.setattr(logging, "warning", pytest.fail)
     mean = helpers.make(2).function(lambda x: (tf.reduce_mean(x), x * 2))
