@@ -8,12 +8,12 @@ import collections
 import tensorflow as tf
 
 from replicator._tf import ops as tf_ops
-from replicator.graph.equal import value_numbering
 from replicator.graph.ir.kinds import acting
 from replicator.graph.lowering import rewrite
 from replicator.graph.matching import unanswered
 from replicator.graph.order import ordering
 from replicator.graph.passes import owners, random
+from replicator.graph.same.keys import Keys
 from replicator.inputs import checks as input_checks
 from replicator.inputs.shards import Shard
 from replicator.step import checks
@@ -67,7 +67,7 @@ def check_equality(draft: Draft) -> None:
     """Checks that all calls pair up, and that no write lets replicas drift apart."""
     build, factory = draft.build, draft.settings.factory
     draft.initializers = ordering.with_sources(factory.initializers, draft.replicas)
-    labels = value_numbering.Labels()
+    labels = Keys()
     owned = build.aliases.label(labels)
     draft.handles = owners.Handles(labels, owned, build.world)
     ops = set(draft.replicas[0]).difference(draft.initializers)

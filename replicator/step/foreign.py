@@ -8,13 +8,12 @@ others passes through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
 from replicator._tf import tapes
-from replicator.graph.ir import placeholder
-from replicator.graph.ir.kinds import kind_of
+from replicator.graph.same.keys import OWN, Keys
 
 
 def foreign_use(
@@ -24,7 +23,8 @@ def foreign_use(
 
     Constants and results like all_reduce's, and what is computed from them alone, are
     the same on all replicas: keeping these does no harm. Handles of resources
-    are not values; `checks.check_components` looks at those of variables.
+    are not values; `checks.check_components` looks at those of variables. What is read
+    from a variable is the same, too, but has no gradient on the other replicas.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
@@ -38,37 +38,16 @@ def foreign_use(
     owner_of_element = {
         id(tensor): r for r, tensors in enumerate(elements) for tensor in tensors
     }
+    keys = Keys()
     for r, ops in enumerate(replicas):
         for op in ops:
             for tensor in op.inputs:
                 owner = owner_of_element.get(id(tensor), home.get(tensor.op, r))
                 if owner == r or tensor.dtype == tf.resource:
                     continue
-                if not _is_the_same(tensor, home):
+                if keys.of(tensor).open & OWN:
                     return r, op, owner, tensor
     return None
-
-
-def _is_the_same(tensor: tf.Tensor, home: Mapping[tf.Operation, int]) -> bool:
-    """Whether a tensor is the same on all replicas, by what it is computed from.
-
-    A variable is, too, but what is computed from one replica's component has no
-    gradient on the others.
-    """
-    todo, seen = [tensor], {id(tensor)}
-    while todo:
-        source = todo.pop()
-        op = source.op
-        call = placeholder.read(op)
-        if call is not None and not call.channel:
-            if source.value_index < call.same_for_all(len(op.outputs)):
-                continue
-        if op not in home or kind_of(op).stateful or call is not None:
-            return False
-        fresh = [tensor_in for tensor_in in op.inputs if id(tensor_in) not in seen]
-        seen.update(map(id, fresh))
-        todo += fresh
-    return True
 
 
 def differentiated(

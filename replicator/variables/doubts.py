@@ -17,8 +17,8 @@ from absl import logging
 
 from replicator import context
 from replicator._tf import frames
-from replicator.graph.equal.equality import Level, Ops
 from replicator.graph.ir.kinds import kind_of
+from replicator.graph.same.levels import Level, Ops
 
 _told: weakref.WeakSet[Any] = weakref.WeakSet()  # that of which it was said
 

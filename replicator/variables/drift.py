@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.graph.equal import digests, equality
-from replicator.graph.equal.equality import Level, Ops
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import effects
+from replicator.graph.same import levels
+from replicator.graph.same.levels import Level, Ops
 from replicator.variables import agreement, copies, doubts
 from replicator.variables.creation import VariableFactory
 from replicator.variables.replicated import ReplicatedVariable
@@ -74,14 +74,9 @@ def check(
 
     acting = [[op for op in ops if op not in initializers] for ops in replicas]
     world = build.world
-    num_replicas = world.num_replicas if world.processes else None
-    level = equality.of_step(acting, variable_of, own, num_replicas)
-
-    def key_of(handle: tf.Tensor) -> str | None:
-        variable = variable_of(handle)
-        return None if variable is None else variable.key
-
-    checker = _Checker(build, digests.Digests(key_of), dividing)
+    between = bool(world.processes)
+    level = levels.of_step(acting, variable_of, world.num_replicas, own, between)
+    checker = _Checker(build, dividing)
     checker.compare(level, None)
     if checker.found:
         build.knowledge.update(dict.fromkeys(checker.found, True))
@@ -99,14 +94,8 @@ class _Checker:
         equal: What `check` returns.
     """
 
-    def __init__(
-        self,
-        build: context.Build,
-        made: digests.Digests,
-        dividing: Set[tf.Operation],
-    ) -> None:
+    def __init__(self, build: context.Build, dividing: Set[tf.Operation]) -> None:
         self._build = build
-        self._digests = made
         self._dividing = dividing
         self.equal: list[tuple[str, str, str]] = []
         self._claims: dict[tf.Graph, dict[tf.Operation, effects.Claim | None]] = {}
@@ -165,7 +154,7 @@ class _Checker:
         around: effects.Claim | None,
     ) -> None:
         if self._build.world.processes:
-            digest = self._digests.of_inputs(ops[0])
+            digest = level.digest(ops[0])
             self.equal.append((variable.name, errors.line_of(ops[0]), digest))
         copies.check(self._build, variable, ops)
         claims = [self._claim(op, around) for op in ops]

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from replicator.costs import hosts
-from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.crossing import Ways, exchanged
 from replicator.graph.matching.control_flow import Region
+from replicator.graph.same.keys import Keys
 
 _FIX = (
     "Fix: base the decision on a value that is the same on all replicas, for example "
@@ -28,7 +28,7 @@ def agreed(
     regions: Sequence[Region],
     answers: Sequence[tf.Tensor],
     outcomes: tuple[str, str] | None,
-    labels: Labels,
+    labels: Keys,
     ways: Ways | None = None,
     depth: int = 0,
 ) -> tf.Tensor:

@@ -16,6 +16,7 @@ of the graph; merging applies the same idea one level down.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,13 +25,13 @@ import tensorflow as tf
 from replicator._tf import bodies, effects
 from replicator._tf import functions as tf_functions
 from replicator._tf import ops as tf_ops
-from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.lowering import crossing, inline, iterations
 from replicator.graph.lowering.crossing import Ways
 from replicator.graph.lowering.disagreement import agreed
 from replicator.graph.lowering.record import Nesting, function_name
 from replicator.graph.matching.control_flow import CONSTRUCTS, Region
 from replicator.graph.order import phases
+from replicator.graph.same.keys import Key, Keys, Loop, hashed
 
 # Rewrites a level, from each replica's ops, the replicas' ids and the level's nesting;
 # returns the ops, with merged ops in place of those they replace.
@@ -57,7 +58,7 @@ class Merge:
 
     regions: Sequence[Region]
     rewrite: Rewrite
-    labels: Labels
+    labels: Keys
     nesting: Nesting
     ways: Ways | None
 
@@ -65,7 +66,7 @@ class Merge:
 def merge(
     regions: Sequence[Region],
     rewrite: Rewrite,
-    labels: Labels,
+    labels: Keys,
     nesting: Nesting,
     ways: Ways | None = None,
 ) -> tf.Operation:
@@ -125,8 +126,7 @@ def _loop(request: Merge) -> tf.Operation:
         same_iterations.append(labels.same(conditions))
         return [_agreed(request, conditions, _ITERATION)]
 
-    loop_labels = labels.of_loops(old)
-    input_labels = [loop_labels[: len(op.inputs)] for op in old]
+    input_labels = [Loop(labels, op).keys() for op in old]
     inside = request.nesting.inside("loop condition", None)
     condition = _function(request, "cond", inside, input_labels, agree)
     total = iterations.count(old[0]) if same_iterations[0] else None
@@ -142,12 +142,9 @@ def _loop(request: Merge) -> tf.Operation:
         output_shapes=[tensor.shape for tensor in outputs],
         parallel_iterations=max(op.get_attr("parallel_iterations") for op in old),
     )
-    count = len(new.outputs) // len(old)
-    for n, label in enumerate(loop_labels[:count]):
-        if label is not None:  # equal in each of equally many iterations
-            at_the_end = labels.new()
-            for tensor in new.outputs[n::count]:
-                labels.set(tensor, at_the_end)
+    count = labels.new()  # of iterations, which is the same for all of them
+    for tensor, label in zip(new.outputs, itertools.chain(*input_labels), strict=True):
+        labels.set(tensor, hashed("after", [count, label]))
     return new
 
 
@@ -227,7 +224,7 @@ def _function(
     request: Merge,
     attribute: str,
     nesting: Nesting,
-    labels_by_replica: Sequence[Sequence[int | None]],
+    labels_by_replica: Sequence[Sequence[Key]],
     finish: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
     position: int = 0,
     repeat: int = 1,
@@ -239,7 +236,7 @@ def _function(
         attribute: The attribute that names these, e.g. "body".
         nesting: Where the functions are.
         labels_by_replica: `labels_by_replica[n][k]` is the label of the n-th replica's
-            k-th argument, or None.
+            k-th argument.
         finish: Maps the results of all replicas to the results of the merged function.
         position: The index of the function in an attribute that lists several.
         repeat: How many times to apply the functions, each time to their own results.
@@ -292,13 +289,13 @@ def _function(
 def _arguments(
     joint: Any,
     like: Sequence[tf.Tensor],
-    own_labels: Sequence[int | None],
-    labels: Labels,
+    own_labels: Sequence[Key],
+    labels: Keys,
 ) -> list[tf.Tensor]:
     """Adds the arguments of one replica's function to a function graph."""
     arguments = tf_functions.add_inputs(joint, like, [tensor.shape for tensor in like])
     for argument, label in zip(arguments, own_labels, strict=True):
-        labels.set(argument, labels.new() if label is None else label)
+        labels.set(argument, label)
     return arguments
 
 

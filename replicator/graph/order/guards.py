@@ -17,9 +17,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator._tf import effects, ops
-from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of
+from replicator.graph.same.keys import Key, Keys
 
 # The names in op definitions of the rows that an op writes, and of their values.
 _INDICES = "indices"
@@ -136,9 +136,9 @@ class _Lookups:
 
     def __init__(self, level: Mapping[tf.Operation, int]) -> None:
         self._level = level
-        self._labels = Labels()
+        self._labels = Keys()
         # By the label of indices: the number of rows and the level of each lookup.
-        self._by_label: dict[int, list[tuple[int, int]]] | None = None
+        self._by_label: dict[Key, list[tuple[int, int]]] | None = None
 
     def cover(self, write: tf.Operation, indices: tf.Tensor, count: int) -> bool:
         """Whether these rows are looked up, among as many, before a write.

@@ -26,11 +26,11 @@ import tensorflow as tf
 from replicator import errors
 from replicator._tf import choice, effects, functions, tapes
 from replicator._tf import ops as tf_ops
-from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs, touched
 from replicator.graph.ir.placeholder import Call
 from replicator.graph.order.effects import may_write
+from replicator.graph.same.keys import Key, Keys
 from replicator.world import World
 
 WRITE = "assign"  # the primitive of a write in control flow, listed as a call
@@ -170,13 +170,13 @@ class Aliases:
                 return variable.placement.device(self._world)
         return None
 
-    def label(self, labels: Labels) -> dict[int, Shared]:
+    def label(self, labels: Keys) -> dict[Key, Shared]:
         """Gives all aliases of a variable the same label.
 
         Returns:
             The shared variable of each label.
         """
-        label_of: dict[int, int] = {}
+        label_of: dict[int, Key] = {}
         shared = {}
         for (key, _), alias in self._aliases.items():
             variable = self._variables[id(alias)]
@@ -209,11 +209,11 @@ class Handles:
         world: All replicas, and which of them are built here.
     """
 
-    labels: Labels
-    shared: Mapping[int, Shared]
+    labels: Keys
+    shared: Mapping[Key, Shared]
     world: World
 
-    def written(self, op: tf.Operation) -> list[int]:
+    def written(self, op: tf.Operation) -> list[Key]:
         """Returns the labels of the shared variables that an op writes, each once."""
         if not self.shared or not may_write(op):
             return []
@@ -236,7 +236,7 @@ class Handles:
         """
         if not self.shared or not self._touched(op.inputs):
             return []
-        counts: dict[int, int] = {}
+        counts: dict[Key, int] = {}
         calls = []
         for label, writer in self._writers(op, [self._label_of(t) for t in op.inputs]):
             number = counts[label] = counts.get(label, -1) + 1
@@ -247,7 +247,7 @@ class Handles:
                     replica_id=replica_id,
                     device=self.world.device(replica_id),
                     group=self.world.replica_ids,
-                    key=f"w{label}:{number}",
+                    key=f"w{label.digest.hex()}:{number}",
                     operands=(),
                     agreed=(),
                     line=errors.line_of(writer),
@@ -255,21 +255,21 @@ class Handles:
             )
         return calls
 
-    def _label_of(self, tensor: tf.Tensor) -> int | None:
+    def _label_of(self, tensor: tf.Tensor) -> Key | None:
         """Returns the label of a shared variable's handle; None for another tensor."""
         if tensor.dtype != tf.resource:
             return None
         label = self.labels.of(tensor)
         return label if label in self.shared else None
 
-    def _touched(self, tensors: Sequence[tf.Tensor]) -> dict[int, int]:
+    def _touched(self, tensors: Sequence[tf.Tensor]) -> dict[int, Key]:
         """Returns the labels of shared variables' handles, by the tensors' ids."""
         labels = {id(tensor): self._label_of(tensor) for tensor in tensors}
         return {key: label for key, label in labels.items() if label is not None}
 
     def _writers(
-        self, op: tf.Operation, argument_labels: Sequence[int | None]
-    ) -> Iterator[tuple[int, tf.Operation]]:
+        self, op: tf.Operation, argument_labels: Sequence[Key | None]
+    ) -> Iterator[tuple[Key, tf.Operation]]:
         """Yields (label, op) for each write inside an op, in order, at any depth."""
         count = _arguments(op, len(argument_labels))
         argument_labels = argument_labels[len(argument_labels) - count :]
@@ -290,7 +290,7 @@ class Handles:
                             yield label, inner
 
 
-NOTHING_SHARED = Handles(Labels(), {}, World.single_process(()))
+NOTHING_SHARED = Handles(Keys(), {}, World.single_process(()))
 
 
 def _arguments(op: tf.Operation, count: int) -> int:
@@ -321,7 +321,7 @@ def keep_owners_writes(
     """
     if not handles.shared:
         return {}
-    writes: dict[int, list[list[tf.Operation]]] = {}
+    writes: dict[Key, list[list[tf.Operation]]] = {}
     for n, ops in enumerate(replicas):
         for op in ops:
             if op in initializers:
@@ -330,7 +330,7 @@ def keep_owners_writes(
                 columns = writes.setdefault(label, [[] for _ in replicas])
                 columns[n].append(op)
     owner_write_of: dict[tf.Operation, tf.Operation] = {}
-    several: dict[tf.Operation, list[int]] = {}
+    several: dict[tf.Operation, list[Key]] = {}
     for label, columns in writes.items():
         shared = handles.shared[label]
         _check_count(shared, columns, replica_ids)

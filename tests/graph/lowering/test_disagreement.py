@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from replicator.graph.equal.value_numbering import Labels
 from replicator.graph.ir.placeholder import Call
 from replicator.graph.lowering import disagreement
 from replicator.graph.matching.control_flow import Region
+from replicator.graph.same.keys import Keys
 
 
 def _regions(device: str) -> list[Region]:
@@ -40,7 +40,7 @@ def test_answers_known_to_be_the_same_are_not_compared() -> None:
         answers = [tf.constant(True), tf.constant(True)]
         before = len(graph.get_operations())
         assert (
-            disagreement.agreed(regions, answers, ("no", "yes"), Labels()) is answers[0]
+            disagreement.agreed(regions, answers, ("no", "yes"), Keys()) is answers[0]
         )
         assert len(graph.get_operations()) == before
 
@@ -51,9 +51,7 @@ def test_answers_are_compared_when_it_runs(one: bool, other: bool) -> None:
     with tf.Graph().as_default():
         answers = [tf.compat.v1.placeholder(tf.bool, []) for _ in range(2)]
         regions = _regions("/device:CPU:0")
-        result = disagreement.agreed(
-            regions, answers, ("says no", "says yes"), Labels()
-        )
+        result = disagreement.agreed(regions, answers, ("says no", "says yes"), Keys())
         with tf.compat.v1.Session() as session:
             feed = dict(zip(answers, (one, other), strict=True))
             if one == other:
@@ -81,7 +79,7 @@ def test_answers_are_compared_on_a_host(device: str, host: str) -> None:
         answers = [tf.compat.v1.placeholder(tf.bool, []) for _ in range(2)]
         regions = _regions(device)
         before = len(graph.get_operations())
-        disagreement.agreed(regions, answers, ("no", "yes"), Labels())
+        disagreement.agreed(regions, answers, ("no", "yes"), Keys())
         added = graph.get_operations()[before:]
     assert {tf.DeviceSpec.from_string(op.device) for op in added} == {
         tf.DeviceSpec.from_string(host)

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.graph.equal import value_numbering
 from replicator.graph.passes import owners
+from replicator.graph.same.keys import Keys
 from replicator.variables import placement
 from replicator.world import World
 from tests.helpers import make, run
@@ -49,7 +49,7 @@ def test_each_replica_has_an_alias_of_its_own_at_the_owner() -> None:
         read = tf.raw_ops.ReadVariableOp(resource=handles[2], dtype=tf.float32)
         assert aliases.device_for(read.op) == devices[1]
         assert aliases.device_for((read + 1).op) is None
-        labels = value_numbering.Labels()
+        labels = Keys()
         shared = aliases.label(labels)
         assert list(shared.values()) == [owners.Shared("v", 1, variable)]
         assert labels.same(handles)

@@ -107,3 +107,49 @@ def test_choices_at_other_places_may_be_others() -> None:
     ):
         repl.run(step_fn)
     helpers.assert_replicas_equal([variable])
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_each_call_of_a_function_communicates_by_itself(right: bool) -> None:
+    """Also that of a function which is traced only once."""
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable(0.0)
+
+    def step_fn() -> None:
+        total = tf.function(repl.all_reduce)
+        traced = total.get_concrete_function(tf.TensorSpec([], tf.float32))
+        both = [traced(tf.constant(1.0)), traced(tf.constant(-1.0))]
+        value = both[0 if right else repl.replica_id]
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+    if right:
+        repl.run(step_fn)
+        helpers.assert_replicas_equal([variable])
+        return
+    with pytest.raises(ContextError, match=r"(?s)drift.*differ by PyFunc.*all_reduce"):
+        repl.run(step_fn)
+
+
+def test_reads_before_a_step_are_of_different_values() -> None:
+    """A variable that is written between two reads has two values."""
+    repl = helpers.make(2)
+    with repl.context():
+        variable, other = tf.Variable(0.0), tf.Variable(0.0)
+
+    @tf.function
+    def run(same: bool) -> None:
+        reads = [other.read_value()]
+        other.assign_add(1.0)
+        reads.append(other.read_value())
+
+        def step_fn() -> None:
+            value = reads[0 if same else repl.replica_id] * 2.0
+            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+        repl.run(step_fn)
+
+    run(True)
+    helpers.assert_replicas_equal([variable])
+    with pytest.raises(ContextError, match="drift apart"):
+        run(False)

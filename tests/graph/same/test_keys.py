@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values get the same number only if they must be equal on all replicas."""
+"""Values get the same key only if they must be equal on all replicas."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 import tensorflow as tf
 
 from replicator._tf import functions
-from replicator.graph.equal import value_numbering
+from replicator.graph.same.keys import Keys, Loop
 from tests import helpers
 
 
 def _both(build: Callable[[int], tf.Tensor]) -> bool:
-    """Whether the values that two replicas build get the same number."""
+    """Whether the values that two replicas build get the same key."""
     with tf.Graph().as_default():
-        labels = value_numbering.Labels()
+        keys = Keys()
         values = []
         for replica_id in range(2):
             with tf.device(f"/device:CPU:{replica_id}"):
                 values.append(build(replica_id))
-        return labels.same(values)
+        return keys.same(values)
 
 
 SAME: dict[str, Callable[[int], Any]] = {
@@ -64,7 +64,9 @@ def _of_loops(*make: Callable[[], Any]) -> list[bool]:
         for build in make:
             build()
         loops = [op for op in graph.get_operations() if "While" in op.type]
-        return [label is not None for label in value_numbering.Labels().of_loops(loops)]
+        keys = Keys()
+        columns = zip(*(Loop(keys, op).keys() for op in loops), strict=False)
+        return [len(set(column)) == 1 for column in columns]
 
 
 def _loop(start: int = 0, step: int = 1) -> Callable[[], Any]:
@@ -91,11 +93,52 @@ def test_counters_of_other_loops_differ(other: Callable[[], Any]) -> None:
     assert _last_three(_of_loops(_loop(), other)) == [False, False, False]
 
 
+def _exchange(kept: bool) -> Callable[[], Any]:
+    """A loop whose variables are equal at first; one becomes a replica's own late."""
+
+    def build() -> Any:
+        own = tf.constant(0.0) if kept else tf.random.uniform([])
+        return tf.while_loop(
+            lambda n, a, b, c: n < 3,
+            lambda n, a, b, c: (n + 1, b, c, own),
+            [tf.constant(0), *(tf.constant(k) for k in (1.0, 2.0, 3.0))],
+        )
+
+    return build
+
+
+def test_what_comes_from_a_variable_that_differs_later_differs() -> None:
+    assert _last_three(_of_loops(_exchange(True), _exchange(True)))[:4] == [True] * 4
+    found = _last_three(_of_loops(_exchange(False), _exchange(False)))
+    assert found[:4] == [True, False, False, False]
+
+
+def _nested(step: int = 1) -> Callable[[], Any]:
+    """A loop in a loop, over values that are equal and a replica's own."""
+
+    def body(n: Any, x: Any, y: Any) -> Any:
+        inner = tf.while_loop(
+            lambda k, z: k < n + step, lambda k, z: (k + step, z + x), [0, y]
+        )
+        return n + 1, x * 2.0, inner[1]
+
+    return lambda: tf.while_loop(
+        lambda n, x, y: n < 3,
+        body,
+        [tf.constant(0), tf.constant(1.0), tf.random.uniform([])],
+    )
+
+
+def test_loops_in_loops() -> None:
+    """What an inner loop returns is taken as unknown; the rest is followed."""
+    assert _last_three(_of_loops(_nested(), _nested()))[:3] == [True, True, False]
+
+
 def test_loops_of_other_numbers_of_variables() -> None:
     def small() -> Any:
         return tf.while_loop(lambda n: n < 3, lambda n: (n + 1,), [tf.constant(0)])
 
-    assert not any(_of_loops(_loop(), small))
+    assert _last_three(_of_loops(_loop(), small)) == [True]
 
 
 def _asserts(step: Callable[[], Any], num_replicas: int = 2) -> int:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which values are equal on all replicas by construction."""
