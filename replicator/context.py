@@ -163,15 +163,12 @@ class Build:
         """
         if not self.all_traced:
             raise errors.CloneError(
-                errors.compose(
-                    f'with build="clone", {subject} cannot be known: step_fn is called '
-                    f"once, and {self.world.num_local - 1} of "
-                    f"{self.world.num_local} replicas are copies.",
-                    [f"at {errors.user_line()}"],
-                    "pass values that differ through the inputs, as tensors (an "
-                    "input_fn knows ctx.replica_id); or build each replica "
-                    'separately with build="trace".',
-                )
+                f'with build="clone", {subject} cannot be known: step_fn is called '
+                f"once, and {self.world.num_local - 1} of "
+                f"{self.world.num_local} replicas are copies.",
+                fix="pass values that differ through the inputs, as tensors (an "
+                "input_fn knows ctx.replica_id); or build each replica "
+                'separately with build="trace".',
             )
 
 
@@ -354,12 +351,10 @@ def require(caller: str) -> ReplicaContext:
     replica = _current.get()
     if replica is None:
         error = errors.ContextError(
-            errors.compose(
-                f"{caller} was called outside a step.",
-                fix="call it inside the step_fn that you pass to Replicator.run or "
-                "Replicator.build; a gradient through a communication must be taken "
-                "inside the step as well.",
-            )
+            f"{caller} was called outside a step.",
+            fix="call it inside the step_fn that you pass to Replicator.run or "
+            "Replicator.build; a gradient through a communication must be taken inside "
+            "the step as well.",
         )
         error.outside = (caller, errors.user_line())
         raise error

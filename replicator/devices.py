@@ -154,7 +154,7 @@ def _is_of(spec: tf.DeviceSpec, task: tf.DeviceSpec) -> bool:
 
 
 def _error(problem: str, fix: str) -> errors.DeviceError:
-    return errors.DeviceError(errors.compose(problem, fix=fix))
+    return errors.DeviceError(problem, fix=fix)
 
 
 def _listed(devices: Any) -> Iterator[Any]:

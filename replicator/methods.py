@@ -78,13 +78,10 @@ def _in_other_step(
     replicator: Any, method: str, replica: context.ReplicaContext
 ) -> errors.ContextError:
     return errors.ContextError(
-        errors.compose(
-            f"{method} of the Replicator on {list(replicator.devices)} was called on "
-            f"replica {replica.replica_id} in a step of another Replicator, on "
-            f"{list(replica.build.world.devices)}.",
-            [f"at {errors.user_line()}"],
-            f"call {method} of the Replicator that runs the step.",
-        )
+        f"{method} of the Replicator on {list(replicator.devices)} was called on "
+        f"replica {replica.replica_id} in a step of another Replicator, on "
+        f"{list(replica.build.world.devices)}.",
+        fix=f"call {method} of the Replicator that runs the step.",
     )
 
 

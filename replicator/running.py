@@ -186,13 +186,10 @@ class Running:
         """
         if context.current() is not None or not tf.executing_eagerly():
             raise errors.ContextError(
-                errors.compose(
-                    "epoch was called inside a step or a graph, where how many steps "
-                    "it takes cannot be known.",
-                    [f"at {errors.user_line()}"],
-                    "call it eagerly; or build one step, repl.run(step_fn, dataset), "
-                    "and run it until tf.errors.OutOfRangeError.",
-                )
+                "epoch was called inside a step or a graph, where how many steps it "
+                "takes cannot be known.",
+                fix="call it eagerly; or build one step, repl.run(step_fn, dataset), "
+                "and run it until tf.errors.OutOfRangeError.",
             )
         return self._steps.epoch(
             self._request(step_fn, dataset, input_mode, 1, args, remainder)
@@ -233,12 +230,9 @@ class Running:
         """
         if self._plan is None:
             raise errors.ContextError(
-                errors.compose(
-                    "the plan was asked for before any step was built.",
-                    [f"at {errors.user_line()}"],
-                    "run a step first, or ask for repl.build(step_fn, input_fn).plan, "
-                    "which builds a step without running it.",
-                )
+                "the plan was asked for before any step was built.",
+                fix="run a step first, or ask for repl.build(step_fn, input_fn).plan, "
+                "which builds a step without running it.",
             )
         return self._plan
 

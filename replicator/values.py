@@ -160,10 +160,8 @@ def select(nest: Any, replica: int) -> Any:
     if isinstance(nest, PerReplica):
         if not arguments.is_whole(replica, 0, len(nest) - 1):
             raise errors.ArgumentError(
-                errors.compose(
-                    f"select was given replica {errors.shown(replica)} of {len(nest)}.",
-                    fix=f"0 <= replica < {len(nest)}, a Python int.",
-                )
+                f"select was given replica {errors.shown(replica)} of {len(nest)}.",
+                fix=f"0 <= replica < {len(nest)}, a Python int.",
             )
         return nest[replica]
     if isinstance(nest, Mapping):
@@ -240,14 +238,11 @@ for _name in _BINARY.split():
 def _refused(operation: str, values: PerReplica) -> errors.PerReplicaError:
     """Returns the error for an operation on one value per replica."""
     return errors.PerReplicaError(
-        errors.compose(
-            f"{operation} of a PerReplica, which is a tuple of {len(values)} values, "
-            "one per replica.",
-            [f"at {errors.user_line()}"],
-            "use one of them, loss[0]; or all, tf.reduce_mean(loss) or np.mean(loss); "
-            "or return a value from step_fn that is equal on all replicas, "
-            'repl.all_reduce(loss, "mean"), and use float(loss).',
-        )
+        f"{operation} of a PerReplica, which is a tuple of {len(values)} values, one "
+        "per replica.",
+        fix="use one of them, loss[0]; or all, tf.reduce_mean(loss) or np.mean(loss); "
+        "or return a value from step_fn that is equal on all replicas, "
+        'repl.all_reduce(loss, "mean"), and use float(loss).',
     )
 
 
@@ -264,11 +259,8 @@ def _scalar(values: PerReplica, operation: str) -> Any:
     value = np.asarray(_common(values, operation))
     if value.size != 1:
         raise errors.PerReplicaError(
-            errors.compose(
-                f"{operation} of a PerReplica of arrays of shape {[*np.shape(value)]}.",
-                [f"at {errors.user_line()}"],
-                "reduce them to scalars, tf.reduce_mean(values[0]), or use .numpy().",
-            )
+            f"{operation} of a PerReplica of arrays of shape {[*np.shape(value)]}.",
+            fix="reduce them to scalars, tf.reduce_mean(values[0]), or use .numpy().",
         )
     return value.item()
 
@@ -280,17 +272,14 @@ def _common(values: PerReplica, operation: str) -> Any:
     for r, array in enumerate(arrays[1:], 1):
         if not _same_bits(arrays[0], array):
             raise errors.MismatchError(
-                errors.compose(
-                    f"{operation} of a PerReplica whose replicas hold different "
-                    "values.",
-                    [
-                        f"replica 0: {_short(replica_values[0])}",
-                        f"replica {r}: {_short(replica_values[r])}",
-                        f"at {errors.user_line()}",
-                    ],
-                    "use one of them, loss[0]; or all, tf.reduce_mean(loss); or let "
-                    'step_fn return repl.all_reduce(loss, "mean").',
-                )
+                f"{operation} of a PerReplica whose replicas hold different values.",
+                [
+                    f"replica 0: {_short(replica_values[0])}",
+                    f"replica {r}: {_short(replica_values[r])}",
+                    f"at {errors.user_line()}",
+                ],
+                "use one of them, loss[0]; or all, tf.reduce_mean(loss); or let "
+                'step_fn return repl.all_reduce(loss, "mean").',
             )
     if not replica_values:
         raise _refused(operation, values)
@@ -312,12 +301,9 @@ def _as_numpy(value: Any, operation: str) -> Any:
         else type(value).__name__
     )
     raise errors.PerReplicaError(
-        errors.compose(
-            f"{operation} of a PerReplica of {kind}.",
-            [f"at {errors.user_line()}"],
-            "in a graph, run it first (session.run, or return it from the "
-            "tf.function); else use the values one by one, values[0].",
-        )
+        f"{operation} of a PerReplica of {kind}.",
+        fix="in a graph, run it first (session.run, or return it from the "
+        "tf.function); else use the values one by one, values[0].",
     )
 
 

@@ -162,15 +162,12 @@ class ActivityMonitor(threading.Thread):
 
     def _give_up(self, activity: _Activity, name: str, rival: _Activity) -> None:
         self._clash = errors.MismatchError(
-            errors.compose(
-                "the hosts do different things, and would wait for one another "
-                "forever.",
-                [
-                    f"{self._names[self._process]}: {activity.text}",
-                    f"{name}: {rival.text}",
-                ],
-                _FIX,
-            )
+            "the hosts do different things, and would wait for one another forever.",
+            [
+                f"{self._names[self._process]}: {activity.text}",
+                f"{name}: {rival.text}",
+            ],
+            _FIX,
         )
         with contextlib.suppress(tf.errors.OpError):
             self._wait_for_others()

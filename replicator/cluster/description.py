@@ -174,7 +174,7 @@ def wrong(where: str, problem: str, fix: str = "") -> errors.ClusterError:
     """
     text = f"{where} does not describe a cluster: {problem}."
     fix = fix or "correct it there; docs/guides/hosts.md says what it may contain."
-    return errors.ClusterError(errors.compose(text, fix=fix))
+    return errors.ClusterError(text, fix=fix)
 
 
 def _split(address: Any, where: str) -> tuple[str, int | None]:

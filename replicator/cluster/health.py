@@ -109,11 +109,9 @@ def leave(hosts: Sequence[description.Host], problems: Mapping[str, str]) -> Non
     silent = {a: p for a, p in problems.items() if p == waiting.SILENT}
     if silent:
         raise errors.ClusterError(
-            errors.compose(
-                "the connection cannot be closed while a host is silent.",
-                [*describe(hosts, silent), f"at {errors.user_line()}"],
-                "end its process, with SIGKILL if it is stopped; then try again.",
-            )
+            "the connection cannot be closed while a host is silent.",
+            [*describe(hosts, silent), f"at {errors.user_line()}"],
+            "end its process, with SIGKILL if it is stopped; then try again.",
         )
     connection = cluster.connection()
     job, task = connection.job_name, connection.task_index

@@ -85,12 +85,10 @@ def devices(group: ProcessGroup, seconds: float) -> list[str]:
                 faults.check()
         if text is None:
             raise errors.ClusterError(
-                errors.compose(
-                    f"host {process} ({group.addresses[process]}) did not report its "
-                    f"devices within {seconds:.0f} s.",
-                    fix="check that the same program runs there, and calls "
-                    "replicator.connect.",
-                )
+                f"host {process} ({group.addresses[process]}) did not report its "
+                f"devices within {seconds:.0f} s.",
+                fix="check that the same program runs there, and calls "
+                "replicator.connect.",
             )
         names += json.loads(text)
     return names
@@ -207,14 +205,12 @@ class Peers:
             if pair[0] != pair[1]:
                 texts = differences.describe(*pair)
                 raise errors.MismatchError(
-                    errors.compose(
-                        f"every host {activity}, and they differ.",
-                        [
-                            f"{self.name(k)}: {text} at {entries[k]['line']}"
-                            for k, text in zip((0, process), texts, strict=True)
-                        ],
-                        fix,
-                    )
+                    f"every host {activity}, and they differ.",
+                    [
+                        f"{self.name(k)}: {text} at {entries[k]['line']}"
+                        for k, text in zip((0, process), texts, strict=True)
+                    ],
+                    fix,
                 )
 
     def broadcast(self, words: tf.Tensor) -> tf.Tensor:
@@ -308,13 +304,11 @@ class Peers:
             activity = f"{entry['activity']} at {entry['line']}"
             if elapsed > patience:
                 raise errors.MismatchError(
-                    errors.compose(
-                        f"{self.name(process)} did not reach {activity} within "
-                        f"{patience:g} s.",
-                        fix="do the same things on every host, in the same order. If "
-                        "this only takes one of them long, set the environment "
-                        f"variable {waiting.PATIENCE} to more seconds on all.",
-                    )
+                    f"{self.name(process)} did not reach {activity} within "
+                    f"{patience:g} s.",
+                    fix="do the same things on every host, in the same order. If this "
+                    "only takes one of them long, set the environment variable "
+                    f"{waiting.PATIENCE} to more seconds on all.",
                 )
             logging.warning(
                 "%s is waiting for %s (%.0f s so far) to reach %s.",
@@ -338,12 +332,10 @@ class Peers:
         if failed:
             problem = f"{self.name(failed[0])} failed where the others continue."
         return errors.MismatchError(
-            errors.compose(
-                problem,
-                sites,
-                "create the same variables and build the same steps on every host, in "
-                "the same order.",
-            )
+            problem,
+            sites,
+            "create the same variables and build the same steps on every host, in the "
+            "same order.",
         )
 
 
@@ -367,11 +359,9 @@ class Keys:
     def __init__(self, number: int) -> None:
         if number >= (1 << 31) // self._SHARE:
             raise errors.ClusterError(
-                errors.compose(
-                    f"this program creates its {number}th Replicator, but at most "
-                    "255 can be numbered.",
-                    fix="create one Replicator, and run all steps with it.",
-                )
+                f"this program creates its {number}th Replicator, but at most 255 can "
+                "be numbered.",
+                fix="create one Replicator, and run all steps with it.",
             )
         self._base = number * self._SHARE
         self._first_group = number * self._GROUPS + 1
@@ -388,11 +378,9 @@ class Keys:
         self._next = max(self._next, first + count)
         if self._next > self._SHARE:
             raise errors.ClusterError(
-                errors.compose(
-                    "the steps built so far communicate too often between hosts: "
-                    f"at most {self._SHARE} collectives can be numbered.",
-                    fix="build each step once, by `repl.build`, and call it again.",
-                )
+                "the steps built so far communicate too often between hosts: at most "
+                f"{self._SHARE} collectives can be numbered.",
+                fix="build each step once, by `repl.build`, and call it again.",
             )
         return self._base + first
 

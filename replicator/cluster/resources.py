@@ -61,10 +61,8 @@ class ResourceSpec:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, str | os.PathLike) or isinstance(path, bytes):
             raise errors.ClusterError(
-                errors.compose(
-                    f"ResourceSpec was given {errors.shown(path)}.",
-                    fix="pass the path of a YAML file.",
-                )
+                f"ResourceSpec was given {errors.shown(path)}.",
+                fix="pass the path of a YAML file.",
             )
         self._where = hostfile.quoted_path(path)
         facts = _load(hostfile.text_of(path, self._where), self._where)

@@ -60,17 +60,15 @@ def find(
     if described is not None or optional:
         return described
     raise errors.ClusterError(
-        errors.compose(
-            "connect found no description of hosts.",
-            [
-                "looked at hosts=: it is None",
-                *(f"looked at {at}" for at in _LOOKED),
-                f"at {errors.user_line()}",
-            ],
-            'pass hosts=["host:port", ...], or the path of a YAML file, or (for '
-            "Kubernetes, say) a resolver of tf.distribute.cluster_resolver; or start "
-            "the program with `python -m replicator.launch --hosts=...`.",
-        )
+        "connect found no description of hosts.",
+        [
+            "looked at hosts=: it is None",
+            *(f"looked at {at}" for at in _LOOKED),
+            f"at {errors.user_line()}",
+        ],
+        'pass hosts=["host:port", ...], or the path of a YAML file, or (for '
+        "Kubernetes, say) a resolver of tf.distribute.cluster_resolver; or start "
+        "the program with `python -m replicator.launch --hosts=...`.",
     )
 
 
@@ -116,11 +114,9 @@ def _of_argument(hosts: Any) -> description.Description:
     is_list = isinstance(hosts, Sequence | Set) and not isinstance(hosts, Set | bytes)
     if not is_list or not all(isinstance(address, str) for address in hosts):
         raise errors.ClusterError(
-            errors.compose(
-                f"connect was given hosts={errors.shown(hosts)}.",
-                fix='pass a list, ["host:port", ...]; or a ResourceSpec, the path of a '
-                "YAML file, or a resolver of tf.distribute.cluster_resolver.",
-            )
+            f"connect was given hosts={errors.shown(hosts)}.",
+            fix='pass a list, ["host:port", ...]; or a ResourceSpec, the path of a '
+            "YAML file, or a resolver of tf.distribute.cluster_resolver.",
         )
     return description.of_addresses(hosts, ARGUMENT)
 
@@ -131,11 +127,8 @@ def _file(path: str | os.PathLike[str]) -> description.Description:
         return resources.ResourceSpec(path).description
     if isinstance(path, str) and not os.path.exists(path):
         raise errors.ClusterError(
-            errors.compose(
-                f"connect was given hosts={errors.shown(path)}, but there is no such "
-                "file.",
-                fix=f"if it is a host, pass a list, [{errors.shown(path)}].",
-            )
+            f"connect was given hosts={errors.shown(path)}, but there is no such file.",
+            fix=f"if it is a host, pass a list, [{errors.shown(path)}].",
         )
     return hostfile.read(path, "the file that connect was given")
 

@@ -80,12 +80,10 @@ def refuse_unordered(device: str) -> None:
     if os.environ.get(ORDERING, "").lower() in ("false", "0"):
         return
     raise errors.ClusterError(
-        errors.compose(
-            f"{device} is on another host, and writes to variables there may be "
-            "overtaken by the next step, which then reads old values.",
-            fix="connect with replicator.connect(...) instead of tf.config."
-            "experimental_connect_to_cluster or _to_host, and run steps outside of "
-            "tf.experimental.async_scope(); or set the environment variable "
-            f"{ORDERING}=false.",
-        )
+        f"{device} is on another host, and writes to variables there may be overtaken "
+        "by the next step, which then reads old values.",
+        fix="connect with replicator.connect(...) instead of "
+        "tf.config.experimental_connect_to_cluster or _to_host, and run steps outside "
+        "of tf.experimental.async_scope(); or set the environment variable "
+        f"{ORDERING}=false.",
     )

@@ -37,10 +37,8 @@ def patience() -> float:
         return float(text)
     except ValueError:
         raise errors.ArgumentError(
-            errors.compose(
-                f"{PATIENCE}={text!r} is not a number.",
-                fix=f"set {PATIENCE} to a number of seconds.",
-            )
+            f"{PATIENCE}={text!r} is not a number.",
+            fix=f"set {PATIENCE} to a number of seconds.",
         ) from None
 
 

@@ -131,11 +131,8 @@ class Compressor:
 
     def _lacks(self, method: str) -> errors.ArgumentError:
         return errors.ArgumentError(
-            errors.compose(
-                f"the compressor {type(self).__name__} has no method `{method}`.",
-                [f"at {errors.user_line()}"],
-                "define `compress` and `decompress`, or `reduce`.",
-            )
+            f"the compressor {type(self).__name__} has no method `{method}`.",
+            fix="define `compress` and `decompress`, or `reduce`.",
         )
 
     def reduce(self, tensors: Sequence[tf.Tensor], link: Link) -> Sums:
@@ -190,19 +187,15 @@ class Compressor:
         value = self.decompress(payload, shape_of(tensor))
         if value is None:
             raise errors.ArgumentError(
-                errors.compose(
-                    f"decompress of {type(self).__name__} returned None.",
-                    fix="return the tensor that it restores.",
-                )
+                f"decompress of {type(self).__name__} returned None.",
+                fix="return the tensor that it restores.",
             )
         restored = tf.cast(value, tensor.dtype)
         if not restored.shape.is_compatible_with(tensor.shape):
             raise errors.ArgumentError(
-                errors.compose(
-                    f"decompress of {type(self).__name__} returned a tensor of shape "
-                    f"{restored.shape} for one of shape {tensor.shape}.",
-                    fix="return a tensor of the original shape.",
-                )
+                f"decompress of {type(self).__name__} returned a tensor of shape "
+                f"{restored.shape} for one of shape {tensor.shape}.",
+                fix="return a tensor of the original shape.",
             )
         return restored
 
@@ -228,11 +221,8 @@ def checked(compressor: Compressor, tensors: Sequence[tf.Tensor], result: Any) -
     ):
         return sums
     raise errors.ArgumentError(
-        errors.compose(
-            f"reduce of {type(compressor).__name__} returned {errors.shown(result)}.",
-            [f"at {errors.user_line()}"],
-            "return a Sums whose `totals` and `sent` match the tensors.",
-        )
+        f"reduce of {type(compressor).__name__} returned {errors.shown(result)}.",
+        fix="return a Sums whose `totals` and `sent` match the tensors.",
     )
 
 

@@ -39,8 +39,6 @@ def truth(what: str, name: str, value: Any) -> None:
 def bad(what: str, name: str, value: Any, expected: str) -> errors.ArgumentError:
     """Returns the error for an invalid option of a compressor."""
     return errors.ArgumentError(
-        errors.compose(
-            f"the compressor {what} was given {name}={errors.shown(value)}.",
-            fix=f"{name} is {expected}.",
-        )
+        f"the compressor {what} was given {name}={errors.shown(value)}.",
+        fix=f"{name} is {expected}.",
     )

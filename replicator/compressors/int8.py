@@ -45,12 +45,9 @@ class Int8(Compressor):
         """Sums tensors; see the module's docstring."""
         if link.size > _MOST_REPLICAS:
             raise errors.ArgumentError(
-                errors.compose(
-                    f"int8 cannot add up what {link.size} replicas send: sums of more "
-                    f"than {_MOST_REPLICAS} numbers leave no precision in 8 bits.",
-                    [f"at {errors.user_line()}"],
-                    'compress with "bf16", or reduce in groups first.',
-                )
+                f"int8 cannot add up what {link.size} replicas send: sums of more than "
+                f"{_MOST_REPLICAS} numbers leave no precision in 8 bits.",
+                fix='compress with "bf16", or reduce in groups first.',
             )
         peaks = tf.stack([_peak(tensor) for tensor in tensors])
         (total,) = link.sum([peaks], of=[None])

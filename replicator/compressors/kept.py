@@ -46,11 +46,9 @@ class Kept(tf.Module):
         parsed = specs.compressor("Kept", compressor)
         if parsed is None:
             raise errors.ArgumentError(
-                errors.compose(
-                    f"Kept was given compressor={errors.shown(compressor)}, which "
-                    "has nothing to keep.",
-                    fix='name a compressor: Kept("ef(topk(ratio=0.01))").',
-                )
+                f"Kept was given compressor={errors.shown(compressor)}, which has "
+                "nothing to keep.",
+                fix='name a compressor: Kept("ef(topk(ratio=0.01))").',
             )
         self.compressor: Compressor = parsed
         self._memory = Memory()

@@ -71,13 +71,10 @@ class StateStore:
         """
         if not like.shape.is_fully_defined():
             raise errors.ArgumentError(
-                errors.compose(
-                    f"{self.owner} cannot keep the residual of a tensor of shape "
-                    f"{like.shape}, which may change from step to step.",
-                    [f"at {errors.user_line()}"],
-                    "set its static shape (x.set_shape, tf.ensure_shape); or compress "
-                    "without error feedback.",
-                )
+                f"{self.owner} cannot keep the residual of a tensor of shape "
+                f"{like.shape}, which may change from step to step.",
+                fix="set its static shape (x.set_shape, tf.ensure_shape); or compress "
+                "without error feedback.",
             )
         shape = like.shape.as_list()
 
@@ -99,14 +96,11 @@ class StateStore:
         stored_shape = residual.shape[1:]
         if (residual.dtype, stored_shape) != (like.dtype, like.shape):
             raise errors.ArgumentError(
-                errors.compose(
-                    f"{self.owner} keeps the residual of a tensor {residual.dtype.name}"
-                    f"{stored_shape}, but now compresses one {like.dtype.name}"
-                    f"{like.shape} in its place.",
-                    [f"at {errors.user_line()}"],
-                    "give each step_fn a Kept of its own; in a compressor of your own, "
-                    "use one index for each tensor.",
-                )
+                f"{self.owner} keeps the residual of a tensor "
+                f"{residual.dtype.name}{stored_shape}, but now compresses one "
+                f"{like.dtype.name}{like.shape} in its place.",
+                fix="give each step_fn a Kept of its own; in a compressor of your own, "
+                "use one index for each tensor.",
             )
         return Residual(residual, like.shape)
 

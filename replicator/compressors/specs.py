@@ -78,10 +78,8 @@ def text(compressor: Compressor | None) -> str:
     names = {cls: name for name, cls in CLASSES.items()}
     if type(compressor) not in names:
         raise errors.ArgumentError(
-            errors.compose(
-                f"{errors.shown(compressor)} cannot be written as text.",
-                fix=f"use one of {_listed()}.",
-            )
+            f"{errors.shown(compressor)} cannot be written as text.",
+            fix=f"use one of {_listed()}.",
         )
     options = []
     for field in dataclasses.fields(compressor):  # type: ignore[arg-type]
@@ -116,11 +114,8 @@ def compressor(what: str, argument: Any) -> Compressor | None:
     if inspect.isclass(argument) and issubclass(argument, Compressor):
         hint = f" Create an instance: {argument.__name__}()."
     raise errors.ArgumentError(
-        errors.compose(
-            f"{what} was given compressor={errors.shown(argument)}.",
-            [f"at {errors.user_line()}"],
-            f"pass a Compressor, or a text: {_listed()}.{hint}",
-        )
+        f"{what} was given compressor={errors.shown(argument)}.",
+        fix=f"pass a Compressor, or a text: {_listed()}.{hint}",
     )
 
 
@@ -161,11 +156,8 @@ def _constructed(spec: str, call: ast.Call) -> Compressor:
 
 def _bad(spec: Any, problem: str) -> errors.ArgumentError:
     return errors.ArgumentError(
-        errors.compose(
-            f"the compressor {errors.shown(spec)} {problem}.",
-            [f"at {errors.user_line()}"],
-            f"use one of {_listed()}.",
-        )
+        f"the compressor {errors.shown(spec)} {problem}.",
+        fix=f"use one of {_listed()}.",
     )
 
 

@@ -316,12 +316,10 @@ def load(path: str | os.PathLike[str] | None) -> Calibration:
     except _UNREADABLE as error:
         origin = "" if path is not None else f", which {VARIABLE} names,"
         raise errors.ArgumentError(
-            errors.compose(
-                f"cannot read a calibration from {errors.shown(source)}{origin}: "
-                f"{errors.told(error)}.",
-                fix="name a file that `python -m replicator.calibrate --output=FILE` "
-                "has written.",
-            )
+            f"cannot read a calibration from {errors.shown(source)}{origin}: "
+            f"{errors.told(error)}.",
+            fix="name a file that `python -m replicator.calibrate --output=FILE` has "
+            "written.",
         ) from error
 
 

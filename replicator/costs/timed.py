@@ -29,14 +29,11 @@ def run(step: Any) -> float:
         except tf.errors.OutOfRangeError:
             if last:
                 raise errors.InputError(
-                    errors.compose(
-                        "the inputs do not have one element for each replica, even "
-                        "when they are restarted.",
-                        [],
-                        "let them yield one for each replica, or repeat the dataset, "
-                        "dataset.repeat(); they start over by themselves when they "
-                        "end.",
-                    )
+                    "the inputs do not have one element for each replica, even when "
+                    "they are restarted.",
+                    [],
+                    "let them yield one for each replica, or repeat the dataset, "
+                    "dataset.repeat(); they start over by themselves when they end.",
                 ) from None
             step.initialize()
     for tensor in tf.nest.flatten(outputs, expand_composites=True):

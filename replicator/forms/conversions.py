@@ -182,12 +182,9 @@ class Conversions:
         to_sum = have == REPLICATED and isinstance(want, Partial)
         if x.dtype == tf.variant and not to_sum:
             raise errors.UnsupportedError(
-                errors.compose(
-                    f"a list of tensors of which each replica has a part ({have}) is "
-                    f"needed as {want}: lists are not communicated.",
-                    [f"at {errors.user_line()}"],
-                    "stack the list into a tensor first.",
-                )
+                f"a list of tensors of which each replica has a part ({have}) is "
+                f"needed as {want}: lists are not communicated.",
+                fix="stack the list into a tensor first.",
             )
         if isinstance(have, Own):
             x, have = self.share(x, have.layout), Partial()

@@ -145,7 +145,7 @@ def is_partial(fact: Fact, how: str | None = None) -> bool:
 def refused(op: tf.Operation, problem: str, fix: str) -> errors.UnsupportedError:
     """Returns the error of an op that replicas cannot have, with the user's line."""
     line = f"at {errors.innermost(frames.user_frames(op))}"
-    return errors.UnsupportedError(errors.compose(problem, [line], fix))
+    return errors.UnsupportedError(problem, [line], fix)
 
 
 def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:

@@ -214,10 +214,7 @@ def _read(leaf: Any) -> Any:
         return tf.convert_to_tensor(leaf)
     except (TypeError, ValueError) as error:
         raise errors.ArgumentError(
-            errors.compose(
-                f"a function for one device returns {errors.shown(leaf)}, which is no "
-                "tensor.",
-                [f"at {errors.user_line()}"],
-                "return tensors, or lists, tuples and dicts of them.",
-            )
+            f"a function for one device returns {errors.shown(leaf)}, which is no "
+            "tensor.",
+            fix="return tensors, or lists, tuples and dicts of them.",
         ) from error

@@ -53,13 +53,10 @@ def refuse_outside(op: tf.Operation, inputs: Sequence[Any]) -> None:
     if isinstance(handle, tf.Tensor) and handle.dtype == tf.resource:
         if not tf.is_symbolic_tensor(handle):
             raise errors.ContextError(
-                errors.compose(
-                    f"a variable that was created outside of the context is written, "
-                    f"by {op.name}: it has no component per replica.",
-                    [f"at {errors.user_line()}"],
-                    "create it under `with repl.context():`. Or let it only be read: "
-                    "leave it out of what is trained.",
-                )
+                "a variable that was created outside of the context is written, by "
+                f"{op.name}: it has no component per replica.",
+                fix="create it under `with repl.context():`. Or let it only be read: "
+                "leave it out of what is trained.",
             )
 
 
@@ -162,12 +159,9 @@ def _refuse_unlike(op: tf.Operation, variables: Sequence[Any]) -> None:
     what = f"{', '.join(whole)} whole" if whole else "others in other parts"
     first = next(one for one in variables if _division(one) is not None)
     raise errors.UnsupportedError(
-        errors.compose(
-            f"{op.name} ({op.type}) updates {first.name}, which is in parts, along "
-            f"with {what}: there is no update of a part of each.",
-            [f"at {errors.user_line()}"],
-            "choose a strategy that divides none of them, or update by assign().",
-        )
+        f"{op.name} ({op.type}) updates {first.name}, which is in parts, along with "
+        f"{what}: there is no update of a part of each.",
+        fix="choose a strategy that divides none of them, or update by assign().",
     )
 
 

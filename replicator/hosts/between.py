@@ -71,19 +71,14 @@ def join(
     """
     if not arguments.is_whole(task, 0, len(described.hosts) - 1):
         raise errors.ClusterError(
-            errors.compose(
-                f"connect was given task={errors.shown(task)}, but "
-                f"{described.source} has {len(described.hosts)} hosts.",
-                fix="number the hosts from 0.",
-            )
+            f"connect was given task={errors.shown(task)}, but {described.source} has "
+            f"{len(described.hosts)} hosts.",
+            fix="number the hosts from 0.",
         )
     if cluster.has_started() or cluster.joined() is not None:
         raise errors.ClusterError(
-            errors.compose(
-                "TensorFlow was in use before replicator.connect.",
-                [f"at {errors.user_line()}"],
-                "in between-graph mode, connect first, and only once.",
-            )
+            "TensorFlow was in use before replicator.connect.",
+            fix="in between-graph mode, connect first, and only once.",
         )
     devices.split_cpu(described.hosts[task].cpus or 1)
     addresses = [host.address for host in described.hosts]
@@ -92,13 +87,11 @@ def join(
             cluster.join(addresses, task, silence, limit)
     except (tf.errors.OpError, RuntimeError) as error:
         raise errors.ClusterError(
-            errors.compose(
-                f"host {task} ({addresses[task]}) could not join the others: "
-                f"{errors.told(error)}.",
-                [f"the hosts of {described.source}: {', '.join(addresses)}"],
-                "check that all of them run the same program, that the ports are "
-                "free, and that no firewall separates the hosts.",
-            )
+            f"host {task} ({addresses[task]}) could not join the others: "
+            f"{errors.told(error)}.",
+            [f"the hosts of {described.source}: {', '.join(addresses)}"],
+            "check that all of them run the same program, that the ports are free, and "
+            "that no firewall separates the hosts.",
         ) from error
     facts = peers.process_group()
     assert facts is not None, "it has joined"
@@ -143,11 +136,9 @@ def checked(
     ):
         if value not in allowed:
             raise errors.ArgumentError(
-                errors.compose(
-                    f"Replicator was given {name}={value!r}, which is only for "
-                    "programs built by one process.",
-                    fix=f"pass {name}={allowed[-1]!r} in between-graph mode.",
-                )
+                f"Replicator was given {name}={value!r}, which is only for programs "
+                "built by one process.",
+                fix=f"pass {name}={allowed[-1]!r} in between-graph mode.",
             )
     facts: dict[str, Any] = dataclasses.asdict(options)
     facts["calibration"] = repr(facts["calibration"])

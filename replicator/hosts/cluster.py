@@ -113,10 +113,8 @@ class Cluster:
             spec = tf.DeviceSpec()
         if spec.job != state.WORKER or spec.task not in range(self.num_hosts):
             raise errors.DeviceError(
-                errors.compose(
-                    f"{errors.shown(device)} is on none of {', '.join(self.hosts)}.",
-                    fix="name a device as in cluster.devices.",
-                )
+                f"{errors.shown(device)} is on none of {', '.join(self.hosts)}.",
+                fix="name a device as in cluster.devices.",
             )
         return self._hosts[spec.task].name
 
@@ -251,10 +249,8 @@ class Cluster:
         """
         if not self.connected:
             raise errors.ClusterError(
-                errors.compose(
-                    f"{self!r} was asked for {purpose}.",
-                    fix="connect again: cluster = replicator.connect().",
-                )
+                f"{self!r} was asked for {purpose}.",
+                fix="connect again: cluster = replicator.connect().",
             )
 
     def __enter__(self) -> Self:

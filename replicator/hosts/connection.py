@@ -153,11 +153,9 @@ def _refuse_place() -> None:
     if context.current() is not None or not tf.executing_eagerly():
         where = "inside a step" if context.current() is not None else "in a graph"
         raise errors.ContextError(
-            errors.compose(
-                f"connect was called {where}.",
-                fix="connect at the beginning of the program, while TensorFlow "
-                "executes eagerly.",
-            )
+            f"connect was called {where}.",
+            fix="connect at the beginning of the program, while TensorFlow executes "
+            "eagerly.",
         )
 
 
@@ -165,10 +163,8 @@ def _positive(name: str, value: Any) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value <= _LONGEST:
         raise errors.ArgumentError(
-            errors.compose(
-                f"connect was given {name}={errors.shown(value)}.",
-                fix=f"pass a number of seconds above 0, at most {_LONGEST:g}.",
-            )
+            f"connect was given {name}={errors.shown(value)}.",
+            fix=f"pass a number of seconds above 0, at most {_LONGEST:g}.",
         )
     return float(value)
 
@@ -179,10 +175,8 @@ def _check_client(client: Any) -> None:
             addresses.split(client)
     except (ValueError, AttributeError, TypeError):
         raise errors.ArgumentError(
-            errors.compose(
-                f"connect was given client={errors.shown(client)}.",
-                fix='pass "host:0", the address at which the hosts reach this one.',
-            )
+            f"connect was given client={errors.shown(client)}.",
+            fix='pass "host:0", the address at which the hosts reach this one.',
         ) from None
 
 
@@ -193,11 +187,9 @@ def _refuse_connected(silence: float) -> None:
         return
     if token.job_name not in (CLIENT, TRAINER):
         raise errors.ClusterError(
-            errors.compose(
-                "this process is already connected, by "
-                "tf.config.experimental_connect_to_cluster.",
-                fix="connect only with replicator.connect, in a new process.",
-            )
+            "this process is already connected, by "
+            "tf.config.experimental_connect_to_cluster.",
+            fix="connect only with replicator.connect, in a new process.",
         )
     old_addresses = state.connected_hosts()
     if not old_addresses:
@@ -206,10 +198,8 @@ def _refuse_connected(silence: float) -> None:
     problems = health.lost(old_hosts, silence)
     if not problems:
         raise errors.ClusterError(
-            errors.compose(
-                f"this process is already connected to {', '.join(old_addresses)}.",
-                fix="use the Cluster that connect returned, or call its close() first.",
-            )
+            f"this process is already connected to {', '.join(old_addresses)}.",
+            fix="use the Cluster that connect returned, or call its close() first.",
         )
     health.leave(old_hosts, problems)
 
@@ -233,15 +223,13 @@ def _wait(described: description.Description, limit: float, silence: float) -> N
     problems = waiting.wait_for(host_addresses, limit, silence, progress)
     if problems:
         raise errors.ClusterError(
-            errors.compose(
-                f"{len(problems)} of {count} hosts did not answer within {limit:g} s.",
-                [
-                    *health.describe(described.hosts, problems),
-                    f"the hosts are those of {described.source}",
-                    f"at {errors.user_line()}",
-                ],
-                f"{health.START}; check that no firewall separates the hosts.",
-            )
+            f"{len(problems)} of {count} hosts did not answer within {limit:g} s.",
+            [
+                *health.describe(described.hosts, problems),
+                f"the hosts are those of {described.source}",
+                f"at {errors.user_line()}",
+            ],
+            f"{health.START}; check that no firewall separates the hosts.",
         )
 
 
@@ -266,16 +254,13 @@ def _connected(described: description.Description, client: str | None) -> Any:
                 else f"TensorFlow could not connect: {errors.told(error)}."
             )
             raise errors.ClusterError(
-                errors.compose(
-                    problem,
-                    [
-                        f"the hosts of {described.source}: {', '.join(host_addresses)}",
-                        f"at {errors.user_line()}",
-                    ],
-                    "check that every host has the same version of TensorFlow, and "
-                    f"that {local} is this host's address as the others see it "
-                    "(`client=`).",
-                )
+                problem,
+                [
+                    f"the hosts of {described.source}: {', '.join(host_addresses)}",
+                    f"at {errors.user_line()}",
+                ],
+                "check that every host has the same version of TensorFlow, and that "
+                f"{local} is this host's address as the others see it (`client=`).",
             ) from error
     raise AssertionError("unreachable")
 
@@ -291,11 +276,8 @@ def _own_address(client: str | None, described: description.Description) -> str:
         )
     except (ValueError, OSError) as error:
         raise errors.ClusterError(
-            errors.compose(
-                f"the address of this process is unknown: {errors.told(error)}.",
-                fix='pass client="host:0", the address at which the hosts reach '
-                "this one.",
-            )
+            f"the address of this process is unknown: {errors.told(error)}.",
+            fix='pass client="host:0", the address at which the hosts reach this one.',
         ) from error
     old_connection = cluster.connection()
     if old_connection is not None:
@@ -331,11 +313,9 @@ def _devices(described: description.Description) -> list[str]:
         cpus = device_types.count("CPU")  # none are listed beside accelerators
         if host.cpus and cpus and host.cpus != cpus:
             raise errors.ClusterError(
-                errors.compose(
-                    f"{host.name} has {cpus} CPU devices; {described.source} says "
-                    f"{host.cpus}.",
-                    fix="start its server with "
-                    f"`python -m replicator.serve --cpus={host.cpus}`.",
-                )
+                f"{host.name} has {cpus} CPU devices; {described.source} says "
+                f"{host.cpus}.",
+                fix="start its server with `python -m replicator.serve "
+                f"--cpus={host.cpus}`.",
             )
     return names

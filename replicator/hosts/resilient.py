@@ -71,10 +71,8 @@ def resilient(
     """
     if isinstance(max_restarts, bool) or not isinstance(max_restarts, int):
         raise errors.ArgumentError(
-            errors.compose(
-                f"resilient was given max_restarts={errors.shown(max_restarts)}.",
-                fix="pass how many times train may be called again.",
-            )
+            f"resilient was given max_restarts={errors.shown(max_restarts)}.",
+            fix="pass how many times train may be called again.",
         )
     if hosts is None:
         sources.announce_resilience(os.environ)

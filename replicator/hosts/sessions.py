@@ -33,11 +33,9 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
         if not isinstance(config, tf.compat.v1.ConfigProto):
             problem = errors.shown(config)
         raise errors.ArgumentError(
-            errors.compose(
-                f"a session on all hosts was given config={problem}.",
-                fix="pass a tf.compat.v1.ConfigProto without a cluster_def; the "
-                "connection sets it.",
-            )
+            f"a session on all hosts was given config={problem}.",
+            fix="pass a tf.compat.v1.ConfigProto without a cluster_def; the connection "
+            "sets it.",
         )
     spec = tf.train.ClusterSpec(connection.cluster)
     master = state.own_address(connection)

@@ -192,12 +192,9 @@ def refuse_padding() -> None:
         InputError: Always.
     """
     raise errors.InputError(
-        errors.compose(
-            'remainder="pad" cannot fill the last round of inputs that each host '
-            "creates by itself in between-graph mode: no host knows how many examples "
-            "the others have.",
-            [f"at {errors.user_line()}"],
-            "pass a Dataset, or an input_fn without an InputContext, which is the same "
-            "on every host.",
-        )
+        'remainder="pad" cannot fill the last round of inputs that each host '
+        "creates by itself in between-graph mode: no host knows how many examples "
+        "the others have.",
+        fix="pass a Dataset, or an input_fn without an InputContext, which is the same "
+        "on every host.",
     )

@@ -44,12 +44,10 @@ def check_source(source: Any, input_fn: Callable[..., Any], input_mode: str) -> 
             )
     if input_mode == "per_worker" and kind != "a Dataset":
         raise errors.InputError(
-            errors.compose(
-                f"input_fn {name_of(input_fn)} returned {kind} with "
-                'input_mode="per_worker", which deals out the elements of one Dataset.',
-                errors.sites_of("input_fn", input_fn),
-                'return a tf.data.Dataset, or use input_mode="per_replica".',
-            )
+            f"input_fn {name_of(input_fn)} returned {kind} with "
+            'input_mode="per_worker", which deals out the elements of one Dataset.',
+            errors.sites_of("input_fn", input_fn),
+            'return a tf.data.Dataset, or use input_mode="per_replica".',
         )
 
 
@@ -60,13 +58,10 @@ def not_one_batch(who: str) -> errors.InputError:
         who: The subject of the sentence, with its verb.
     """
     return errors.InputError(
-        errors.compose(
-            f'{who} a PerReplica with input_mode="global_batch", which splits one '
-            "batch for all replicas.",
-            [f"at {errors.user_line()}"],
-            'pass one batch; or use input_mode="per_replica", where each replica gets '
-            "its own value.",
-        )
+        f'{who} a PerReplica with input_mode="global_batch", which splits one '
+        "batch for all replicas.",
+        fix='pass one batch; or use input_mode="per_replica", where each replica gets '
+        "its own value.",
     )
 
 
@@ -85,12 +80,9 @@ def call(
         if frames.passed_user_code(error):
             raise
         raise errors.InputError(
-            errors.compose(
-                f"{role} {name_of(function)} cannot be called with {len(arguments)} "
-                f"arguments: {errors.told(error)}.",
-                [f"at {errors.user_line()}"],
-                "pass a function of your own, which takes an InputContext, or nothing.",
-            )
+            f"{role} {name_of(function)} cannot be called with {len(arguments)} "
+            f"arguments: {errors.told(error)}.",
+            fix="pass a function of your own, which takes an InputContext, or nothing.",
         ) from error
 
 
@@ -107,13 +99,10 @@ def check_here(dataset: tf.data.Dataset) -> None:
     else:
         where = "of another graph" if symbolic else "created eagerly"
     raise errors.InputError(
-        errors.compose(
-            f"the inputs are a Dataset {where}, whose iterator could not continue from "
-            "step to step here.",
-            [f"at {errors.user_line()}"],
-            "create the Dataset where the step is run from, outside tf.functions, in "
-            "the same tf.Graph if there is one; or pass an input_fn that creates it.",
-        )
+        f"the inputs are a Dataset {where}, whose iterator could not continue from "
+        "step to step here.",
+        fix="create the Dataset where the step is run from, outside tf.functions, in "
+        "the same tf.Graph if there is one; or pass an input_fn that creates it.",
     )
 
 
@@ -154,11 +143,9 @@ def unusable(
 ) -> errors.InputError:
     """Returns the error for a function whose result cannot feed a replica."""
     return errors.InputError(
-        errors.compose(
-            f"{role} {name_of(function)} returned {returned}.",
-            errors.sites_of(role, function),
-            fix,
-        )
+        f"{role} {name_of(function)} returned {returned}.",
+        errors.sites_of(role, function),
+        fix,
     )
 
 
@@ -189,16 +176,14 @@ def check_equal_specs(specs: Sequence[Any]) -> None:
             is_equal = False
         if not is_equal:
             raise errors.InputError(
-                errors.compose(
-                    "input_fn feeds the replicas differently.",
-                    [
-                        f"replica 0: {errors.shown(specs[0])}",
-                        f"replica {r}: {errors.shown(spec)}",
-                        f"at {errors.user_line()}",
-                    ],
-                    "give the elements of all replicas the same structure and the same "
-                    "dtypes.",
-                )
+                "input_fn feeds the replicas differently.",
+                [
+                    f"replica 0: {errors.shown(specs[0])}",
+                    f"replica {r}: {errors.shown(spec)}",
+                    f"at {errors.user_line()}",
+                ],
+                "give the elements of all replicas the same structure and the same "
+                "dtypes.",
             )
 
 

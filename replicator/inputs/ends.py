@@ -44,13 +44,10 @@ def check_batches(spec: Any) -> None:
     if shapes and all(shape is not None and shape.rank for shape in shapes):
         return
     raise errors.InputError(
-        errors.compose(
-            'remainder="pad" fills the last round with empty batches, but elements of '
-            f"{errors.shown(spec)} cannot be empty: not all of their tensors are known "
-            "to have a first axis.",
-            [f"at {errors.user_line()}"],
-            "batch the dataset, dataset.batch(1) if need be.",
-        )
+        'remainder="pad" fills the last round with empty batches, but elements of '
+        f"{errors.shown(spec)} cannot be empty: not all of their tensors are known "
+        "to have a first axis.",
+        fix="batch the dataset, dataset.batch(1) if need be.",
     )
 
 

@@ -174,12 +174,10 @@ def _sources(
     kinds = {checks.source_kind(source) for source in sources}
     if len(kinds) > 1:
         raise errors.InputError(
-            errors.compose(
-                f"input_fn {checks.name_of(input_fn)} returns different kinds of input "
-                f"for different replicas: {', '.join(sorted(kinds))}.",
-                errors.sites_of("input_fn", input_fn),
-                "return the same kind for every replica.",
-            )
+            f"input_fn {checks.name_of(input_fn)} returns different kinds of input for "
+            f"different replicas: {', '.join(sorted(kinds))}.",
+            errors.sites_of("input_fn", input_fn),
+            "return the same kind for every replica.",
         )
     shared = input_mode == "global_batch" or (per_replica and not takes_context)
     return sources, shared or not (per_replica or world.processes)
@@ -238,11 +236,9 @@ def _takes_context(input_fn: Callable[..., Any]) -> bool:
     if len(required) > 1 or any(p.kind == p.KEYWORD_ONLY for p in required):
         names = ", ".join(p.name for p in required)
         raise errors.InputError(
-            errors.compose(
-                f"input_fn {checks.name_of(input_fn)} requires the arguments {names}.",
-                errors.sites_of("input_fn", input_fn),
-                "let it take an InputContext, or nothing.",
-            )
+            f"input_fn {checks.name_of(input_fn)} requires the arguments {names}.",
+            errors.sites_of("input_fn", input_fn),
+            "let it take an InputContext, or nothing.",
         )
     has_context_name = any(
         p.name in _CONTEXT_NAMES and p.kind != p.KEYWORD_ONLY

@@ -43,10 +43,8 @@ class InputContext:
             value = getattr(self, field.name)
             if not arguments.is_whole(value, minimum):
                 raise errors.ArgumentError(
-                    errors.compose(
-                        f"InputContext has {field.name}={errors.shown(value)}.",
-                        fix=f"{field.name} is a Python int, {minimum} or more.",
-                    )
+                    f"InputContext has {field.name}={errors.shown(value)}.",
+                    fix=f"{field.name} is a Python int, {minimum} or more.",
                 )
 
     def per_replica_batch_size(self, global_batch_size: int) -> int:
@@ -68,21 +66,17 @@ class InputContext:
         whole = arguments.as_whole(global_batch_size)
         if whole is None or abs(whole) > arguments.LARGEST:
             raise errors.InputError(
-                errors.compose(
-                    f"a global batch cannot have {errors.shown(global_batch_size)} "
-                    "examples.",
-                    fix="global_batch_size is a positive int.",
-                )
+                f"a global batch cannot have {errors.shown(global_batch_size)} "
+                "examples.",
+                fix="global_batch_size is a positive int.",
             )
         size, remainder = divmod(whole, self.num_replicas)
         if remainder or size < 1:
             multiple = max(size, 1) * self.num_replicas
             raise errors.InputError(
-                errors.compose(
-                    f"a global batch of {whole} examples cannot be divided "
-                    f"evenly among {self.num_replicas} replicas.",
-                    fix=f"use a multiple of {self.num_replicas}, e.g. {multiple} or "
-                    f"{multiple + self.num_replicas}.",
-                )
+                f"a global batch of {whole} examples cannot be divided evenly among "
+                f"{self.num_replicas} replicas.",
+                fix=f"use a multiple of {self.num_replicas}, e.g. {multiple} or "
+                f"{multiple + self.num_replicas}.",
             )
         return size

@@ -114,12 +114,9 @@ class Position(tf.train.experimental.PythonState):
                     states.append(tf.io.serialize_tensor(state))
             except _PICKY as error:
                 raise errors.InputError(
-                    errors.compose(
-                        "the position of an input cannot be saved: "
-                        f"{errors.told(error)}.",
-                        fix="leave repl.inputs out of the checkpoint, and let the "
-                        "dataset skip what was already read: dataset.skip(...).",
-                    )
+                    f"the position of an input cannot be saved: {errors.told(error)}.",
+                    fix="leave repl.inputs out of the checkpoint, and let the dataset "
+                    "skip what was already read: dataset.skip(...).",
                 ) from error
         positions = bytes(tf.io.serialize_tensor(tf.stack(states)).numpy())
         if self._peers is None:
@@ -142,13 +139,11 @@ class Position(tf.train.experimental.PythonState):
         states = tf.io.parse_tensor(string_value, tf.string)
         if len(states) != len(self._iterators):
             raise errors.InputError(
-                errors.compose(
-                    f"a checkpoint holds the positions of {len(states)} pipelines, but "
-                    f"there are {len(self._iterators)}.",
-                    fix="run as many replicas as before; or deal one dataset to all of "
-                    'them, or split it with input_mode="global_batch", which can '
-                    "continue with any number.",
-                )
+                f"a checkpoint holds the positions of {len(states)} pipelines, but "
+                f"there are {len(self._iterators)}.",
+                fix="run as many replicas as before; or deal one dataset to all of "
+                'them, or split it with input_mode="global_batch", which can '
+                "continue with any number.",
             )
         for state, (iterator, home) in zip(states, self._iterators, strict=True):
             _check_place(iterator, "restored")
@@ -166,13 +161,10 @@ class Position(tf.train.experimental.PythonState):
             parts = json.loads(value)
         if len(parts) != count:
             raise errors.InputError(
-                errors.compose(
-                    f"a checkpoint holds the positions of inputs of "
-                    f"{len(parts) or 1} hosts, but the program runs on {count}.",
-                    fix="run it on as many hosts as before; or leave repl.inputs out "
-                    "of the checkpoint, and let the datasets skip what was already "
-                    "read.",
-                )
+                f"a checkpoint holds the positions of inputs of {len(parts) or 1} "
+                f"hosts, but the program runs on {count}.",
+                fix="run it on as many hosts as before; or leave repl.inputs out of "
+                "the checkpoint, and let the datasets skip what was already read.",
             )
         return base64.b64decode(parts[self._peers.process])
 
@@ -182,13 +174,11 @@ def _check_place(iterator: Any, action: str) -> None:
     device = _resource(iterator).device
     if tf.DeviceSpec.from_string(device).device_type not in ("CPU", None):
         raise errors.InputError(
-            errors.compose(
-                f"the position of an input cannot be {action}: its elements are "
-                f"prefetched to {device}.",
-                fix='use input_mode="per_worker" or "global_batch", whose iterator is '
-                "on the host; or leave repl.inputs out of the checkpoint, and let the "
-                "dataset skip what was already read: dataset.skip(...).",
-            )
+            f"the position of an input cannot be {action}: its elements are prefetched "
+            f"to {device}.",
+            fix='use input_mode="per_worker" or "global_batch", whose iterator is '
+            "on the host; or leave repl.inputs out of the checkpoint, and let the "
+            "dataset skip what was already read: dataset.skip(...).",
         )
 
 

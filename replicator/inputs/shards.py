@@ -82,23 +82,18 @@ def batch_size(batch: Any) -> int | tf.Tensor:
     leaves = [leaf for leaf in _flatten(batch) if not _is_whole(leaf)]
     if not leaves:
         raise errors.InputError(
-            errors.compose(
-                f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
-                "replicas: nothing in it has a first axis.",
-                fix="feed batches of examples, e.g. dataset.batch(64).",
-            )
+            f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
+            "replicas: nothing in it has a first axis.",
+            fix="feed batches of examples, e.g. dataset.batch(64).",
         )
     sizes = {leaf.shape.as_list()[0] for leaf in leaves} - {None}
     if len(sizes) > 1:
         raise errors.InputError(
-            errors.compose(
-                f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
-                "replicas: its tensors differ in their first dimension, "
-                f"{', '.join(map(str, sorted(sizes)))}.",
-                fix="give every tensor of a batch one row per example; a value that "
-                "all examples share belongs in step_fn or the model, or must be a "
-                "scalar.",
-            )
+            f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
+            "replicas: its tensors differ in their first dimension, "
+            f"{', '.join(map(str, sorted(sizes)))}.",
+            fix="give every tensor of a batch one row per example; a value that all "
+            "examples share belongs in step_fn or the model, or must be a scalar.",
         )
     if sizes:
         return int(sizes.pop())
@@ -217,20 +212,16 @@ def _tensor(leaf: Any, batch: Any) -> tf.Tensor:
         tensor = tf.convert_to_tensor(leaf)
     except (TypeError, ValueError) as error:
         raise errors.InputError(
-            errors.compose(
-                f"a batch holds {type(leaf).__name__} {errors.shown(leaf)}, which "
-                "cannot be split over the replicas.",
-                fix="feed dense, ragged and sparse tensors.",
-            )
+            f"a batch holds {type(leaf).__name__} {errors.shown(leaf)}, which cannot "
+            "be split over the replicas.",
+            fix="feed dense, ragged and sparse tensors.",
         ) from error
     if tensor.shape.rank is None:
         raise errors.InputError(
-            errors.compose(
-                f"a batch holds {errors.shown(leaf)}, whose rank is unknown: it cannot "
-                "be split over the replicas.",
-                fix="set its shape in the input pipeline, tensor.set_shape([None, ...])"
-                " or tf.ensure_shape.",
-            )
+            f"a batch holds {errors.shown(leaf)}, whose rank is unknown: it cannot be "
+            "split over the replicas.",
+            fix="set its shape in the input pipeline, tensor.set_shape([None, ...]) or "
+            "tf.ensure_shape.",
         )
     return tensor
 

@@ -63,12 +63,10 @@ def check(
     draws = moving.random_parts(dataset)
     if draws is None:
         raise errors.InputError(
-            errors.compose(
-                "every host reads the whole of a dataset that draws random numbers "
-                "without a seed, and would read different elements.",
-                errors.sites_of("input_fn", made_by) if callable(made_by) else [],
-                _FIX,
-            )
+            "every host reads the whole of a dataset that draws random numbers without "
+            "a seed, and would read different elements.",
+            errors.sites_of("input_fn", made_by) if callable(made_by) else [],
+            _FIX,
         )
     facts = [str(dataset.element_spec), int(dataset.cardinality()), draws]
     peers.check_equal("reads a dataset", [*facts, _constants(dataset)], _FIX)

@@ -50,27 +50,21 @@ def refuse_strategy(call: str) -> None:
     if isinstance(strategy, tf.distribute.OneDeviceStrategy):
         return
     raise errors.ContextError(
-        errors.compose(
-            f"{call} of a Replicator was called under a {type(strategy).__name__} of "
-            "tf.distribute, which would make replicas of its own.",
-            [f"at {errors.user_line()}"],
-            "leave the strategy's scope() (and its run()): a Replicator takes the "
-            "place of a strategy, and its context() that of the scope.",
-        )
+        f"{call} of a Replicator was called under a {type(strategy).__name__} of "
+        "tf.distribute, which would make replicas of its own.",
+        fix="leave the strategy's scope() (and its run()): a Replicator takes the "
+        "place of a strategy, and its context() that of the scope.",
     )
 
 
 def _refuse_keras_loop(replica_id: int) -> NoReturn:
     """Raises ContextError, as one of Keras' loops over batches runs inside a step."""
     raise errors.ContextError(
-        errors.compose(
-            "a loop of Keras (fit, evaluate, predict, or one of their *_on_batch) was "
-            f"called on replica {replica_id} in a step: it is a loop over batches, "
-            "with steps of its own.",
-            [f"at {errors.user_line()}"],
-            "in step_fn, call model.train_step(batch), model.test_step(batch) or the "
-            "model itself, or write the step out; or call the loop outside of steps.",
-        )
+        "a loop of Keras (fit, evaluate, predict, or one of their *_on_batch) was "
+        f"called on replica {replica_id} in a step: it is a loop over batches, with "
+        "steps of its own.",
+        fix="in step_fn, call model.train_step(batch), model.test_step(batch) or the "
+        "model itself, or write the step out; or call the loop outside of steps.",
     )
 
 
@@ -119,13 +113,10 @@ class ReplicaContext(distribute.WatchedContext):
         They are equal where the strategy's own step writes them.
         """
         raise errors.ContextError(
-            errors.compose(
-                f"replica {self._own_id} uses a variable that was created under a "
-                "tf.distribute strategy, which has copies for replicas of its own.",
-                [f"at {errors.user_line()}"],
-                "create the model under `with repl.context():`, in place of "
-                "`strategy.scope()`.",
-            )
+            f"replica {self._own_id} uses a variable that was created under a "
+            "tf.distribute strategy, which has copies for replicas of its own.",
+            fix="create the model under `with repl.context():`, in place of "
+            "`strategy.scope()`.",
         )
 
     @property
@@ -224,13 +215,10 @@ class _Facade:
         if name.startswith("_"):  # Python and TensorFlow only test whether it exists
             raise AttributeError(name)
         raise errors.UnsupportedError(
-            errors.compose(
-                f"a merge_fn asks tf.distribute for {name}, which has no meaning in a "
-                "step of Replicator.",
-                [f"at {errors.user_line()}"],
-                "a merge_fn can reduce, gather and update, in each replica; for "
-                "anything else, use the communication of Replicator.",
-            )
+            f"a merge_fn asks tf.distribute for {name}, which has no meaning in a step "
+            "of Replicator.",
+            fix="a merge_fn can reduce, gather and update, in each replica; for "
+            "anything else, use the communication of Replicator.",
         )
 
 

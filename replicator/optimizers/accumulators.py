@@ -105,13 +105,10 @@ class Accumulator:
         if not isinstance(gradient, tf.IndexedSlices):
             if not gradient.shape.is_fully_defined():
                 raise errors.ArgumentError(
-                    errors.compose(
-                        "an optimizer cannot add up, over several steps, gradients of "
-                        f"shape {gradient.shape}, which may change from step to step.",
-                        [f"at {errors.user_line()}"],
-                        "create the variable with a static shape, or use "
-                        "accumulation_steps=1.",
-                    )
+                    "an optimizer cannot add up, over several steps, gradients of "
+                    f"shape {gradient.shape}, which may change from step to step.",
+                    fix="create the variable with a static shape, or use "
+                    "accumulation_steps=1.",
                 )
             return cls([variable("", gradient.shape, gradient.dtype, aggregation)])
         shape = shapes.with_rows(gradient.values.shape)

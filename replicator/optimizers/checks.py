@@ -108,14 +108,10 @@ def refuse_combined(who: str, options: Mapping[str, Any]) -> None:
     is_skipped = options.get("skip_gradients_aggregation", False)
     if is_skipped or not options.get("experimental_aggregate_gradients", True):
         raise errors.ArgumentError(
-            errors.compose(
-                f"{who} is wrapped and combines the gradients of the replicas, but the "
-                "call says that they are already combined.",
-                [f"at {errors.user_line()}"],
-                "leave out skip_gradients_aggregation=True (or "
-                "experimental_aggregate_gradients=False), and the all_reduce before "
-                "it.",
-            )
+            f"{who} is wrapped and combines the gradients of the replicas, but the "
+            "call says that they are already combined.",
+            fix="leave out skip_gradients_aggregation=True (or "
+            "experimental_aggregate_gradients=False), and the all_reduce before it.",
         )
 
 
@@ -123,13 +119,10 @@ def _refuse_of_strategy(who: str, variable: Any) -> None:
     """Raises ContextError because the variable belongs to a tf.distribute strategy."""
     replica = context.require(who)
     raise errors.ContextError(
-        errors.compose(
-            f"{who} on replica {replica.replica_id} was given variable "
-            f"{variable.name}, which was created under a tf.distribute strategy.",
-            [f"at {errors.user_line()}"],
-            "create the model under `with repl.context():`, in place of "
-            "`strategy.scope()`.",
-        )
+        f"{who} on replica {replica.replica_id} was given variable {variable.name}, "
+        "which was created under a tf.distribute strategy.",
+        fix="create the model under `with repl.context():`, in place of "
+        "`strategy.scope()`.",
     )
 
 

@@ -132,12 +132,9 @@ class Combiner:
         """Raises ArgumentError if a weight is given and no mean is taken."""
         if weight is not None and self.op != "mean":
             raise errors.ArgumentError(
-                errors.compose(
-                    f"{self.name} was given a weight on replica {replica.replica_id}, "
-                    f'but was wrapped with op="{self.op}".',
-                    [f"at {errors.user_line()}"],
-                    'weights go with op="mean".',
-                )
+                f"{self.name} was given a weight on replica {replica.replica_id}, "
+                f'but was wrapped with op="{self.op}".',
+                fix='weights go with op="mean".',
             )
 
     def _prepare(

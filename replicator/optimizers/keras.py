@@ -181,12 +181,9 @@ class KerasAdapter(Wrapped):
             place = ("scale_loss", replica.count("scale_loss"))
             if place in replica.build.knowledge:
                 raise errors.ContextError(
-                    errors.compose(
-                        f"{type(self).__name__} is created again each time the step is "
-                        "built: its scale is not known when the loss is scaled.",
-                        [f"at {errors.user_line()}"],
-                        "create it outside step_fn, under `with repl.context():`.",
-                    )
+                    f"{type(self).__name__} is created again each time the step is "
+                    "built: its scale is not known when the loss is scaled.",
+                    fix="create it outside step_fn, under `with repl.context():`.",
                 )
             replica.build.states.of(_ScaledEarly)[id(self)] = place
         return super().scale_loss(loss)
@@ -243,14 +240,11 @@ def _refuse_lost_conditions(optimizer: Any) -> None:
     for inner, option in itertools.product(_innermost(optimizer), options):
         if getattr(inner, option, None):
             raise errors.ArgumentError(
-                errors.compose(
-                    f"Keras' own {option} (of {type(inner).__name__}) has no effect in "
-                    "a tf.Graph.",
-                    [f"at {errors.user_line()}"],
-                    "run the step eagerly or in a tf.function; to accumulate "
-                    "gradients, repl.wrap_optimizer(optimizer, accumulation_steps=...) "
-                    "works everywhere.",
-                )
+                f"Keras' own {option} (of {type(inner).__name__}) has no effect in a "
+                "tf.Graph.",
+                fix="run the step eagerly or in a tf.function; to accumulate "
+                "gradients, repl.wrap_optimizer(optimizer, accumulation_steps=...) "
+                "works everywhere.",
             )
 
 

@@ -146,15 +146,11 @@ def _refuse_handles(optimizer: Any, variable: PartitionedVariable) -> None:
     if not hasattr(optimizer, "_resource_apply_dense"):
         return
     raise errors.UnsupportedError(
-        errors.compose(
-            f"{type(optimizer).__name__} is not known to update each element from its "
-            f"own values alone, and writes variables by their handles; but variable "
-            f"{variable.name} {variable.how_split}.",
-            [f"at {errors.user_line()}"],
-            "use one of the library's own optimizers, without a constraint on the "
-            "variable, or one of Keras 3; or a strategy that leaves this variable "
-            "whole.",
-        )
+        f"{type(optimizer).__name__} is not known to update each element from its own "
+        "values alone, and writes variables by their handles; but variable "
+        f"{variable.name} {variable.how_split}.",
+        fix="use one of the library's own optimizers, without a constraint on the "
+        "variable, or one of Keras 3; or a strategy that leaves this variable whole.",
     )
 
 

@@ -222,21 +222,17 @@ class _OptimizerCall:
         sites = [self.site, other.site]
         if (self.optimizer, self.variables) != (other.optimizer, other.variables):
             raise errors.MismatchError(
-                errors.compose(
-                    "the replicas apply gradients of different variables, or in "
-                    "a different order.",
-                    sites,
-                    "pass the same variables in the same order on every replica; "
-                    "the gradient of a variable that a replica does not use is None.",
-                )
+                "the replicas apply gradients of different variables, or in a "
+                "different order.",
+                sites,
+                "pass the same variables in the same order on every replica; the "
+                "gradient of a variable that a replica does not use is None.",
             )
         if self.weighted != other.weighted:
             raise errors.MismatchError(
-                errors.compose(
-                    "the replicas apply gradients with a weight and without one.",
-                    sites,
-                    "pass a weight on every replica, or on none.",
-                )
+                "the replicas apply gradients with a weight and without one.",
+                sites,
+                "pass a weight on every replica, or on none.",
             )
 
 

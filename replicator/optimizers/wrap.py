@@ -66,11 +66,9 @@ def wrap_optimizer(
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(optimizer, Wrapped) or isinstance(inner, Wrapped):
         raise errors.ArgumentError(
-            errors.compose(
-                f"the optimizer {type(optimizer).__name__} is already wrapped; its "
-                "gradients would be combined twice.",
-                fix="wrap it once; of two nested optimizers, wrap the outer one.",
-            )
+            f"the optimizer {type(optimizer).__name__} is already wrapped; its "
+            "gradients would be combined twice.",
+            fix="wrap it once; of two nested optimizers, wrap the outer one.",
         )
     adapter = _adapter_for(optimizer)
     _check_variables(optimizer, world.num_replicas)
@@ -136,12 +134,9 @@ def _check_variables(optimizer: Any, num_replicas: int) -> None:
     for variable in variables() if callable(variables) else variables:
         if not isinstance(plain(variable), SeenAsOne):
             raise errors.ContextError(
-                errors.compose(
-                    f"the optimizer {type(optimizer).__name__} holds variable "
-                    f"{variable.name}, which was created outside the context and would "
-                    "be updated once per replica.",
-                    [f"at {errors.user_line()}"],
-                    "create the optimizer (or load the model that holds it) under "
-                    "`with repl.context():`.",
-                )
+                f"the optimizer {type(optimizer).__name__} holds variable "
+                f"{variable.name}, which was created outside the context and would be "
+                "updated once per replica.",
+                fix="create the optimizer (or load the model that holds it) under "
+                "`with repl.context():`.",
             )

@@ -197,14 +197,11 @@ class Wrapped:
         if replica.build.world == self._replicator_world:
             return
         raise errors.ContextError(
-            errors.compose(
-                f"{type(self).__name__} was wrapped by the Replicator on "
-                f"{list(self._replicator_world.devices)}, but applied on replica "
-                f"{replica.replica_id} in a step of another Replicator, on "
-                f"{list(replica.build.world.devices)}.",
-                [f"at {errors.user_line()}"],
-                "wrap it with wrap_optimizer of the Replicator that runs the step.",
-            )
+            f"{type(self).__name__} was wrapped by the Replicator on "
+            f"{list(self._replicator_world.devices)}, but applied on replica "
+            f"{replica.replica_id} in a step of another Replicator, on "
+            f"{list(replica.build.world.devices)}.",
+            fix="wrap it with wrap_optimizer of the Replicator that runs the step.",
         )
 
 

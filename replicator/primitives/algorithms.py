@@ -289,9 +289,7 @@ def _check_gpus(matched: Matched) -> None:
 
 def _unsupported(matched: Matched, name: str, problem: str) -> errors.ArgumentError:
     return errors.ArgumentError(
-        errors.compose(
-            f"algorithm={name!r} {problem}.",
-            [call.site() for call in matched.calls],
-            "name another algorithm, or pass None for the cheapest one.",
-        )
+        f"algorithm={name!r} {problem}.",
+        [call.site() for call in matched.calls],
+        "name another algorithm, or pass None for the cheapest one.",
     )

@@ -367,11 +367,9 @@ def _check_joinable(matched: Matched, n: int, column: Sequence[tf.Tensor]) -> No
             first, expected = call, tf.TensorShape(sizes)
         elif not expected.is_compatible_with(sizes):
             raise errors.MismatchError(
-                errors.compose(
-                    f"all_to_all sends replica {matched.group[n]} slices that cannot "
-                    f"be joined along concat_axis={axis}: {expected} and {sizes}.",
-                    [first.site(), call.site()],
-                    "let all replicas send a replica equally much along split_axis, or "
-                    "split and join along the same axis.",
-                )
+                f"all_to_all sends replica {matched.group[n]} slices that cannot be "
+                f"joined along concat_axis={axis}: {expected} and {sizes}.",
+                [first.site(), call.site()],
+                "let all replicas send a replica equally much along split_axis, or "
+                "split and join along the same axis.",
             )

@@ -127,9 +127,7 @@ def bad_argument(what: str, problem: str, fix: str) -> errors.ArgumentError:
     """Returns the error for a call with an invalid argument."""
     replica = context.current()
     where = "" if replica is None else f" on replica {replica.replica_id}"
-    return errors.ArgumentError(
-        errors.compose(f"{what}{where} {problem}.", [f"at {errors.user_line()}"], fix)
-    )
+    return errors.ArgumentError(f"{what}{where} {problem}.", fix=fix)
 
 
 def check_replica(what: str, name: str, replica_id: Any, num_replicas: int) -> int:

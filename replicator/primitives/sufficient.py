@@ -61,11 +61,9 @@ def reduce(
                 results[k] = joiner.for_all(devices, joiner.add_rows, terms)
     if crossing and set(results) != set(crossing.factors):
         raise errors.InternalError(
-            errors.compose(
-                "other processes were told of different factors than are used here.",
-                [call.site() for call in matched.calls],
-                "pass factors=False, and report this.",
-            )
+            "other processes were told of different factors than are used here.",
+            [call.site() for call in matched.calls],
+            "pass factors=False, and report this.",
         )
     if results:
         matched.notes.algorithms.append("factors")

@@ -351,7 +351,7 @@ def _if_even(
     shard: Any = replica.shard
     sizes = [shard.count, shard.total]
     if None not in map(tf.get_static_value, sizes):  # known statically, and uneven
-        raise errors.ArgumentError(errors.compose(f"{problem}.", sites, fix))
+        raise errors.ArgumentError(f"{problem}.", sites, fix)
     with tf.device(hosts.cpu_of(replica.device)):
         even = tf.equal(shard.count * replica.num_replicas, shard.total)
         message = [f"{problem}.", *sites, "examples of the replica, and of all:"]

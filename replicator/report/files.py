@@ -22,11 +22,9 @@ def check_picture(subject: str, path: str | os.PathLike[str]) -> None:
     suffix = os.path.splitext(os.fspath(path))[1].lower() if is_path else ""
     if suffix not in (".png", ".svg"):
         raise errors.ArgumentError(
-            errors.compose(
-                f"{subject} cannot be plotted to {errors.shown(path)}: its suffix is "
-                f"{suffix!r}.",
-                fix="name a file that ends in .png or .svg.",
-            )
+            f"{subject} cannot be plotted to {errors.shown(path)}: its suffix is "
+            f"{suffix!r}.",
+            fix="name a file that ends in .png or .svg.",
         )
 
 
@@ -42,10 +40,8 @@ def writing(problem: str, where: Any) -> Iterator[None]:
         yield
     except (OSError, TypeError, ValueError) as error:
         raise errors.ArgumentError(
-            errors.compose(
-                f"{problem} {errors.shown(where)}: {errors.told(error)}.",
-                fix="name a file that can be written to, in a folder that exists.",
-            )
+            f"{problem} {errors.shown(where)}: {errors.told(error)}.",
+            fix="name a file that can be written to, in a folder that exists.",
         ) from error
 
 
@@ -58,8 +54,6 @@ def needing(package: str, to: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise errors.DependencyError(
-            errors.compose(
-                f"{package} is needed to {to}, and is not installed.",
-                fix=f"pip install {package}, or pip install 'replicator[plan]'.",
-            )
+            f"{package} is needed to {to}, and is not installed.",
+            fix=f"pip install {package}, or pip install 'replicator[plan]'.",
         ) from error

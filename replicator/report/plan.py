@@ -57,11 +57,9 @@ class Plan(Rows):
         """
         if file is not None and not callable(getattr(file, "write", None)):
             raise errors.ArgumentError(
-                errors.compose(
-                    f"a plan cannot be printed to {errors.shown(file)}.",
-                    fix="pass a text file that is open for writing, or none for "
-                    "standard output.",
-                )
+                f"a plan cannot be printed to {errors.shown(file)}.",
+                fix="pass a text file that is open for writing, or none for standard "
+                "output.",
             )
         with files.needing("rich", "print a plan"):
             from replicator.report import display

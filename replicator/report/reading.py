@@ -47,10 +47,8 @@ def read(kind: type[_R], text: str) -> _R:
     except (_NoPlan, ValueError, RecursionError) as error:
         name = "" if isinstance(error, _NoPlan) else f"{type(error).__name__} "
         raise errors.ArgumentError(
-            errors.compose(
-                f"this is not the JSON text of a plan: {name}{error}.",
-                fix="pass what `Plan.to_json` returned.",
-            )
+            f"this is not the JSON text of a plan: {name}{error}.",
+            fix="pass what `Plan.to_json` returned.",
         ) from error
 
 

@@ -102,11 +102,8 @@ def _created(path: Any) -> pathlib.Path:
         return pathlib.Path(os.fsdecode(path))
     except (OSError, TypeError, ValueError) as error:
         raise errors.ArgumentError(
-            errors.compose(
-                f"stages cannot be written to {errors.shown(path)}: "
-                f"{errors.told(error)}.",
-                fix="name a folder that exists, or that can be created.",
-            )
+            f"stages cannot be written to {errors.shown(path)}: {errors.told(error)}.",
+            fix="name a folder that exists, or that can be created.",
         ) from error
 
 

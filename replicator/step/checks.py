@@ -48,16 +48,14 @@ def check_outputs(outputs: Sequence[Any], world: World, step_fn: Any) -> None:
             is_equal = False
         if not is_equal:
             raise errors.MismatchError(
-                errors.compose(
-                    "step_fn returns different structures on different replicas.",
-                    [
-                        f"{names[0]}: {_outline(first)}",
-                        f"{name}: {_outline(other)}",
-                        *errors.sites_of("step_fn", step_fn),
-                    ],
-                    "return the same structure on every replica; to return nothing on "
-                    "one, return None on all.",
-                )
+                "step_fn returns different structures on different replicas.",
+                [
+                    f"{names[0]}: {_outline(first)}",
+                    f"{name}: {_outline(other)}",
+                    *errors.sites_of("step_fn", step_fn),
+                ],
+                "return the same structure on every replica; to return nothing on one, "
+                "return None on all.",
             )
 
 
@@ -88,14 +86,12 @@ def check_writes(
             if op in initializers or id(outermost(resource)) in owners:
                 continue
             raise errors.ContextError(
-                errors.compose(
-                    f"replica {replica_id} writes a variable that was created outside "
-                    f"the context ({_name(outermost(resource))}, by {op.type}); it "
-                    "would be written once per replica.",
-                    [f"at {errors.line_of(op)}"],
-                    "create it (or the model, optimizer, metric or generator that "
-                    "holds it) under `with repl.context():`, and then load its values.",
-                )
+                f"replica {replica_id} writes a variable that was created outside the "
+                f"context ({_name(outermost(resource))}, by {op.type}); it would be "
+                "written once per replica.",
+                [f"at {errors.line_of(op)}"],
+                "create it (or the model, optimizer, metric or generator that holds "
+                "it) under `with repl.context():`, and then load its values.",
             )
 
 
@@ -142,16 +138,13 @@ def check_components(
                 if any(handle is own_handle for own_handle in own_handles):
                     continue
                 raise errors.ContextError(
-                    errors.compose(
-                        f"replica {replica_id} uses another replica's component of "
-                        f"variable {variable.name}, by {op.type}.",
-                        [f"at {errors.line_of(op)}"],
-                        "call the tf.function itself, which is traced per replica, "
-                        "not its concrete function (a loaded SavedModel has no "
-                        "others). One with jit_compile=True is traced once: create "
-                        "another one to call outside steps, and take "
-                        "gradients of tf.recompute_grad inside it.",
-                    )
+                    f"replica {replica_id} uses another replica's component of "
+                    f"variable {variable.name}, by {op.type}.",
+                    [f"at {errors.line_of(op)}"],
+                    "call the tf.function itself, which is traced per replica, not its "
+                    "concrete function (a loaded SavedModel has no others). One with "
+                    "jit_compile=True is traced once: create another one to call "
+                    "outside steps, and take gradients of tf.recompute_grad inside it.",
                 )
 
 
@@ -167,20 +160,18 @@ def check_foreign(
     user, op, owner, tensor = use
     is_given = any(tensor is element for element in elements[owner])
     raise errors.ContextError(
-        errors.compose(
-            f"replica {build.compared[user]} uses a tensor that belongs to replica "
-            f"{build.compared[owner]} ({tensor.name}).",
-            [
-                "the tensor is an input or argument of step_fn"
-                if is_given
-                else f"the tensor is created at {errors.line_of(tensor.op)}",
-                f"and used at {errors.line_of(op)} ({op.type})",
-            ],
-            "do not keep tensors from one call of step_fn for the next, in attributes, "
-            "caches or lists: compute them in each call, or send them with broadcast. "
-            "A layer that keeps tensors (Keras' Normalization) is to be built before "
-            "the step: call it once, or its build(...).",
-        )
+        f"replica {build.compared[user]} uses a tensor that belongs to replica "
+        f"{build.compared[owner]} ({tensor.name}).",
+        [
+            "the tensor is an input or argument of step_fn"
+            if is_given
+            else f"the tensor is created at {errors.line_of(tensor.op)}",
+            f"and used at {errors.line_of(op)} ({op.type})",
+        ],
+        "do not keep tensors from one call of step_fn for the next, in attributes, "
+        "caches or lists: compute them in each call, or send them with broadcast. A "
+        "layer that keeps tensors (Keras' Normalization) is to be built before the "
+        "step: call it once, or its build(...).",
     )
 
 
@@ -199,17 +190,15 @@ def check_differentiated(
         return
     replica, op, forward = difference
     raise errors.ContextError(
-        errors.compose(
-            f"only replica {build.compared[replica]} differentiates what was computed "
-            f"from a variable before the step ({forward.name}); the gradients of the "
-            "others lack that part.",
-            [
-                f"it is computed at {errors.line_of(forward)}",
-                f"and differentiated at {errors.line_of(op)} ({op.type})",
-            ],
-            "compute it in step_fn, from the variable itself; or pass it through "
-            "tf.stop_gradient, if it is not to be trained.",
-        )
+        f"only replica {build.compared[replica]} differentiates what was computed from "
+        f"a variable before the step ({forward.name}); the gradients of the others "
+        "lack that part.",
+        [
+            f"it is computed at {errors.line_of(forward)}",
+            f"and differentiated at {errors.line_of(op)} ({op.type})",
+        ],
+        "compute it in step_fn, from the variable itself; or pass it through "
+        "tf.stop_gradient, if it is not to be trained.",
     )
 
 
@@ -232,14 +221,12 @@ def check_circles(
     if link is not None:
         taker, giver = link
         raise errors.DeadlockError(
-            errors.compose(
-                "a replica uses a tensor of another replica directly, and communicates "
-                "with it: they could wait for one another.",
-                [
-                    f"the tensor is created at {errors.line_of(giver)} ({giver.name})",
-                    f"and used at {errors.line_of(taker)} ({taker.name})",
-                ],
-                "do not keep tensors from one call of step_fn for the next; send them "
-                "with broadcast or all_gather.",
-            )
+            "a replica uses a tensor of another replica directly, and communicates "
+            "with it: they could wait for one another.",
+            [
+                f"the tensor is created at {errors.line_of(giver)} ({giver.name})",
+                f"and used at {errors.line_of(taker)} ({taker.name})",
+            ],
+            "do not keep tensors from one call of step_fn for the next; send them with "
+            "broadcast or all_gather.",
         )

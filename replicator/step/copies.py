@@ -215,20 +215,18 @@ def _columns(
         for r, tensor in zip(replica_ids, column, strict=True):
             if _kind(tensor) != _kind(column[0]):
                 raise errors.CloneError(
-                    errors.compose(
-                        'with build="clone", all replicas must be fed tensors of one '
-                        "dtype and static shape.",
-                        [
-                            f"replica {replica_ids[0]}: {_kind(column[0])}",
-                            f"replica {r}: {_kind(tensor)}",
-                        ],
-                        "let input_fn return equal shapes (for a Dataset, "
-                        "drop_remainder=True). Arrays and tensors of a global batch "
-                        "must divide evenly among the replicas; or pass them as a "
-                        "Dataset, whose batches may have any number of rows: "
-                        "Dataset.from_tensor_slices(arrays).batch(size). Or build "
-                        'each replica separately with build="trace".',
-                    )
+                    'with build="clone", all replicas must be fed tensors of one '
+                    "dtype and static shape.",
+                    [
+                        f"replica {replica_ids[0]}: {_kind(column[0])}",
+                        f"replica {r}: {_kind(tensor)}",
+                    ],
+                    "let input_fn return equal shapes (for a Dataset, "
+                    "drop_remainder=True). Arrays and tensors of a global batch "
+                    "must divide evenly among the replicas; or pass them as a "
+                    "Dataset, whose batches may have any number of rows: "
+                    "Dataset.from_tensor_slices(arrays).batch(size). Or build "
+                    'each replica separately with build="trace".',
                 )
     return columns
 

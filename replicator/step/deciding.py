@@ -46,7 +46,7 @@ def follow_strategy(draft: Draft) -> None:
     changed = [
         path
         for path, decision in run.decide(undecided).items()
-        if decisions.follow(factory, variables[path], decision)
+        if decisions.follow(factory.divide_again, variables[path], decision)
     ]
     if changed:
         draft.build.knowledge.update({("decided", path): True for path in changed})

@@ -45,12 +45,10 @@ class Epoch:
             yield result
             if self._state.passes != this_pass:
                 raise errors.InputError(
-                    errors.compose(
-                        "an epoch went on after another one over the same data set had "
-                        "begun, which has restarted the inputs of both.",
-                        fix="finish one epoch before the next, or give the step "
-                        "another Dataset, e.g. dataset.map(lambda *x: x).",
-                    )
+                    "an epoch went on after another one over the same data set had "
+                    "begun, which has restarted the inputs of both.",
+                    fix="finish one epoch before the next, or give the step another "
+                    "Dataset, e.g. dataset.map(lambda *x: x).",
                 )
 
 
@@ -68,20 +66,16 @@ def length_of(request: Request, num_replicas: int) -> int | None:
     if source is None:
         inputs = "values, which do not end" if request.by_value else "no inputs"
         raise errors.InputError(
-            errors.compose(
-                f"epoch was given {inputs}.",
-                fix="pass a tf.data.Dataset, or a function that returns one.",
-            )
+            f"epoch was given {inputs}.",
+            fix="pass a tf.data.Dataset, or a function that returns one.",
         )
     if not isinstance(source, checks.DATASETS):
         return None
     count = int(tf.data.experimental.cardinality(source))
     if count == tf.data.INFINITE_CARDINALITY:
         raise errors.InputError(
-            errors.compose(
-                "epoch was given a Dataset that never ends.",
-                fix="leave out its repeat(), or pass dataset.take(n).",
-            )
+            "epoch was given a Dataset that never ends.",
+            fix="leave out its repeat(), or pass dataset.take(n).",
         )
     if count == tf.data.UNKNOWN_CARDINALITY:
         return None

@@ -122,9 +122,7 @@ def _check(leaf: Any) -> None:
         return
     kind = f"a tensor of {dtype!r}" if plain else type(leaf).__name__
     raise errors.ReplicatorError(
-        errors.compose(
-            f"step_fn returned {kind}; those of several steps cannot be stacked.",
-            fix="with steps_per_call, return tensors of one shape in all steps, or "
-            "None; make sparse and ragged ones dense.",
-        )
+        f"step_fn returned {kind}; those of several steps cannot be stacked.",
+        fix="with steps_per_call, return tensors of one shape in all steps, or None; "
+        "make sparse and ragged ones dense.",
     )

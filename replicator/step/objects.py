@@ -247,14 +247,12 @@ def _exchange(
     for partner in partners.values():
         if (partner.primitive, partner.root) != (primitive, root):
             raise errors.MismatchError(
-                errors.compose(
-                    f"{own_call.place} differs between replicas.",
-                    [
-                        _site(build, call.replica_id, str(call))
-                        for call in (partner, own_call)
-                    ],
-                    _FIX,
-                )
+                f"{own_call.place} differs between replicas.",
+                [
+                    _site(build, call.replica_id, str(call))
+                    for call in (partner, own_call)
+                ],
+                _FIX,
             )
     if not partners.keys() >= set(speakers):
         attempt.waiting.append(own_call)
@@ -284,11 +282,9 @@ def _raise_missing(build: context.Build, extra: _ObjectCall) -> None:
         if call not in attempt.waiting:
             does[replica_id] = str(call)
     raise errors.MismatchError(
-        errors.compose(
-            f"{extra.place} of replica {extra.replica_id} has no partner.",
-            [_site(build, r, does[r]) for r in extra.group],
-            _FIX,
-        )
+        f"{extra.place} of replica {extra.replica_id} has no partner.",
+        [_site(build, r, does[r]) for r in extra.group],
+        _FIX,
     )
 
 

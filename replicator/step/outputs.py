@@ -34,13 +34,10 @@ def as_output(leaf: Any, step_fn: Any) -> Any:
         raise  # from a variable that cannot be read here
     except base.UNCONVERTED as error:
         raise errors.ReplicatorError(
-            errors.compose(
-                f"step_fn returned {type(leaf).__name__} {errors.shown(leaf)}, which "
-                "is not a tensor.",
-                errors.sites_of("step_fn", step_fn),
-                "return tensors, numbers, variables, operations, None, or a nest of "
-                "them.",
-            )
+            f"step_fn returned {type(leaf).__name__} {errors.shown(leaf)}, which is "
+            "not a tensor.",
+            errors.sites_of("step_fn", step_fn),
+            "return tensors, numbers, variables, operations, None, or a nest of them.",
         ) from error
 
 
@@ -71,13 +68,11 @@ def as_outputs(returned: Any, step_fn: Any) -> Any:
         leaves = base.leaves_of(returned)
     except base.UNCONVERTED as error:
         raise errors.ReplicatorError(
-            errors.compose(
-                f"step_fn returned a value that is not a nest of tensors: "
-                f"{errors.told(error)}.",
-                errors.sites_of("step_fn", step_fn),
-                "return tensors, or lists, tuples and dicts of them; the keys of a "
-                "dict must be of one type that can be sorted.",
-            )
+            "step_fn returned a value that is not a nest of tensors: "
+            f"{errors.told(error)}.",
+            errors.sites_of("step_fn", step_fn),
+            "return tensors, or lists, tuples and dicts of them; the keys of a dict "
+            "must be of one type that can be sorted.",
         ) from error
     tensors = [as_output(leaf, step_fn) for leaf in leaves]
     return tf.nest.pack_sequence_as(returned, tensors)

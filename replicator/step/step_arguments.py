@@ -33,22 +33,18 @@ def check(request: Request) -> None:
         if not isinstance(request.input_mode, str | None):
             raise _misplaced("input_mode", request.input_mode, "a string")
         raise errors.InputError(
-            errors.compose(
-                f"input_mode={errors.shown(request.input_mode)} is unknown.",
-                fix=f"input_mode is one of {', '.join(INPUT_MODES)}.",
-            )
+            f"input_mode={errors.shown(request.input_mode)} is unknown.",
+            fix=f"input_mode is one of {', '.join(INPUT_MODES)}.",
         )
     if request.by_value:
         _check_values(request)
     no_source = request.inputs is None and request.args
     if no_source and request.input_mode == "global_batch":
         raise errors.InputError(
-            errors.compose(
-                'input_mode="global_batch" splits the elements of input_fn, and there '
-                "is none; of args, each replica gets all.",
-                fix="pass what is to be split as input_fn: repl.run(step_fn, (x, y), "
-                'input_mode="global_batch").',
-            )
+            'input_mode="global_batch" splits the elements of input_fn, and there '
+            "is none; of args, each replica gets all.",
+            fix="pass what is to be split as input_fn: repl.run(step_fn, (x, y), "
+            'input_mode="global_batch").',
         )
     if not arguments.is_whole(request.steps_per_call, 1):
         if not isinstance(request.steps_per_call, (*_PLAIN, type(None))):
@@ -76,12 +72,10 @@ def check(request: Request) -> None:
 def _misplaced(name: str, value: Any, meaning: str) -> errors.InputError:
     """Returns the error for data in place of a setting, as in run(step_fn, x, y)."""
     return errors.InputError(
-        errors.compose(
-            f"run was given {errors.type_of(value)} as {name}, which is {meaning}.",
-            fix="pass data as one tuple, repl.run(step_fn, (x, y)), or as one Dataset "
-            "of tuples; step_fn(x, y) takes the parts. What each replica is to get as "
-            "a whole, a learning rate say, belongs in args=(rate,).",
-        )
+        f"run was given {errors.type_of(value)} as {name}, which is {meaning}.",
+        fix="pass data as one tuple, repl.run(step_fn, (x, y)), or as one Dataset of "
+        "tuples; step_fn(x, y) takes the parts. What each replica is to get as a "
+        "whole, a learning rate say, belongs in args=(rate,).",
     )
 
 
@@ -90,22 +84,18 @@ def _check_values(request: Request) -> None:
     kind = checks.source_kind(request.inputs)
     if kind == "an iterator" or isinstance(request.inputs, _PLAIN):
         raise errors.InputError(
-            errors.compose(
-                f"input_fn is {type(request.inputs).__name__} "
-                f"{errors.shown(request.inputs)}.",
-                fix="pass a tf.data.Dataset, a function that returns one, lambda: ..., "
-                "or a nest of tensors or arrays; a number or string to call step_fn "
-                "with belongs in args=(...).",
-            )
+            f"input_fn is {type(request.inputs).__name__} "
+            f"{errors.shown(request.inputs)}.",
+            fix="pass a tf.data.Dataset, a function that returns one, lambda: ..., or "
+            "a nest of tensors or arrays; a number or string to call step_fn with "
+            "belongs in args=(...).",
         )
     if request.input_mode == "per_worker":
         raise errors.InputError(
-            errors.compose(
-                'input_mode="per_worker" deals out the elements of one Dataset; '
-                f"input_fn is {type(request.inputs).__name__}.",
-                fix='pass a tf.data.Dataset, or use input_mode="global_batch", which '
-                "splits tensors over the replicas.",
-            )
+            'input_mode="per_worker" deals out the elements of one Dataset; '
+            f"input_fn is {type(request.inputs).__name__}.",
+            fix='pass a tf.data.Dataset, or use input_mode="global_batch", which '
+            "splits tensors over the replicas.",
         )
 
 
@@ -124,12 +114,10 @@ def check_takes(request: Request, num_args: int) -> None:
         return  # it takes the parts of an element as arguments
     count = elements + num_args
     raise errors.ArgumentError(
-        errors.compose(
-            f"step_fn cannot be called with {count} argument{'s' * (count != 1)}.",
-            errors.sites_of("step_fn", step_fn),
-            "let step_fn take one argument if there is an input_fn, else none, and one "
-            "for each of `args`.",
-        )
+        f"step_fn cannot be called with {count} argument{'s' * (count != 1)}.",
+        errors.sites_of("step_fn", step_fn),
+        "let step_fn take one argument if there is an input_fn, else none, and one for "
+        "each of `args`.",
     )
 
 
@@ -162,14 +150,12 @@ def arranged(step_fn: Any, element: Any, extra_args: Sequence[Any]) -> list[Any]
     elif tf.is_tensor(element):
         description = "one tensor"
     raise errors.ArgumentError(
-        errors.compose(
-            f"step_fn takes {num_parts} arguments from each element of its inputs, "
-            f"which is {description}.",
-            errors.sites_of("step_fn", step_fn),
-            f"let the inputs yield tuples of {num_parts}, as in "
-            "tf.data.Dataset.zip(images, labels); or let step_fn take the element as "
-            "one argument, and others by name only: def step_fn(element, *, y=None).",
-        )
+        f"step_fn takes {num_parts} arguments from each element of its inputs, which "
+        f"is {description}.",
+        errors.sites_of("step_fn", step_fn),
+        f"let the inputs yield tuples of {num_parts}, as in "
+        "tf.data.Dataset.zip(images, labels); or let step_fn take the element as one "
+        "argument, and others by name only: def step_fn(element, *, y=None).",
     )
 
 
@@ -214,11 +200,9 @@ def refuse_session(step_fn: Callable[..., Any]) -> None:
         if tf.executing_eagerly():
             return
     raise errors.ContextError(
-        errors.compose(
-            "a step was built into a tf.Graph, which a session runs; in between-graph "
-            "mode, hosts communicate in eager programs only.",
-            errors.sites_of("step_fn", step_fn),
-            "run the step eagerly or in a tf.function; or run the program in-graph, "
-            "which needs no --mode=between.",
-        )
+        "a step was built into a tf.Graph, which a session runs; in between-graph "
+        "mode, hosts communicate in eager programs only.",
+        errors.sites_of("step_fn", step_fn),
+        "run the step eagerly or in a tf.function; or run the program in-graph, which "
+        "needs no --mode=between.",
     )

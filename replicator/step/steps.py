@@ -109,11 +109,8 @@ class Step:
         """
         if context.current() is not None:
             raise errors.ContextError(
-                errors.compose(
-                    "a step was run inside a step.",
-                    [f"at {errors.user_line()}"],
-                    "run it outside; inside a step, call the function itself.",
-                )
+                "a step was run inside a step.",
+                fix="run it outside; inside a step, call the function itself.",
             )
         python_calls.refuse_step()
         call_args = self._request.arguments_of(args or self._request.args, self._count)
@@ -167,11 +164,8 @@ class Step:
         plan = self._state.plan
         if plan is None:
             raise errors.ContextError(
-                errors.compose(
-                    "the plan of a step was asked for before the step was built.",
-                    [f"at {errors.user_line()}"],
-                    "call the step first, which builds it into the current graph.",
-                )
+                "the plan of a step was asked for before the step was built.",
+                fix="call the step first, which builds it into the current graph.",
             )
         return plan
 

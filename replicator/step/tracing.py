@@ -106,12 +106,9 @@ def _refuse_uncallable(
     if frames.passed_user_code(error) and not library:
         return
     raise errors.ArgumentError(
-        errors.compose(
-            f"step_fn {errors.shown(step_fn)} cannot be called with {len(arguments)} "
-            f"arguments: {errors.told(error)}",
-            [f"at {errors.user_line()}"],
-            "pass a function of your own that calls it with the right arguments.",
-        )
+        f"step_fn {errors.shown(step_fn)} cannot be called with {len(arguments)} "
+        f"arguments: {errors.told(error)}",
+        fix="pass a function of your own that calls it with the right arguments.",
     ) from error
 
 

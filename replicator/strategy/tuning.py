@@ -303,9 +303,7 @@ def _is_replicator(value: Any) -> bool:
 
 
 def _wrong(problem: str, fix: str) -> errors.ArgumentError:
-    return errors.ArgumentError(
-        errors.compose(f"tune was given {problem}.", [f"at {errors.user_line()}"], fix)
-    )
+    return errors.ArgumentError(f"tune was given {problem}.", fix=fix)
 
 
 def _check(
@@ -342,9 +340,6 @@ def _check(
         )
     if not tf.executing_eagerly():
         raise errors.ContextError(
-            errors.compose(
-                "tune measures steps, but was called where a graph is being built.",
-                [f"at {errors.user_line()}"],
-                "call it outside of tf.function and tf.Graph.",
-            )
+            "tune measures steps, but was called where a graph is being built.",
+            fix="call it outside of tf.function and tf.Graph.",
         )

@@ -166,15 +166,12 @@ def _refuse_row_states(variable: Any) -> None:
     if layer is None:
         return
     raise errors.UnsupportedError(
-        errors.compose(
-            f"the layer {layer.name} ({type(layer).__name__}) is stateful: it keeps "
-            f"state for each row of a batch, in {variable.name}, but the rows of each "
-            "replica are those of other examples.",
-            [f"at {errors.user_line()}"],
-            "create it with stateful=False and return_state=True, and keep the states "
-            "in variables with synchronization=tf.VariableSynchronization.ON_READ, "
-            "passed as initial_state; or run it on one device.",
-        )
+        f"the layer {layer.name} ({type(layer).__name__}) is stateful: it keeps state "
+        f"for each row of a batch, in {variable.name}, but the rows of each replica "
+        "are those of other examples.",
+        fix="create it with stateful=False and return_state=True, and keep the states "
+        "in variables with synchronization=tf.VariableSynchronization.ON_READ, passed "
+        "as initial_state; or run it on one device.",
     )
 
 

@@ -110,14 +110,11 @@ def check_write(variable: Any) -> None:
     if control_flow.compiled_function(tf.compat.v1.get_default_graph(), None) is None:
         return
     raise errors.UnsupportedError(
-        errors.compose(
-            f"variable {variable.name}, which is on {num_devices} devices, is written "
-            "in a function with jit_compile=True outside any step. XLA reaches "
-            "only the device that it compiles for.",
-            [f"at {errors.user_line()}"],
-            "write it in a step; or pass jit_compile=False. On GPUs, Keras' "
-            "model.compile and optimizers of tf_keras have True by default.",
-        )
+        f"variable {variable.name}, which is on {num_devices} devices, is written in a "
+        "function with jit_compile=True outside any step. XLA reaches only the device "
+        "that it compiles for.",
+        fix="write it in a step; or pass jit_compile=False. On GPUs, Keras' "
+        "model.compile and optimizers of tf_keras have True by default.",
     )
 
 
@@ -130,13 +127,9 @@ def _check_outside(function: Any, variable: Any, inside: tf.Tensor) -> None:
     writes = effects.find_writes(function.get_operations())
     if variable.placement.differs or any(resource is inside for _, resource in writes):
         raise errors.ContextError(
-            errors.compose(
-                f"a function with jit_compile=True that was traced in a step uses "
-                f"variable {variable.name} outside any step, where it would reach "
-                "replica 0 only.",
-                [f"at {errors.user_line()}"],
-                "create two functions, one to call in steps and one to call outside.",
-            )
+            "a function with jit_compile=True that was traced in a step uses variable "
+            f"{variable.name} outside any step, where it would reach replica 0 only.",
+            fix="create two functions, one to call in steps and one to call outside.",
         )
 
 
@@ -151,10 +144,7 @@ def refuse_to_tell(what: str) -> None:
     """
     if function_around() is not None:
         raise errors.ContextError(
-            errors.compose(
-                f"a function with jit_compile=True asks for {what}, but is traced once "
-                "for all replicas.",
-                [f"at {errors.user_line()}"],
-                f"pass {what} as a tensor argument.",
-            )
+            f"a function with jit_compile=True asks for {what}, but is traced once for "
+            "all replicas.",
+            fix=f"pass {what} as a tensor argument.",
         )

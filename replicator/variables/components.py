@@ -108,13 +108,10 @@ class Components:
         """
         if self._store is not None:
             raise errors.UnsupportedError(
-                errors.compose(
-                    f"variable {variable.name}, which several programs share, is "
-                    "needed on each replica: by a function with jit_compile=True, or "
-                    "by an op that writes several variables.",
-                    [f"at {errors.user_line()}"],
-                    "use neither in asynchronous mode.",
-                )
+                f"variable {variable.name}, which several programs share, is needed on "
+                "each replica: by a function with jit_compile=True, or by an op that "
+                "writes several variables.",
+                fix="use neither in asynchronous mode.",
             )
         world, old = self._world, variable.storage.first
         by_device: dict[str, tf.Variable] = {}

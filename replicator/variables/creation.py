@@ -181,12 +181,10 @@ class VariableFactory:
         dtype, shape = initial_values.dtype_and_shape(kwargs)
         if dtype != variable.dtype or not variable.shape.is_compatible_with(shape):
             raise errors.MismatchError(
-                errors.compose(
-                    f"replicas create different variables at {errors.user_line()}: "
-                    f"{variable.dtype.name}{variable.shape} first, then "
-                    f"{dtype.name}{shape}.",
-                    fix="let all replicas create the same variables in the same order.",
-                )
+                f"replicas create different variables at {errors.user_line()}: "
+                f"{variable.dtype.name}{variable.shape} first, then "
+                f"{dtype.name}{shape}.",
+                fix="let all replicas create the same variables in the same order.",
             )
         return variable
 

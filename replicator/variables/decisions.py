@@ -17,8 +17,8 @@ is refused.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -32,8 +32,7 @@ from replicator.variables.replicated import ReplicatedVariable
 from replicator.variables.storage import Storage
 from replicator.world import World
 
-if TYPE_CHECKING:
-    from replicator.variables.creation import VariableFactory
+Divide = Callable[[PartitionedVariable, Description], None]
 
 
 class Decisions:
@@ -123,13 +122,12 @@ def undecided(variable: Any) -> Storage | None:
     return storage if storage.description.undecided else None
 
 
-def follow(
-    factory: VariableFactory, variable: Any, decision: Description | None
-) -> bool:
+def follow(divide_again: Divide, variable: Any, decision: Description | None) -> bool:
     """Moves an undecided variable and its slots to where a strategy has decided.
 
     Args:
-        factory: The factory that created the variable.
+        divide_again: Divides a variable in parts as a decision says: the factory that
+            created it does.
         variable: The variable.
         decision: The decision; None: the variable stays as without a strategy.
 
@@ -147,7 +145,7 @@ def follow(
         return False
     if isinstance(variable, PartitionedVariable):
         _check(variable, decision, storage)
-        factory.divide_again(variable, decision)
+        divide_again(variable, decision)
         return True
     if decision.parts:
         raise _cannot(
@@ -186,10 +184,8 @@ def _cannot(
     parts = decision.parts
     where = f"in {len(parts)} parts" if parts else str(decision.placement)
     return errors.StrategyError(
-        errors.compose(
-            f"the strategy decides that variable {variable.name} is {where} when a "
-            "step is built, but code that was built before relies on where it is.",
-            [f"at {errors.user_line()}", how],
-            fix,
-        )
+        f"the strategy decides that variable {variable.name} is {where} when a step is "
+        "built, but code that was built before relies on where it is.",
+        [f"at {errors.user_line()}", how],
+        fix,
     )

@@ -26,12 +26,9 @@ def copied(variable: Any) -> Any:
     """
     if context.current() is not None or not tf.executing_eagerly():
         raise errors.ContextError(
-            errors.compose(
-                f"variable {variable.name} is copied in a step, a tf.function or a "
-                "tf.Graph: the copy would be a new variable each time.",
-                [f"at {errors.user_line()}"],
-                "copy it before, while TensorFlow executes eagerly.",
-            )
+            f"variable {variable.name} is copied in a step, a tf.function or a "
+            "tf.Graph: the copy would be a new variable each time.",
+            fix="copy it before, while TensorFlow executes eagerly.",
         )
     description = variable.description
     differs = variable.placement.differs

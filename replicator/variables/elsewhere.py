@@ -34,12 +34,9 @@ def adopt(peers: Peers, variable: tf.Variable) -> None:
     """
     if not tf.executing_eagerly():
         raise errors.ContextError(
-            errors.compose(
-                f"variable {variable.name} is created in a tf.Graph.",
-                [f"at {errors.user_line()}"],
-                "in between-graph mode, create variables while TensorFlow executes "
-                "eagerly; or run the program in-graph, which needs no --mode=between.",
-            )
+            f"variable {variable.name} is created in a tf.Graph.",
+            fix="in between-graph mode, create variables while TensorFlow executes "
+            "eagerly; or run the program in-graph, which needs no --mode=between.",
         )
     facts = [variable.name, variable.dtype.name, str(variable.shape)]
     peers.check_equal(
@@ -105,13 +102,10 @@ def all_values(variable: Any, peers: Peers | None) -> list[tf.Tensor]:
         return values
     if not tf.executing_eagerly():
         raise errors.ContextError(
-            errors.compose(
-                f"variable {variable.name}, which holds a different value on each "
-                "replica, is read outside a step in a graph.",
-                [f"at {errors.user_line()}"],
-                "in between-graph mode, read it eagerly, on every host; or in a step, "
-                "and reduce it there: repl.all_reduce(variable).",
-            )
+            f"variable {variable.name}, which holds a different value on each replica, "
+            "is read outside a step in a graph.",
+            fix="in between-graph mode, read it eagerly, on every host; or in a step, "
+            "and reduce it there: repl.all_reduce(variable).",
         )
     arrays = [value.numpy() for value in values]
     payload = [base64.b64encode(array.tobytes()).decode() for array in arrays]

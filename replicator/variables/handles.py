@@ -55,12 +55,8 @@ def may_write(variable: Any, why: str) -> bool:
         who = f"an optimizer of {family}"
         fix = "wrap the optimizer, and apply its gradients inside a step_fn."
     raise errors.ContextError(
-        errors.compose(
-            f"{who} takes the handle of variable {variable.name} outside a step, "
-            f"{why}.",
-            [f"at {errors.user_line()}"],
-            fix,
-        )
+        f"{who} takes the handle of variable {variable.name} outside a step, {why}.",
+        fix=fix,
     )
 
 
@@ -75,10 +71,7 @@ def check_freezing(variable: Any, why: str) -> None:
     """
     if callers.asker("handle").module == _FREEZERS:
         raise errors.UnsupportedError(
-            errors.compose(
-                f"a function is frozen or converted that reads variable "
-                f"{variable.name}, {why}.",
-                [f"at {errors.user_line()}"],
-                "save it by tf.saved_model.save, and freeze or convert what is saved.",
-            )
+            f"a function is frozen or converted that reads variable {variable.name}, "
+            f"{why}.",
+            fix="save it by tf.saved_model.save, and freeze or convert what is saved.",
         )

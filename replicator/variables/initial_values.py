@@ -75,13 +75,10 @@ def lifted(initial_value: Any) -> Any:
         return lifted
     except variables.UnliftableError as error:
         raise errors.ContextError(
-            errors.compose(
-                "the initial value of a variable created in a step depends on the "
-                "step's inputs or state.",
-                [f"at {errors.user_line()}"],
-                "pass a function without arguments, lambda: ..., or a value that "
-                "does not depend on the batch.",
-            )
+            "the initial value of a variable created in a step depends on the step's "
+            "inputs or state.",
+            fix="pass a function without arguments, lambda: ..., or a value that does "
+            "not depend on the batch.",
         ) from error
 
 

@@ -66,13 +66,10 @@ def _refuse_compiled(variable: Any) -> None:
     graph = tf.compat.v1.get_default_graph()
     if control_flow.compiled_function(graph, None) is not None:
         raise errors.UnsupportedError(
-            errors.compose(
-                f"a function with jit_compile=True uses variable {variable.name}, but "
-                f"it {variable.how_split}: XLA reaches one device only.",
-                [f"at {errors.user_line()}"],
-                "read it outside the function, and pass the value; or use a "
-                "strategy that leaves this variable whole.",
-            )
+            f"a function with jit_compile=True uses variable {variable.name}, but it "
+            f"{variable.how_split}: XLA reaches one device only.",
+            fix="read it outside the function, and pass the value; or use a strategy "
+            "that leaves this variable whole.",
         )
 
 

@@ -32,14 +32,10 @@ class StepLock:
         if not self._lock.acquire(blocking=False):
             if python.python_call() is not None:
                 raise errors.ContextError(
-                    errors.compose(
-                        "a py_function or a generator that TensorFlow runs would have "
-                        "to wait for a step of this Replicator, which may be waiting "
-                        "for it.",
-                        [f"at {errors.user_line()}"],
-                        "assign to replicated variables, and run steps, between the "
-                        "steps; in a step, assign in step_fn itself.",
-                    )
+                    "a py_function or a generator that TensorFlow runs would have to "
+                    "wait for a step of this Replicator, which may be waiting for it.",
+                    fix="assign to replicated variables, and run steps, between the "
+                    "steps; in a step, assign in step_fn itself.",
                 )
             self._lock.acquire()
 
@@ -55,12 +51,9 @@ class StepLock:
         """
         if not self._lock.acquire(timeout=_PATIENCE):
             raise errors.ContextError(
-                errors.compose(
-                    "two Replicators build steps at the same time, and each has to "
-                    "change variables that the other one uses.",
-                    [f"at {errors.user_line()}"],
-                    'build the steps in one thread, or use variables="mirrored".',
-                )
+                "two Replicators build steps at the same time, and each has to change "
+                "variables that the other one uses.",
+                fix='build the steps in one thread, or use variables="mirrored".',
             )
         try:
             yield

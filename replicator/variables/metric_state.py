@@ -36,17 +36,14 @@ def check_write(
         return
     kind = type(update.metric).__name__
     raise errors.UnsupportedError(
-        errors.compose(
-            f"the metric {kind} assigns a value to {variable.name} on replica "
-            f"{replica.replica_id} that does not add to the value before. Each replica "
-            "updates a value of its own, and the metric's is their sum.",
-            [f"at {errors.user_line()}"],
-            "update it by assign_add; or with the same values on all replicas, e.g. "
-            'repl.all_reduce(value, "max") or repl.all_gather(values, axis=0), and '
-            'create it with add_variable(..., aggregation="only_first_replica"), in '
-            "tf_keras with add_weight(..., "
-            "aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA).",
-        )
+        f"the metric {kind} assigns a value to {variable.name} on replica "
+        f"{replica.replica_id} that does not add to the value before. Each replica "
+        "updates a value of its own, and the metric's is their sum.",
+        fix="update it by assign_add; or with the same values on all replicas, e.g. "
+        'repl.all_reduce(value, "max") or repl.all_gather(values, axis=0), and '
+        'create it with add_variable(..., aggregation="only_first_replica"), in '
+        "tf_keras with add_weight(..., "
+        "aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA).",
     )
 
 

@@ -52,13 +52,11 @@ def refuse_write(variable: Any) -> None:
     if replicas < 2:
         return
     raise errors.ContextError(
-        errors.compose(
-            f"a Python function that a step calls (tf.py_function or "
-            f"tf.numpy_function) writes variable {variable.name}: each replica would "
-            "write all of its components.",
-            _sites(line),
-            "return the value from the function, and assign it in the step itself.",
-        )
+        "a Python function that a step calls (tf.py_function or tf.numpy_function) "
+        f"writes variable {variable.name}: each replica would write all of its "
+        "components.",
+        _sites(line),
+        "return the value from the function, and assign it in the step itself.",
     )
 
 
@@ -69,12 +67,10 @@ def refuse_step() -> None:
     replicas, line = python.python_call() or (0, "")
     if replicas:
         raise errors.ContextError(
-            errors.compose(
-                "a step was run inside a step, by a Python function that it calls "
-                "(tf.py_function or tf.numpy_function).",
-                _sites(line),
-                "run it outside, before or after the other.",
-            )
+            "a step was run inside a step, by a Python function that it calls "
+            "(tf.py_function or tf.numpy_function).",
+            _sites(line),
+            "run it outside, before or after the other.",
         )
 
 

@@ -159,13 +159,10 @@ class ReplicatedVariable(
             return self._handle if compiled_handle is None else compiled_handle
         if replica.build.world != self.world:
             raise errors.ContextError(
-                errors.compose(
-                    f"variable {self.name} has its components on "
-                    f"{list(self.world.devices)}, but the step runs on "
-                    f"{list(replica.build.world.devices)}.",
-                    [f"at {errors.user_line()}"],
-                    "create it under the context() of the Replicator that runs it.",
-                )
+                f"variable {self.name} has its components on "
+                f"{list(self.world.devices)}, but the step runs on "
+                f"{list(replica.build.world.devices)}.",
+                fix="create it under the context() of the Replicator that runs it.",
             )
         compiled.note_use(self)
         unbuilt.refuse_use(self)

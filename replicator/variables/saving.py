@@ -178,12 +178,9 @@ class SavedAsOne(variables.HandleVariable):
             return self.slice_info
         if function == "saveable_objects_for_op":
             raise errors.UnsupportedError(
-                errors.compose(
-                    f"a Saver was given a variable with a partitioner, whose part "
-                    f"{self.name} has a component on each replica.",
-                    [f"at {errors.user_line()}"],
-                    "give it the parts, Saver(list(variable)), or no list at all.",
-                )
+                "a Saver was given a variable with a partitioner, whose part "
+                f"{self.name} has a component on each replica.",
+                fix="give it the parts, Saver(list(variable)), or no list at all.",
             )
         # op_list_to_dict finds out how to save the variables in a list.
         return None if function == "op_list_to_dict" else self.slice_info
@@ -241,11 +238,9 @@ class SavedAsOne(variables.HandleVariable):
         """Sets the value in a session, like tf.compat.v1.Variable.load."""
         if self.placement.differs:
             raise errors.ReplicatorError(
-                errors.compose(
-                    f"the replicas' values of variable {self.name} differ; it cannot "
-                    "be loaded.",
-                    fix="run its assign(value) in the session.",
-                )
+                f"the replicas' values of variable {self.name} differ; it cannot be "
+                "loaded.",
+                fix="run its assign(value) in the session.",
             )
         self.storage.settle()
         for component in self.outside:

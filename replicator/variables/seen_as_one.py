@@ -176,10 +176,8 @@ def _to_tensor(
     """Reads the variable where a tensor is expected."""
     if as_ref:  # only the v1 Saver passes this, if it was given {name: variable}
         raise errors.ReplicatorError(
-            errors.compose(
-                f"a Saver cannot rename the replicated variable {variable.name}.",
-                fix="give it a list of variables instead of a dictionary.",
-            )
+            f"a Saver cannot rename the replicated variable {variable.name}.",
+            fix="give it a list of variables instead of a dictionary.",
         )
     return variable._dense_var_to_tensor(dtype, name)
 

@@ -263,13 +263,11 @@ def mirror_all(needs: Iterable[Need]) -> list[Any]:
         settled_at = variable.storage.relied_on()
         if settled_at is not None:
             raise errors.UnsupportedError(
-                errors.compose(
-                    f"variable {variable.name} is {need.why}, for which each replica "
-                    f"needs a component. But replica {variable.placement.owner} owns "
-                    "it, and code that was built before relies on that.",
-                    [f"at {need.line}", f"built before at {settled_at}"],
-                    'build this step first, or use variables="mirrored".',
-                )
+                f"variable {variable.name} is {need.why}, for which each replica needs "
+                f"a component. But replica {variable.placement.owner} owns it, and "
+                "code that was built before relies on that.",
+                [f"at {need.line}", f"built before at {settled_at}"],
+                'build this step first, or use variables="mirrored".',
             )
     for variable, need in owned.values():
         variable.storage.mirror(variable, f"{need.why}, at {need.line}")

@@ -27,7 +27,7 @@ def error(
         fix: How to correct it.
         sites: As for `errors.compose`.
     """
-    return errors.StrategyError(errors.compose(problem, sites, fix))
+    return errors.StrategyError(problem, sites, fix)
 
 
 @dataclasses.dataclass(frozen=True)

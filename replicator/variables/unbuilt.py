@@ -93,7 +93,7 @@ def refuse_use(variable: Any) -> None:
         variable: The ReplicatedVariable that a step uses.
     """
     if variable.unbuilt is not None:
-        raise errors.ContextError(errors.compose(*variable.unbuilt))
+        raise errors.ContextError(*variable.unbuilt)
 
 
 def refuse_graph_writes(who: str, ops: Sequence[tf.Operation]) -> None:
@@ -112,11 +112,9 @@ def refuse_graph_writes(who: str, ops: Sequence[tf.Operation]) -> None:
             initialized.add(handle.op)  # each variable's first write is its initializer
             continue
         raise errors.ContextError(
-            errors.compose(
-                f"the optimizer {who} assigns to variable {handle.op.name} while it "
-                f"is built ({op.type}): in a tf.Graph, no session would run that once.",
-                [f"at {errors.line_of(op)}"],
-                "use it eagerly or in a tf.function, where it is built once; or use "
-                "an optimizer that does not.",
-            )
+            f"the optimizer {who} assigns to variable {handle.op.name} while it is "
+            f"built ({op.type}): in a tf.Graph, no session would run that once.",
+            [f"at {errors.line_of(op)}"],
+            "use it eagerly or in a tf.function, where it is built once; or use an "
+            "optimizer that does not.",
         )

@@ -263,12 +263,10 @@ class Template:
         """
         named = [op for op in self._ops if f"{scope}{self._name(op)}'" in found]
         return errors.CloneError(
-            errors.compose(
-                'with build="clone", a copy has not the static shapes of the first '
-                f"replica: {found}",
-                [f"at {errors.line_of(op)}" for op in named[:1]],
-                'build each replica separately with build="trace".',
-            )
+            'with build="clone", a copy has not the static shapes of the first '
+            f"replica: {found}",
+            [f"at {errors.line_of(op)}" for op in named[:1]],
+            'build each replica separately with build="trace".',
         )
 
     def _patched(self, new: facts.New, functions: Mapping[str, str]) -> Any:

@@ -198,9 +198,7 @@ def _give_text(node: Any, new: New) -> None:
 
 def _refuse(op: tf.Operation, what: str, instead: str) -> NoReturn:
     raise errors.CloneError(
-        errors.compose(
-            f'with build="clone", step_fn cannot create {what} ({op.type} {op.name}).',
-            [f"at {errors.line_of(op)}"],
-            f'{instead}; or build each replica separately with build="trace".',
-        )
+        f'with build="clone", step_fn cannot create {what} ({op.type} {op.name}).',
+        [f"at {errors.line_of(op)}"],
+        f'{instead}; or build each replica separately with build="trace".',
     )

@@ -78,13 +78,11 @@ def refuse_raw(ops: Iterable[tf.Operation], fix: str = _FIX) -> None:
     raw = [op for op in ops if op.type in _RAW]
     if raw:
         raise errors.UnsupportedError(
-            errors.compose(
-                f"{raw[0].type} {raw[0].name} belongs to a conditional or a loop of "
-                "TensorFlow 1; on replicas, there can only be those of TensorFlow 2 "
-                "(If, Case, While).",
-                _sites(raw),
-                fix,
-            )
+            f"{raw[0].type} {raw[0].name} belongs to a conditional or a loop of "
+            "TensorFlow 1; on replicas, there can only be those of TensorFlow 2 (If, "
+            "Case, While).",
+            _sites(raw),
+            fix,
         )
 
 

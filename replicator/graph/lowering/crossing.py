@@ -184,13 +184,11 @@ class Ways:
                 else "is in control flow in which groups of other hosts communicate"
             )
             raise errors.ReplicatorError(
-                errors.compose(
-                    f"{call.primitive} on replica {call.replica_id} {problem}, which "
-                    "between-graph mode cannot lower.",
-                    [call.site()],
-                    "communicate outside of it; or run the program in-graph, which "
-                    "needs no --mode=between.",
-                )
+                f"{call.primitive} on replica {call.replica_id} {problem}, which "
+                "between-graph mode cannot lower.",
+                [call.site()],
+                "communicate outside of it; or run the program in-graph, which needs "
+                "no --mode=between.",
             )
         self.used.add(key)
         device = hosts.cpu_of(self.elsewhere.world.devices[0])
@@ -280,11 +278,9 @@ def check(call: Call) -> None:
         else:
             continue
         raise errors.ReplicatorError(
-            errors.compose(
-                f"{problem} in between-graph mode.",
-                [call.site()],
-                f"{fix}; or run the program in-graph, which needs no --mode=between.",
-            )
+            f"{problem} in between-graph mode.",
+            [call.site()],
+            f"{fix}; or run the program in-graph, which needs no --mode=between.",
         )
 
 

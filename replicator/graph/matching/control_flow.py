@@ -83,9 +83,7 @@ def refuse_outside(graph: tf.Graph, step_graph: tf.Graph, what: str, line: str) 
     """
     problem, fix = _obstacle(graph, step_graph)
     if problem:
-        raise errors.ReplicatorError(
-            errors.compose(f"{what} is {problem}.", [f"at {line}"], fix)
-        )
+        raise errors.ReplicatorError(f"{what} is {problem}.", [f"at {line}"], fix)
 
 
 def _obstacle(graph: tf.Graph, step_graph: tf.Graph) -> tuple[str, str]:
@@ -138,17 +136,15 @@ def find_sites(
             continue
         if op.type not in CONSTRUCTS:
             raise errors.ReplicatorError(
-                errors.compose(
-                    f"replica {replica_id} communicates in a function that {op.type} "
-                    "runs, where the other replicas cannot join.",
-                    [call.site() for call in calls[:3]],
-                    "communicate in the step itself, before or after it"
-                    + (
-                        "; to loop over a dataset, write `for x in iter(dataset)`."
-                        if op.type.endswith("Dataset")
-                        else "."
-                    ),
-                )
+                f"replica {replica_id} communicates in a function that {op.type} runs, "
+                "where the other replicas cannot join.",
+                [call.site() for call in calls[:3]],
+                "communicate in the step itself, before or after it"
+                + (
+                    "; to loop over a dataset, write `for x in iter(dataset)`."
+                    if op.type.endswith("Dataset")
+                    else "."
+                ),
             )
         sites.append(Region(op, replica_id, calls))
     return sites

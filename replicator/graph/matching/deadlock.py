@@ -133,13 +133,11 @@ def _refuse_locked(
             continue
         if any(len(call.group) > 1 for call in site.calls):
             raise errors.DeadlockError(
-                errors.compose(
-                    "a replica communicates inside tf.CriticalSection.execute, where "
-                    "it would wait for the others, which wait until it leaves.",
-                    [site.site()],
-                    "communicate before or after execute; a variable of which all "
-                    "replicas get the mean is assigned outside of it, too.",
-                )
+                "a replica communicates inside tf.CriticalSection.execute, where it "
+                "would wait for the others, which wait until it leaves.",
+                [site.site()],
+                "communicate before or after execute; a variable of which all replicas "
+                "get the mean is assigned outside of it, too.",
             )
 
 
@@ -229,11 +227,9 @@ def _raise(cycle: Sequence[tuple[Site, Site]]) -> None:
         for before, after in [*cycle[start:], *cycle[:start]]
     ]
     raise errors.DeadlockError(
-        errors.compose(
-            "the replicas would wait for one another in a cycle:",
-            lines,
-            "change the order of the calls on one of these replicas: send before "
-            "receiving, and make the calls of several groups in the same order on all "
-            "replicas.",
-        )
+        "the replicas would wait for one another in a cycle:",
+        lines,
+        "change the order of the calls on one of these replicas: send before "
+        "receiving, and make the calls of several groups in the same order on all "
+        "replicas.",
     )

@@ -272,13 +272,10 @@ def _check_paths(
                 if texts[0] == texts[1]:  # in another branch, say
                     texts = [f"in {paths[key][replica][1:]}" for replica in (first, r)]
                 raise errors.MismatchError(
-                    errors.compose(
-                        "the replicas communicate at different places in the control "
-                        f"flow: {texts[0]} on replica {first}, {texts[1]} on replica "
-                        f"{r}.",
-                        [calls[first].site(), calls[r].site()],
-                        _SAME_PLACES,
-                    )
+                    "the replicas communicate at different places in the control flow: "
+                    f"{texts[0]} on replica {first}, {texts[1]} on replica {r}.",
+                    [calls[first].site(), calls[r].site()],
+                    _SAME_PLACES,
                 )
 
 

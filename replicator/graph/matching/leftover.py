@@ -37,14 +37,12 @@ def check(ops: Sequence[tf.Operation], returned: Any) -> None:
     leftover = _left_in(ops, roots, {})
     if leftover:
         raise errors.InternalError(
-            errors.compose(
-                "communication is left in the step that was not matched with that of "
-                "the other replicas, and would fail when the step runs. This is a "
-                "bug in Replicator, not in your code.",
-                [call.site() for call in leftover[:3]],
-                "please report it, with step_fn; until it is fixed, it may help to "
-                "communicate outside of this conditional, loop or function.",
-            )
+            "communication is left in the step that was not matched with that of the "
+            "other replicas, and would fail when the step runs. This is a bug in "
+            "Replicator, not in your code.",
+            [call.site() for call in leftover[:3]],
+            "please report it, with step_fn; until it is fixed, it may help to "
+            "communicate outside of this conditional, loop or function.",
         )
 
 

@@ -112,13 +112,11 @@ def check(
     swapped = gradients.out_of_order(calls, [partners[key] for key in complete], passes)
     if swapped is not None:
         raise errors.MismatchError(
-            errors.compose(
-                f"{_named(swapped[0])} pairs with the gradient of another loss.",
-                [call.site() for call in swapped],
-                "take the gradients of several losses in the same order on all "
-                "replicas; where a loss does not depend on the call, add "
-                "0.0 * tf.reduce_sum(y) to it, of the call's result y.",
-            )
+            f"{_named(swapped[0])} pairs with the gradient of another loss.",
+            [call.site() for call in swapped],
+            "take the gradients of several losses in the same order on all replicas; "
+            "where a loss does not depend on the call, add 0.0 * tf.reduce_sum(y) to "
+            "it, of the call's result y.",
         )
     paired = set(complete)
     unpaired = [
@@ -153,16 +151,14 @@ def _check_alike(first: Call, other: Call) -> None:
     difference = _difference(first, other)
     if difference:
         raise errors.MismatchError(
-            errors.compose(
-                f"{_named(first)} differs between replicas: {difference}.",
-                [first.site(), other.site()],
-                _SAME_PROGRAM
-                if first.pairs_as != other.pairs_as
-                else _ONE_SHAPE
-                if first.writes and first.writes == other.writes
-                else f"{near_misses.axis(first, other)}make the calls the same on all "
-                "replicas.",
-            )
+            f"{_named(first)} differs between replicas: {difference}.",
+            [first.site(), other.site()],
+            _SAME_PROGRAM
+            if first.pairs_as != other.pairs_as
+            else _ONE_SHAPE
+            if first.writes and first.writes == other.writes
+            else f"{near_misses.axis(first, other)}make the calls the same on all "
+            "replicas.",
         )
 
 
@@ -247,11 +243,9 @@ def _raise_missing(
     if inside:
         fix = _LINK_INSIDE
     raise errors.MismatchError(
-        errors.compose(
-            f"{_named(extra)} of replica {extra.replica_id} has no partner: {extra}.",
-            [*sites, *inside],
-            fix,
-        )
+        f"{_named(extra)} of replica {extra.replica_id} has no partner: {extra}.",
+        [*sites, *inside],
+        fix,
     )
 
 
@@ -359,9 +353,7 @@ def _check_structure(
             involved += [s for s in node if s.replica_id != site.replica_id][:1]
         else:
             continue
-        raise errors.MismatchError(
-            errors.compose(problem, [s.site() for s in involved], _SAME_PLACES)
-        )
+        raise errors.MismatchError(problem, [s.site() for s in involved], _SAME_PLACES)
 
 
 def _absent(
@@ -374,13 +366,11 @@ def _absent(
         if other.key == call.key and other.replica_id in absent
     }
     return errors.MismatchError(
-        errors.compose(
-            f"replica {site.replica_id} makes a call at a place in the control flow "
-            f"where there is none of replica {', '.join(map(str, absent))}: it is made "
-            "in another branch there, or a function is called less often.",
-            [site.site(), *elsewhere.values()],
-            _SAME_PLACES,
-        )
+        f"replica {site.replica_id} makes a call at a place in the control flow where "
+        f"there is none of replica {', '.join(map(str, absent))}: it is made in "
+        "another branch there, or a function is called less often.",
+        [site.site(), *elsewhere.values()],
+        _SAME_PLACES,
     )
 
 

@@ -88,18 +88,16 @@ def check(
             if drawing is None:
                 continue
             raise errors.ReplicatorError(
-                errors.compose(
-                    f"all replicas would draw the same random numbers: {drawing.type} "
-                    f"{drawing.name} has a seed of its own and is in a function "
-                    "that was not traced for each replica.",
-                    [
-                        f"at {errors.line_of(drawing)}",
-                        f"called at {errors.line_of(op)}",
-                    ],
-                    "call the tf.function rather than its concrete function, without "
-                    "jit_compile=True and not under tf.device(None); or draw from a "
-                    "tf.random.Generator created under `with repl.context():`.",
-                )
+                f"all replicas would draw the same random numbers: {drawing.type} "
+                f"{drawing.name} has a seed of its own and is in a function that was "
+                "not traced for each replica.",
+                [
+                    f"at {errors.line_of(drawing)}",
+                    f"called at {errors.line_of(op)}",
+                ],
+                "call the tf.function rather than its concrete function, without "
+                "jit_compile=True and not under tf.device(None); or draw from a "
+                "tf.random.Generator created under `with repl.context():`.",
             )
 
 

@@ -132,13 +132,11 @@ def _replace_shape(op: tf.Operation, variable: Any) -> None:
 
 def _refuse(op: tf.Operation, variable: Any, replica_id: int) -> NoReturn:
     raise errors.UnsupportedError(
-        errors.compose(
-            f"replica {replica_id} accesses the value of variable {variable.name} by "
-            f"{op.type}, but the variable {variable.how_split}.",
-            [f"at {errors.line_of(op)}"],
-            "use the variable's own methods, or an optimizer that does; or a strategy "
-            "that leaves this variable whole.",
-        )
+        f"replica {replica_id} accesses the value of variable {variable.name} by "
+        f"{op.type}, but the variable {variable.how_split}.",
+        [f"at {errors.line_of(op)}"],
+        "use the variable's own methods, or an optimizer that does; or a strategy that "
+        "leaves this variable whole.",
     )
 
 

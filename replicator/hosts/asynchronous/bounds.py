@@ -29,12 +29,9 @@ def staleness(strategy: Builder | None) -> int | None:
         )
         if type(builder) not in (PS, PSLoadBalancing) or not is_asynchronous:
             raise errors.StrategyError(
-                errors.compose(
-                    f"{type(builder).__name__} cannot be used where programs train the "
-                    "same variables, each at its own speed.",
-                    [f"at {errors.user_line()}"],
-                    "in asynchronous mode, pass PS(sync=False), or PS(staleness=k).",
-                )
+                f"{type(builder).__name__} cannot be used where programs train the "
+                "same variables, each at its own speed.",
+                fix="in asynchronous mode, pass PS(sync=False), or PS(staleness=k).",
             )
         assert isinstance(builder, PS)
         bounds.append(builder.staleness)

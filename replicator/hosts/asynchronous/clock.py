@@ -59,14 +59,11 @@ class Clock:
         """
         if self.staleness is not None and steps > self.staleness:
             raise errors.ArgumentError(
-                errors.compose(
-                    f"steps_per_call={steps} is more than the staleness of "
-                    f"{self.staleness}: a single call would put this program further "
-                    "ahead of the others.",
-                    [f"at {errors.user_line()}"],
-                    f"pass steps_per_call={self.staleness} or less; or use "
-                    f"PS(staleness={steps}).",
-                )
+                f"steps_per_call={steps} is more than the staleness of "
+                f"{self.staleness}: a single call would put this program further ahead "
+                "of the others.",
+                fix=f"pass steps_per_call={self.staleness} or less; or use "
+                f"PS(staleness={steps}).",
             )
 
         def call() -> Any:
@@ -85,13 +82,10 @@ class Clock:
         """
         if self.staleness is not None:
             raise errors.ContextError(
-                errors.compose(
-                    "a step is built into a tf.function or a tf.Graph, where a "
-                    f"staleness of {self.staleness} cannot be enforced.",
-                    [f"at {errors.user_line()}"],
-                    "call repl.run outside of tf.functions; or let programs "
-                    "continue without waiting, PS(sync=False).",
-                )
+                "a step is built into a tf.function or a tf.Graph, where a staleness "
+                f"of {self.staleness} cannot be enforced.",
+                fix="call repl.run outside of tf.functions; or let programs continue "
+                "without waiting, PS(sync=False).",
             )
 
     def begin(self, steps: int) -> None:

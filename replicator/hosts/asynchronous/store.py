@@ -117,9 +117,7 @@ class Store:
     def _mismatch(self, first: str, facts: str) -> errors.MismatchError:
         own_name = self._names[self._board.program]
         return errors.MismatchError(
-            errors.compose(
-                "the programs create different variables.",
-                [first, f"{own_name} creates {facts}, at {errors.user_line()}"],
-                "create the same variables in all programs, in the same order.",
-            )
+            "the programs create different variables.",
+            [first, f"{own_name} creates {facts}, at {errors.user_line()}"],
+            "create the same variables in all programs, in the same order.",
         )

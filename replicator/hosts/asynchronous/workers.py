@@ -102,11 +102,8 @@ def join(
 
 def _missing(names: Sequence[str], count: int, limit: float) -> errors.ClusterError:
     return errors.ClusterError(
-        errors.compose(
-            f"{len(names)} of {count} programs did not connect within {limit:g} s: "
-            f"{', '.join(names)}.",
-            [f"at {errors.user_line()}"],
-            "make every program connect; `python -m replicator.launch --mode=async` "
-            "starts them all.",
-        )
+        f"{len(names)} of {count} programs did not connect within {limit:g} s: "
+        f"{', '.join(names)}.",
+        fix="make every program connect; `python -m replicator.launch --mode=async` "
+        "starts them all.",
     )
