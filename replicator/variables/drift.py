@@ -238,16 +238,14 @@ class _Checker:
             return
         name, dtype = variable.name, variable.dtype.name
         raise errors.ContextError(
-            errors.compose(
-                f"variable {name} has no aggregation, {dtype} has no mean, and what "
-                "each replica assigns to it depends on its own examples of the batch.",
-                errors.sites_of_ops(ops, self._build.compared),
-                "assign what is computed from all examples, e.g. "
-                'repl.all_reduce(value, "sum") or "max" in place of the value; or give '
-                "it an aggregation, tf.VariableAggregation.SUM for example. A function "
-                "that is written for whole batches runs unchanged by "
-                "AutoDist.function.",
-            )
+            f"variable {name} has no aggregation, {dtype} has no mean, and what each "
+            "replica assigns to it depends on its own examples of the batch.",
+            errors.sites_of_ops(ops, self._build.compared),
+            "assign what is computed from all examples, e.g. "
+            'repl.all_reduce(value, "sum") or "max" in place of the value; or give '
+            "it an aggregation, tf.VariableAggregation.SUM for example. A function "
+            "that is written for whole batches runs unchanged by "
+            "AutoDist.function.",
         )
 
     def _settle(
@@ -292,20 +290,18 @@ class _Checker:
                 "optimizer = repl.wrap_optimizer(optimizer); or all_reduce its "
                 "gradients in the step."
             )
-        raise errors.ContextError(errors.compose(problem, sites, fix))
+        raise errors.ContextError(problem, sites, fix)
 
     def _refuse_op(
         self, variable: ReplicatedVariable, ops: Ops, sites: Sequence[str]
     ) -> NoReturn:
         raise errors.ContextError(
-            errors.compose(
-                f"replica 0 writes variable {variable.name} by {ops[0].type}, after "
-                "which the replicas would drift apart.",
-                sites,
-                "wrap the optimizer, repl.wrap_optimizer(optimizer); or write it by "
-                "one of the variable's own methods, assign, assign_add, ...; or make "
-                "the value equal on all replicas, with repl.all_reduce for example.",
-            )
+            f"replica 0 writes variable {variable.name} by {ops[0].type}, after which "
+            "the replicas would drift apart.",
+            sites,
+            "wrap the optimizer, repl.wrap_optimizer(optimizer); or write it by one of "
+            "the variable's own methods, assign, assign_add, ...; or make the value "
+            "equal on all replicas, with repl.all_reduce for example.",
         )
 
     def _refuse_mismatch(
@@ -330,24 +326,20 @@ class _Checker:
         _, claim = self._claim(write_op, around)
         if claim is not None and not claim.wrapped:
             raise errors.ContextError(
-                errors.compose(
-                    f"the optimizer {claim.optimizer} updates variable {variable.name} "
-                    "on some replicas only, and was not wrapped.",
-                    sites,
-                    "let every replica apply it, and wrap it where you create it: "
-                    "optimizer = repl.wrap_optimizer(optimizer).",
-                )
+                f"the optimizer {claim.optimizer} updates variable {variable.name} on "
+                "some replicas only, and was not wrapped.",
+                sites,
+                "let every replica apply it, and wrap it where you create it: "
+                "optimizer = repl.wrap_optimizer(optimizer).",
             )
         difference = (
             "different numbers of times" if None in ops else "by different methods"
         )
         raise errors.MismatchError(
-            errors.compose(
-                f"the replicas write variable {variable.name} {difference}: they would "
-                "drift apart.",
-                sites,
-                "let every replica make the same assignments, in the same branches.",
-            )
+            f"the replicas write variable {variable.name} {difference}: they would "
+            "drift apart.",
+            sites,
+            "let every replica make the same assignments, in the same branches.",
         )
 
 

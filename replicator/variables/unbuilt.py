@@ -93,7 +93,8 @@ def refuse_use(variable: Any) -> None:
         variable: The ReplicatedVariable that a step uses.
     """
     if variable.unbuilt is not None:
-        raise errors.ContextError(*variable.unbuilt)
+        problem, sites, fix = variable.unbuilt
+        raise errors.ContextError(problem, sites, fix)
 
 
 def refuse_graph_writes(who: str, ops: Sequence[tf.Operation]) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator import errors
 from replicator._tf import choice, frames, graphs
 from replicator._tf import functions as tf_functions
 from replicator._tf import ops as tf_ops
@@ -170,7 +169,11 @@ class Template:
         at_home = {n for n in self._moved if ops[n].device == original.replica.device}
         self._common = {n for n, f in self._functions.items() if f.template.is_common}
         for n, names in self._calls.items():
-            self._common.difference_update(() if n in at_home else names)
+            own = self._functions.keys() & names
+            # A condition without devices would not be like that of the first replica,
+            # with which it is merged if the body communicates.
+            if n not in at_home or not own <= self._common:
+                self._common -= own
         self._copies: dict[Any, str] = {}  # of these, by graph and name
         differs = bool(self._claims or self._waits or self._facts)
         self.is_fixed: bool = not (differs or self._moved or self._functions)
@@ -240,7 +243,8 @@ class Template:
         try:
             ops = choice.import_nodes(graph, definition, input_map, scope)
         except (tf.errors.InvalidArgumentError, ValueError) as error:
-            raise self._unlike(str(error), scope) from None
+            by_name = {scope + self._name(op): op for op in self._ops}
+            raise facts.unlike(by_name, str(error)) from None
         by_name = {op.name: n for n, op in enumerate(ops)}
         places = [by_name[scope + node.name] for node in definition.node]
         copies = [ops[n] for n in places]
@@ -254,20 +258,6 @@ class Template:
         for n, k in self._handles:
             tf_ops.copy_handle_data(self._ops[n].outputs[k], copies[n].outputs[k])
         return copies
-
-    def _unlike(self, found: str, scope: str) -> errors.CloneError:
-        """Returns the error for a copy that TensorFlow does not accept.
-
-        It infers the shapes of a copy anew, from constants that are the copy's own, for
-        example. They have to be those for which the first replica's ops were built.
-        """
-        named = [op for op in self._ops if f"{scope}{self._name(op)}'" in found]
-        return errors.CloneError(
-            'with build="clone", a copy has not the static shapes of the first '
-            f"replica: {found}",
-            [f"at {errors.line_of(op)}" for op in named[:1]],
-            'build each replica separately with build="trace".',
-        )
 
     def _patched(self, new: facts.New, functions: Mapping[str, str]) -> Any:
         """Returns the nodes with the replica's own devices and attributes."""

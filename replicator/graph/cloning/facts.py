@@ -202,3 +202,22 @@ def _refuse(op: tf.Operation, what: str, instead: str) -> NoReturn:
         [f"at {errors.line_of(op)}"],
         f'{instead}; or build each replica separately with build="trace".',
     )
+
+
+def unlike(ops: Mapping[str, tf.Operation], found: str) -> errors.CloneError:
+    """Returns the error for a copy that TensorFlow does not accept.
+
+    It infers the shapes of a copy anew, from constants that are the copy's own, for
+    example. They have to be those for which the first replica's ops were built.
+
+    Args:
+        ops: The ops of the first replica, by the names of their copies.
+        found: What TensorFlow says.
+    """
+    op = next((op for name, op in ops.items() if f"{name}'" in found), None)
+    return errors.CloneError(
+        'with build="clone", a copy has not the static shapes of the first replica: '
+        f"{found}",
+        None if op is None else [f"at {errors.line_of(op)}"],
+        'build each replica separately with build="trace".',
+    )

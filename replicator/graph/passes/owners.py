@@ -387,10 +387,8 @@ def _check_count(
         for r, column in zip(replica_ids, columns, strict=True)
     ]
     raise errors.MismatchError(
-        errors.compose(
-            f"the replicas write variable {shared.name}, which replica {shared.owner} "
-            "owns, different numbers of times.",
-            [*sites, f"one of them writes it at {errors.line_of(extra)}"],
-            'let every replica make the same assignments, or use variables="mirrored".',
-        )
+        f"the replicas write variable {shared.name}, which replica {shared.owner} "
+        "owns, different numbers of times.",
+        [*sites, f"one of them writes it at {errors.line_of(extra)}"],
+        'let every replica make the same assignments, or use variables="mirrored".',
     )

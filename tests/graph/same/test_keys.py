@@ -141,9 +141,9 @@ def test_loops_of_other_numbers_of_variables() -> None:
     assert _last_three(_of_loops(_loop(), small)) == [True]
 
 
-def _asserts(step: Callable[[], Any], num_replicas: int = 2) -> int:
+def _asserts(step: Callable[[], Any], num_replicas: int = 2, **options: Any) -> int:
     """Returns the number of assertions in the merged ops of a step, to any depth."""
-    repl = helpers.make(num_replicas)
+    repl = helpers.make(num_replicas, **options)
     counted = []
 
     def count(ops: Iterable[tf.Operation]) -> int:
@@ -162,7 +162,8 @@ def _asserts(step: Callable[[], Any], num_replicas: int = 2) -> int:
     return counted[0]
 
 
-def test_a_loop_over_a_counter_compares_nothing() -> None:
+@pytest.mark.parametrize("build", ["trace", "clone"])
+def test_a_loop_over_a_counter_compares_nothing(build: str) -> None:
     def step(repl: Any) -> Any:
         return tf.while_loop(
             lambda n, x: n < 3,
@@ -170,7 +171,7 @@ def test_a_loop_over_a_counter_compares_nothing() -> None:
             [tf.constant(0), tf.constant(1.0)],
         )[1]
 
-    assert _asserts(step) == 0
+    assert _asserts(step, build=build) == 0
 
 
 def test_a_condition_on_what_was_reduced_compares_nothing() -> None:
