@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from replicator._tf import tapes
+from replicator.graph.ir import placeholder
 from replicator.graph.same.keys import OWN, Keys
 
 
@@ -39,6 +40,10 @@ def foreign_use(
         id(tensor): r for r, tensors in enumerate(elements) for tensor in tensors
     }
     keys = Keys()
+    for op in home:
+        if op.type == "Placeholder" and placeholder.read(op) is None:
+            # It stands for a tensor from outside the step, which no replica has made.
+            keys.set(op.outputs[0], keys.new())
     for r, ops in enumerate(replicas):
         for op in ops:
             for tensor in op.inputs:

@@ -130,3 +130,52 @@ def test_in_a_session_only_the_branch_that_is_taken_runs() -> None:
             assert session.run(result, {x: -1.0}) == -2.0
             with pytest.raises(tf.errors.InvalidArgumentError, match="taken"):
                 session.run(result, {x: 1.0})
+
+
+def _functions(graph: Any) -> list[Any]:
+    """Functions of one number: ten times it, and one more."""
+    built = []
+    for call in (lambda x: x * 10, lambda x: x + 1):
+        function = functions.new_function_graph("body")
+        (x,) = functions.add_inputs(function, [tf.constant(0)], [[]])
+        with function.as_default():
+            result = call(x)
+        with graph.as_default():
+            built.append(functions.finish_function(function, [result], []))
+    return built
+
+
+@pytest.mark.parametrize(
+    ("is_case", "selector", "expected"),
+    [(False, True, 30), (False, False, 4), (True, 0, 30), (True, 1, 4)],
+)
+def test_a_conditional_of_functions_that_exist(
+    is_case: bool, selector: Any, expected: int
+) -> None:
+    with tf.Graph().as_default() as graph:
+        op = bodies.add_conditional(
+            tf.constant(selector),
+            is_case,
+            _functions(graph),
+            [tf.constant(3)],
+            [tf.int32],
+            [tf.TensorShape([])],
+            has_state=False,
+        )
+        assert op.type == ("StatelessCase" if is_case else "StatelessIf")
+        with tf.compat.v1.Session() as session:
+            assert session.run(op.outputs[0]) == expected
+
+
+def test_what_is_lowered_says_so_and_is_the_op_that_was_added() -> None:
+    with tf.Graph().as_default() as graph:
+        times, _ = _functions(graph)
+        op = bodies.add_lowered(
+            tf.raw_ops.StatelessCase,
+            branch_index=tf.constant(0),
+            branches=[times],
+            input=[tf.constant(3)],
+            Tout=[tf.int32],
+            output_shapes=[[]],
+        )
+        assert op.type == "StatelessCase" and op.get_attr("_lower_using_switch_merge")
