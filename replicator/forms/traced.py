@@ -16,6 +16,7 @@ from absl import logging
 
 from replicator import errors
 from replicator._tf import autograph, frames, variables
+from replicator.graph.ir import shapes
 from replicator.variables import single_device
 
 T = TypeVar("T")
@@ -190,7 +191,7 @@ def _noting_rows(specs: Sequence[tf.TensorSpec]) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        is_open = any(spec.shape.rank and spec.shape[0] is None for spec in specs)
+        is_open = any((shapes.static(s) or ())[:1] == (None,) for s in specs)
         if is_open and "None" in str(error):
             error.add_note(
                 "The number of rows of a batch is unknown in a trace, which is for "
