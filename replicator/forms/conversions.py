@@ -128,7 +128,7 @@ class Conversions:
                     rows.offset = r * (rows.total // count) + more
                     return rows.offset
                 every = self._repl.all_gather(rows.own)
-                rows.offset = tf.reduce_sum(every[: base.differing(lambda r: r)])
+                rows.offset = tf.reduce_sum(every[: base.hidden(lambda r: r)])
         return rows.offset
 
     def length(self, form: Sharded, x: tf.Tensor) -> Number:

@@ -54,10 +54,10 @@ def parts(whole: np.ndarray, form: Form, rows: Sequence[int]) -> list[np.ndarray
 
 
 def converted(
-    whole: np.ndarray, have: Form, want: Form, rows: Sequence[int]
+    whole: np.ndarray, have: Form, want: Form, rows: Sequence[int], **options: Any
 ) -> list[np.ndarray]:
     """Returns what becomes of each replica's copy."""
-    repl = replicator.Replicator(helpers.devices(len(rows)))
+    repl = replicator.Replicator(helpers.devices(len(rows)), **options)
 
     def step(x: tf.Tensor, own: Any) -> tf.Tensor:
         conversions = Conversions(repl)
@@ -104,9 +104,10 @@ def test_sums_are_combined_and_a_whole_is_a_sum(how):
     np.testing.assert_array_equal(combined, whole)
 
 
-def test_something_of_one_row_is_repeated_along_a_batch():
+@pytest.mark.parametrize("build", ["trace", "clone"])
+def test_something_of_one_row_is_repeated_along_a_batch(build):
     whole = np.array([[1, 2]], np.int32)
-    found = converted(whole, REPLICATED, Sharded(0, LAYOUT), (1, 3))
+    found = converted(whole, REPLICATED, Sharded(0, LAYOUT), (1, 3), build=build)
     assert [x.tolist() for x in found] == [[[1, 2]], [[1, 2]] * 3]
 
 

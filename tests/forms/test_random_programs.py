@@ -38,6 +38,12 @@ def test_a_random_program(seed):
     assert not _faults(seed, doors.engine, 2 + seed % 2)
 
 
+# 569, 641: rows whose places follow from how many the replicas before have.
+@pytest.mark.parametrize("seed", [NEWER, 569, 641])
+def test_a_random_program_of_copies(seed):
+    assert not _faults(seed, doors.copies, 2, 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", _firsts(1000))
 def test_random_programs(first):

@@ -56,5 +56,6 @@ def engine(
     return variables, WholeBatchFunction(of_batch, repl, signature, empty=is_cut)
 
 
+copies = functools.partial(engine, build="clone")
 sharded = functools.partial(engine, variables="sharded")
 few_are_whole = functools.partial(engine, is_cut=False)
