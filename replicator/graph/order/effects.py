@@ -135,8 +135,14 @@ def writes(op: tf.Operation, index: int) -> bool:
 
     All resources passed to an optimizer's op count as written, as for TensorFlow.
     """
+    return any(map(_is_writer, uses(op, index)))
+
+
+def uses(op: tf.Operation, index: int) -> Iterator[str]:
+    """Yields the types of the ops that use the resource at an op's input `index`."""
     if not kind_of(op).calls:
-        return _is_writer(op.type)
+        yield op.type
+        return
     for _, body in functions.called_graphs(op):
         inner = index - (1 if chooses(op) else 0)
         if not 0 <= inner < len(body.inputs):
@@ -144,9 +150,8 @@ def writes(op: tf.Operation, index: int) -> bool:
         argument = body.inputs[inner]
         for consumer in argument.consumers():
             for position, tensor in enumerate(consumer.inputs):
-                if tensor is argument and writes(consumer, position):
-                    return True
-    return False
+                if tensor is argument:
+                    yield from uses(consumer, position)
 
 
 def find_leak(

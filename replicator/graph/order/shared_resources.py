@@ -15,14 +15,13 @@ replica has done something (queues, Python functions) are left unordered.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import tensorflow as tf
 
-from replicator._tf import functions
 from replicator._tf import ops as tf_ops
-from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs
-from replicator.graph.order import ordering
+from replicator.graph.ir.kinds import resource_inputs
+from replicator.graph.order import effects, ordering
 
 _READERS = re.compile(r"LookupTable(Find|Size|Export)(V2)?")
 _WRITERS = re.compile(
@@ -75,7 +74,7 @@ def _shared(
         for index, tensor in resource_inputs(op):
             if id(tensor) not in several or op in initializers:
                 continue
-            for type_ in _uses(op, index):
+            for type_ in effects.uses(op, index):
                 writes = bool(_WRITERS.fullmatch(type_))
                 if writes or _READERS.fullmatch(type_):
                     uses = uses_by_op.setdefault(op, {})
@@ -92,22 +91,6 @@ def _shared(
             }
         )
     }
-
-
-def _uses(op: tf.Operation, index: int) -> Iterator[str]:
-    """Yields the types of the ops that use the resource at an op's input `index`."""
-    if not kind_of(op).calls:
-        yield op.type
-        return
-    for _, body in functions.called_graphs(op):
-        inner = index - (1 if chooses(op) else 0)
-        if not 0 <= inner < len(body.inputs):
-            continue
-        argument = body.inputs[inner]
-        for consumer in argument.consumers():
-            for position, tensor in enumerate(consumer.inputs):
-                if tensor is argument:
-                    yield from _uses(consumer, position)
 
 
 def _as_they_can_run(
