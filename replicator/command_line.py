@@ -108,7 +108,7 @@ def check_outputs(*output_flags: flags.FlagHolder[str | None]) -> None:
         try:
             _try_to_write(flag.value)
         except (OSError, ValueError) as error:
-            raise BadInput(f"--{flag.name}: {errors.told(error)}") from None
+            raise BadInput(f"--{flag.name}: {errors.summary(error)}") from None
 
 
 def _try_to_write(path: str) -> None:

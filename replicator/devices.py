@@ -57,7 +57,7 @@ def resolve(
             seen.add(name)
     if not resolved or not all(resolved):
         raise _error(
-            f"devices is {errors.shown(devices)}, which names no device.",
+            f"devices is {errors.repr_of(devices)}, which names no device.",
             "name at least one, or pass None for all accelerators (the CPU, if "
             "there is none).",
         )
@@ -161,8 +161,8 @@ def _listed(devices: Any) -> Iterator[Any]:
     """Yields the entries of a list, or of any other ordered iterable."""
     if isinstance(devices, str):
         raise _error(
-            f"devices is the string {errors.shown(devices)}.",
-            f"pass a list, [{errors.shown(devices)}].",
+            f"devices is the string {errors.repr_of(devices)}.",
+            f"pass a list, [{errors.repr_of(devices)}].",
         )
     unordered = isinstance(devices, Set | Mapping) or tf.is_tensor(devices)
     try:
@@ -171,7 +171,7 @@ def _listed(devices: Any) -> Iterator[Any]:
         yield from devices
     except (TypeError, AttributeError, RuntimeError) as error:
         raise _error(
-            f"devices is {errors.shown(devices)}.",
+            f"devices is {errors.repr_of(devices)}.",
             'pass a list of names, e.g. ["CPU:0", "CPU:1"].',
         ) from error
 
@@ -264,7 +264,7 @@ def _full_name(name: Any, own_task: tf.DeviceSpec) -> str:
             raise ValueError
     except (ValueError, TypeError):
         raise _error(
-            f"{errors.shown(name)} is not a device name.",
+            f"{errors.repr_of(name)} is not a device name.",
             "name devices as CPU:0, GPU:1 or /job:worker/task:0/device:GPU:0.",
         ) from None
     spec = spec.replace(

@@ -166,7 +166,7 @@ def compose_with_prefix(prefix: str, error: Exception) -> str:
     return f"{prefix}, but {error}"
 
 
-def shown(value: Any) -> str:
+def repr_of(value: Any) -> str:
     """Returns the repr of any value that a user has passed, truncated if it is long.
 
     Some values have none: a repr may raise, and Python writes no int of 5,000 digits.
@@ -186,7 +186,7 @@ def type_of(value: Any) -> str:
     return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
 
 
-def told(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
     """Returns the type and message of another library's error, in one short line."""
     text = one_line(error, _LONGEST)
     return f"{type(error).__name__}: {text}".rstrip(": .")

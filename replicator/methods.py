@@ -180,7 +180,7 @@ class InStep:
         if not arguments.is_whole(index, 0, len(names) - 1):
             raise base.bad_argument(
                 "logical_device",
-                f"was given index {errors.shown(index)}, but the replica has "
+                f"was given index {errors.repr_of(index)}, but the replica has "
                 f"{len(names)} devices",
                 f"0 <= index < {len(names)}.",
             )

@@ -63,6 +63,6 @@ def check(caller: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Raises ArgumentError unless the value of an option is one of its choices."""
     if not arguments.is_choice(value, choices):
         raise errors.ArgumentError(
-            f"{caller} was given {name}={errors.shown(value)}.",
+            f"{caller} was given {name}={errors.repr_of(value)}.",
             fix=f"{name} is one of {', '.join(map(repr, choices))}.",
         )

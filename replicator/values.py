@@ -160,7 +160,7 @@ def select(nest: Any, replica: int) -> Any:
     if isinstance(nest, PerReplica):
         if not arguments.is_whole(replica, 0, len(nest) - 1):
             raise errors.ArgumentError(
-                f"select was given replica {errors.shown(replica)} of {len(nest)}.",
+                f"select was given replica {errors.repr_of(replica)} of {len(nest)}.",
                 fix=f"0 <= replica < {len(nest)}, a Python int.",
             )
         return nest[replica]

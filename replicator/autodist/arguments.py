@@ -67,8 +67,8 @@ class Arguments:
             return function(what)
         except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
             raise errors.ArgumentError(
-                f"{self._name} cannot be called with {errors.shown(what)}: "
-                f"{errors.told(error)}.",
+                f"{self._name} cannot be called with {errors.repr_of(what)}: "
+                f"{errors.summary(error)}.",
                 fix="pass numbers, strings, and arrays and tensors of these; refer to "
                 "other objects inside the function.",
             ) from error
@@ -85,7 +85,7 @@ class Arguments:
         are_fit = all(spec.is_compatible_with(x) for x, spec in pairs)
         if len(leaves) != len(self._declared) or not are_fit:
             raise errors.ArgumentError(
-                f"{self._name} was given {errors.shown(leaves)}, but its "
+                f"{self._name} was given {errors.repr_of(leaves)}, but its "
                 f"input_signature is {list(self._declared)}.",
                 fix="pass positional arguments of these shapes and types.",
             )
@@ -154,7 +154,7 @@ def declared(signature: Sequence[Any] | None) -> Specs | None:
     if is_list and all(isinstance(spec, tf.TypeSpec) for spec in specs):
         return specs
     raise errors.ArgumentError(
-        f"AutoDist.function was given input_signature={errors.shown(signature)}.",
+        f"AutoDist.function was given input_signature={errors.repr_of(signature)}.",
         fix="pass a list of tf.TensorSpec, of the positional arguments.",
     )
 
@@ -224,7 +224,7 @@ def check_loss(loss: Any, where: str) -> None:
         return
     if not isinstance(loss, str) or loss not in ("mean", "sum"):
         raise errors.ArgumentError(
-            f"loss={errors.shown(loss)} does not say how a loss combines examples.",
+            f"loss={errors.repr_of(loss)} does not say how a loss combines examples.",
             fix="pass nothing: every loss is that of one device.",
         )
     warnings.warn(

@@ -81,7 +81,7 @@ class AutoDist:
             if options.setdefault("variables", strategy) != strategy:
                 raise errors.ArgumentError(
                     f"AutoDist was given strategy={strategy!r} and "
-                    f"variables={errors.shown(options['variables'])}, which both "
+                    f"variables={errors.repr_of(options['variables'])}, which both "
                     "decide where variables are placed.",
                     fix="pass only one of them.",
                 )
@@ -303,7 +303,7 @@ class AutoDist:
             return functools.partial(self.function, input_signature=input_signature)
         if not callable(function):
             raise errors.ArgumentError(
-                f"AutoDist.function was given {errors.shown(function)}.",
+                f"AutoDist.function was given {errors.repr_of(function)}.",
                 fix="pass a function, or decorate one with @autodist.function.",
             )
         declared = arguments.declared(input_signature)

@@ -50,7 +50,8 @@ def leaves(fetches: Any) -> list[Any]:
         mapped(fetches, found.append)
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.ArgumentError(
-            f"session.run cannot fetch {errors.shown(fetches)}: {errors.told(error)}.",
+            f"session.run cannot fetch {errors.repr_of(fetches)}: "
+            f"{errors.summary(error)}.",
             fix="fetch tensors, operations, or lists, tuples and dicts of them.",
         ) from error
     return found
@@ -108,7 +109,8 @@ def _element(graph: tf.Graph, leaf: Any) -> Any:
         return graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
     except _NOT_FOUND as error:
         raise errors.ArgumentError(
-            f"session.run cannot fetch {errors.shown(leaf)}: {errors.told(error)}.",
+            f"session.run cannot fetch {errors.repr_of(leaf)}: "
+            f"{errors.summary(error)}.",
             fix="fetch tensors, operations and variables of the scope's graph, their "
             "names, or a nest of these.",
         ) from error
@@ -157,7 +159,7 @@ def fed(graph: tf.Graph, given: Any) -> Pairs:
     """
     if given is not None and not isinstance(given, Mapping):
         raise errors.ArgumentError(
-            f"session.run was given feed_dict={errors.shown(given)}.",
+            f"session.run was given feed_dict={errors.repr_of(given)}.",
             fix="pass a dict that maps tensors to their values.",
         )
     pairs = [(_tensor(graph, key), value) for key, value in _flat(given or {})]
@@ -185,7 +187,7 @@ def _flat(fed: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
         values = [one for one in value if one is not None] if is_tuple else []
         if not 2 <= len(values) <= len(parts):
             raise errors.ArgumentError(
-                f"session.run was fed {errors.shown(value)} for a "
+                f"session.run was fed {errors.repr_of(value)} for a "
                 f"{type(key).__name__}.",
                 [f"fed at {errors.user_line()}"],
                 "feed its components, as session.run returns them.",
@@ -198,8 +200,8 @@ def _tensor(graph: tf.Graph, key: Any) -> tf.Tensor:
         element = graph.as_graph_element(key, allow_tensor=True, allow_operation=False)
     except _NOT_FOUND as error:
         raise errors.ArgumentError(
-            f"session.run was fed {errors.shown(key)}, which is not a tensor of its "
-            f"graph: {errors.told(error)}.",
+            f"session.run was fed {errors.repr_of(key)}, which is not a tensor of its "
+            f"graph: {errors.summary(error)}.",
             fix="feed placeholders and tensors of the scope's graph.",
         ) from error
     assert isinstance(element, tf.Tensor), "operations are not allowed"
@@ -217,7 +219,7 @@ def _array(tensor: tf.Tensor, value: Any) -> np.ndarray:
         *(TypeError, ValueError, OverflowError, NotImplementedError),
         tf.errors.OpError,
     ) as error:
-        raise _unfit(tensor, value, errors.told(error)) from error
+        raise _unfit(tensor, value, errors.summary(error)) from error
     if isinstance(value, int) and array.dtype.kind in "iu" and int(array) != value:
         raise _unfit(tensor, value, "the number does not fit")
     if not tensor.shape.is_compatible_with(array.shape):
@@ -228,7 +230,7 @@ def _array(tensor: tf.Tensor, value: Any) -> np.ndarray:
 def _unfit(tensor: tf.Tensor, value: Any, why: str) -> errors.ArgumentError:
     return errors.ArgumentError(
         f"{tensor.name}, {tensor.dtype.name}{tensor.shape}, was fed "
-        f"{errors.shown(value)}: {why}.",
+        f"{errors.repr_of(value)}: {why}.",
         [f"created at {errors.line_of(tensor.op)}", f"fed at {errors.user_line()}"],
         "feed a value of the placeholder's dtype and shape.",
     )

@@ -293,7 +293,7 @@ class SessionCreator(tf.compat.v1.train.SessionCreator):
 
 def _refuse_argument(name: str, value: Any, wanted: str) -> NoReturn:
     raise errors.ArgumentError(
-        f"session_creator was given {name}={errors.shown(value)}.",
+        f"session_creator was given {name}={errors.repr_of(value)}.",
         fix=f"pass {wanted}, or nothing.",
     )
 
@@ -314,7 +314,7 @@ def configured(config: Any, devices: Sequence[str]) -> Any:
     """
     if config is not None and not isinstance(config, tf.compat.v1.ConfigProto):
         raise errors.ArgumentError(
-            f"a distributed session was given config={errors.shown(config)}.",
+            f"a distributed session was given config={errors.repr_of(config)}.",
             fix="pass a tf.compat.v1.ConfigProto, or None.",
         )
     process, result = graphs.session_config(), tf.compat.v1.ConfigProto()

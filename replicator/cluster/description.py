@@ -99,7 +99,7 @@ def from_json(text: str, where: str) -> Description:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise wrong(where, f"it is not JSON: {errors.told(error)}") from None
+        raise wrong(where, f"it is not JSON: {errors.summary(error)}") from None
     if not isinstance(facts, Mapping) or facts.get("version") != _VERSION:
         raise wrong(where, f'it has no "version": {_VERSION}')
     hosts = facts.get("hosts")
@@ -180,7 +180,7 @@ def wrong(where: str, problem: str, fix: str = "") -> errors.ClusterError:
 def _split(address: Any, where: str) -> tuple[str, int | None]:
     try:
         if not isinstance(address, str):
-            raise ValueError(f"{errors.shown(address)} is not an address")
+            raise ValueError(f"{errors.repr_of(address)} is not an address")
         return addresses.split(address)
     except ValueError as error:
         raise wrong(where, str(error), 'write "host:port"') from None
@@ -250,14 +250,14 @@ def _sources(facts: Mapping[str, Any], where: str) -> tuple[str, ...]:
 def _text(facts: Mapping[str, Any], key: str, where: str) -> str | None:
     value = facts.get(key)
     if value is not None and not isinstance(value, str):
-        raise wrong(where, f'"{key}" is {errors.shown(value)}, which is not text')
+        raise wrong(where, f'"{key}" is {errors.repr_of(value)}, which is not text')
     return value
 
 
 def _count(facts: Mapping[str, Any], key: str, where: str) -> int | None:
     value = facts.get(key)
     if value is not None and (type(value) is not int or value < 0):
-        raise wrong(where, f'"{key}" is {errors.shown(value)}, which is not a count')
+        raise wrong(where, f'"{key}" is {errors.repr_of(value)}, which is not a count')
     return value
 
 
@@ -265,5 +265,7 @@ def _seconds(value: Any, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise wrong(where, f'"heartbeat" is {errors.shown(value)}, which is not a time')
+        raise wrong(
+            where, f'"heartbeat" is {errors.repr_of(value)}, which is not a time'
+        )
     return float(value)

@@ -24,14 +24,14 @@ def describe(value: Any, other_value: Any) -> tuple[str, str]:
                 return _parts(a, b)
         if len(value) != len(other_value):
             return f"{len(value)} of them", f"{len(other_value)} of them"
-    return errors.shown(value), errors.shown(other_value)
+    return errors.repr_of(value), errors.repr_of(other_value)
 
 
 def _fact(facts: dict[Any, Any], name: Any) -> str:
-    return f"{name}={errors.shown(facts[name])}" if name in facts else f"no {name}"
+    return f"{name}={errors.repr_of(facts[name])}" if name in facts else f"no {name}"
 
 
 def _parts(value: Any, other_value: Any) -> tuple[str, str]:
     if isinstance(value, list) and isinstance(other_value, list):
         return ", ".join(map(str, value)), ", ".join(map(str, other_value))
-    return errors.shown(value), errors.shown(other_value)
+    return errors.repr_of(value), errors.repr_of(other_value)

@@ -215,5 +215,5 @@ def _reported_by(
     if recovered:
         return recovered
     tasks = {int(number) for number in _TASK.findall(str(error.message))}
-    text = errors.told(error)
+    text = errors.summary(error)
     return [(w.host.name, text) for w in watched if w.task in tasks]

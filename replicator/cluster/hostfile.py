@@ -84,7 +84,7 @@ def quoted_path(path: str | os.PathLike[str]) -> str:
     """Returns a path for messages; quoted if it is long, empty or not printable."""
     text = os.fsdecode(path)
     readable = text and text.isprintable() and len(text) <= _LONGEST
-    return text if readable else errors.shown(text)
+    return text if readable else errors.repr_of(text)
 
 
 def text_of(path: str | os.PathLike[str], where: str) -> str:
@@ -122,7 +122,7 @@ def _host(line: hostfile.Line, where: str) -> description.Host:
     if port is not None and port < _PRIVILEGED:
         raise description.wrong(
             where,
-            f"{errors.shown(name)} names port {port}, which only the system may use",
+            f"{errors.repr_of(name)} names port {port}, which only the system may use",
             f'if {port} is the number of replicas, write "slots={port}"',
         )
     return description.Host(name=name, address=name, cpus=line.slots)

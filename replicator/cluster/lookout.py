@@ -142,7 +142,7 @@ def _leave(process: int, heartbeat: float) -> None:
     if isinstance(error, errors.HostLostError):
         return  # they know already
     if error is not None:
-        fail(process, f"its program ended with {errors.told(error)}")
+        fail(process, f"its program ended with {errors.summary(error)}")
         return
     with contextlib.suppress(tf.errors.OpError):
         _note(process, ENDED)

@@ -247,7 +247,7 @@ class Peers:
                 line = errors.line_of(error)
                 line = errors.user_line() if line == errors.UNKNOWN else line
                 with faults.named():
-                    text = errors.told(error)
+                    text = errors.summary(error)
                     if isinstance(error, errors.ReplicatorError):  # without the fix
                         text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                     entry = self._entry(None, line, text)

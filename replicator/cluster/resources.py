@@ -61,7 +61,7 @@ class ResourceSpec:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, str | os.PathLike) or isinstance(path, bytes):
             raise errors.ClusterError(
-                f"ResourceSpec was given {errors.shown(path)}.",
+                f"ResourceSpec was given {errors.repr_of(path)}.",
                 fix="pass the path of a YAML file.",
             )
         self._where = hostfile.quoted_path(path)
@@ -146,7 +146,7 @@ def _load(text: str, where: str) -> Any:
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise description.wrong(
-            where, f"it is not YAML: {errors.told(error)}"
+            where, f"it is not YAML: {errors.summary(error)}"
         ) from None
 
 
@@ -318,5 +318,5 @@ def _text(group: Mapping[str, Any], key: str, where: str) -> str | None:
 def _quoted(value: Any) -> str:
     """Returns a scalar as text; only the type of other values, which can be huge."""
     if value is None or isinstance(value, str | int | float):
-        return errors.shown(value)
+        return errors.repr_of(value)
     return errors.type_of(value)

@@ -114,7 +114,7 @@ def _of_argument(hosts: Any) -> description.Description:
     is_list = isinstance(hosts, Sequence | Set) and not isinstance(hosts, Set | bytes)
     if not is_list or not all(isinstance(address, str) for address in hosts):
         raise errors.ClusterError(
-            f"connect was given hosts={errors.shown(hosts)}.",
+            f"connect was given hosts={errors.repr_of(hosts)}.",
             fix='pass a list, ["host:port", ...]; or a ResourceSpec, the path of a '
             "YAML file, or a resolver of tf.distribute.cluster_resolver.",
         )
@@ -127,8 +127,9 @@ def _file(path: str | os.PathLike[str]) -> description.Description:
         return resources.ResourceSpec(path).description
     if isinstance(path, str) and not os.path.exists(path):
         raise errors.ClusterError(
-            f"connect was given hosts={errors.shown(path)}, but there is no such file.",
-            fix=f"if it is a host, pass a list, [{errors.shown(path)}].",
+            f"connect was given hosts={errors.repr_of(path)}, but there is no such "
+            "file.",
+            fix=f"if it is a host, pass a list, [{errors.repr_of(path)}].",
         )
     return hostfile.read(path, "the file that connect was given")
 
@@ -141,7 +142,9 @@ def _resolved(
     try:
         jobs = resolver.cluster_spec().as_dict()
     except Exception as error:  # from Kubernetes' client, a subprocess, the network
-        raise description.wrong(name, f"it failed with {errors.told(error)}") from error
+        raise description.wrong(
+            name, f"it failed with {errors.summary(error)}"
+        ) from error
     return _of_jobs(jobs, name)
 
 
@@ -151,7 +154,7 @@ def _tf_config(text: str) -> description.Description:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise description.wrong(
-            TF_CONFIG, f"it is not JSON: {errors.told(error)}"
+            TF_CONFIG, f"it is not JSON: {errors.summary(error)}"
         ) from None
     jobs = facts.get("cluster") if isinstance(facts, dict) else None
     if not isinstance(jobs, dict):
@@ -165,7 +168,7 @@ def _tf_config(text: str) -> description.Description:
     if kind is not None and not is_ours:
         raise description.wrong(
             TF_CONFIG,
-            f"this is task {errors.shown(index)} of {errors.shown(kind)}, but the "
+            f"this is task {errors.repr_of(index)} of {errors.repr_of(kind)}, but the "
             f"{'chief' if has_chief else 'first worker'} connects to all hosts",
             "run `python -m replicator.serve` here, and the program there",
         )
@@ -206,6 +209,6 @@ def _tasks(listed: Any, source: str) -> list[str]:
         return []
     if not isinstance(listed, list) or not all(isinstance(a, str) for a in listed):
         raise description.wrong(
-            source, f"{errors.shown(listed)} is not a list of addresses"
+            source, f"{errors.repr_of(listed)} is not a list of addresses"
         )
     return listed

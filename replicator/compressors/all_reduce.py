@@ -98,13 +98,13 @@ def all_reduce(
     if op not in ("sum", "mean"):
         raise base.bad_argument(
             "all_reduce",
-            f"was given op={errors.shown(op)} with a compressor",
+            f"was given op={errors.repr_of(op)} with a compressor",
             'pass op="sum" or op="mean": compressors only add up.',
         )
     if weight is not None and op != "mean":
         raise base.bad_argument(
             "all_reduce",
-            f"was given a weight with op={errors.shown(op)}",
+            f"was given a weight with op={errors.repr_of(op)}",
             'pass weights only with op="mean".',
         )
     if not leaves:

@@ -221,7 +221,7 @@ def checked(compressor: Compressor, tensors: Sequence[tf.Tensor], result: Any) -
     ):
         return sums
     raise errors.ArgumentError(
-        f"reduce of {type(compressor).__name__} returned {errors.shown(result)}.",
+        f"reduce of {type(compressor).__name__} returned {errors.repr_of(result)}.",
         fix="return a Sums whose `totals` and `sent` match the tensors.",
     )
 

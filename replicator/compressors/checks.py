@@ -39,6 +39,6 @@ def truth(what: str, name: str, value: Any) -> None:
 def bad(what: str, name: str, value: Any, expected: str) -> errors.ArgumentError:
     """Returns the error for an invalid option of a compressor."""
     return errors.ArgumentError(
-        f"the compressor {what} was given {name}={errors.shown(value)}.",
+        f"the compressor {what} was given {name}={errors.repr_of(value)}.",
         fix=f"{name} is {expected}.",
     )

@@ -46,7 +46,7 @@ class Kept(tf.Module):
         parsed = specs.compressor("Kept", compressor)
         if parsed is None:
             raise errors.ArgumentError(
-                f"Kept was given compressor={errors.shown(compressor)}, which has "
+                f"Kept was given compressor={errors.repr_of(compressor)}, which has "
                 "nothing to keep.",
                 fix='name a compressor: Kept("ef(topk(ratio=0.01))").',
             )

@@ -78,7 +78,7 @@ def text(compressor: Compressor | None) -> str:
     names = {cls: name for name, cls in CLASSES.items()}
     if type(compressor) not in names:
         raise errors.ArgumentError(
-            f"{errors.shown(compressor)} cannot be written as text.",
+            f"{errors.repr_of(compressor)} cannot be written as text.",
             fix=f"use one of {_listed()}.",
         )
     options = []
@@ -114,7 +114,7 @@ def compressor(what: str, argument: Any) -> Compressor | None:
     if inspect.isclass(argument) and issubclass(argument, Compressor):
         hint = f" Create an instance: {argument.__name__}()."
     raise errors.ArgumentError(
-        f"{what} was given compressor={errors.shown(argument)}.",
+        f"{what} was given compressor={errors.repr_of(argument)}.",
         fix=f"pass a Compressor, or a text: {_listed()}.{hint}",
     )
 
@@ -135,7 +135,7 @@ def _constructed(spec: str, call: ast.Call) -> Compressor:
     name = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
     cls = CLASSES.get(name)
     if cls is None:
-        raise _bad(spec, f"names {errors.shown(name)}, which is not a compressor")
+        raise _bad(spec, f"names {errors.repr_of(name)}, which is not a compressor")
     fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     options = {keyword.arg: keyword.value for keyword in call.keywords}
     if call.args and (fields != ["compressor"] or len(call.args) + len(options) > 1):
@@ -145,7 +145,7 @@ def _constructed(spec: str, call: ast.Call) -> Compressor:
     unknown = [str(option) for option in options if option not in fields]
     if unknown:
         raise _bad(
-            spec, f"has {errors.shown(unknown[0])}, which is not an option of {name}"
+            spec, f"has {errors.repr_of(unknown[0])}, which is not an option of {name}"
         )
     if len(options) < max(len(call.keywords), len(call.args)):
         raise _bad(spec, f"has an option of {name} twice")
@@ -156,7 +156,7 @@ def _constructed(spec: str, call: ast.Call) -> Compressor:
 
 def _bad(spec: Any, problem: str) -> errors.ArgumentError:
     return errors.ArgumentError(
-        f"the compressor {errors.shown(spec)} {problem}.",
+        f"the compressor {errors.repr_of(spec)} {problem}.",
         fix=f"use one of {_listed()}.",
     )
 

@@ -316,8 +316,8 @@ def load(path: str | os.PathLike[str] | None) -> Calibration:
     except _UNREADABLE as error:
         origin = "" if path is not None else f", which {VARIABLE} names,"
         raise errors.ArgumentError(
-            f"cannot read a calibration from {errors.shown(source)}{origin}: "
-            f"{errors.told(error)}.",
+            f"cannot read a calibration from {errors.repr_of(source)}{origin}: "
+            f"{errors.summary(error)}.",
             fix="name a file that `python -m replicator.calibrate --output=FILE` has "
             "written.",
         ) from error
@@ -371,5 +371,5 @@ def _rates(facts: Mapping[str, Any]) -> Rates:
 def _rate(value: Any) -> float:
     """Returns a JSON number as a rate; raises an error if it overflows a float."""
     if type(value) not in (int, float) or not 0 <= float(value) < math.inf:
-        raise ValueError(f"a rate must be 0 or more, not {errors.shown(value)}")
+        raise ValueError(f"a rate must be 0 or more, not {errors.repr_of(value)}")
     return float(value)

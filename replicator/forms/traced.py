@@ -215,7 +215,7 @@ def _read(leaf: Any) -> Any:
         return tf.convert_to_tensor(leaf)
     except (TypeError, ValueError) as error:
         raise errors.ArgumentError(
-            f"a function for one device returns {errors.shown(leaf)}, which is no "
+            f"a function for one device returns {errors.repr_of(leaf)}, which is no "
             "tensor.",
             fix="return tensors, or lists, tuples and dicts of them.",
         ) from error

@@ -71,7 +71,8 @@ def join(
     """
     if not arguments.is_whole(task, 0, len(described.hosts) - 1):
         raise errors.ClusterError(
-            f"connect was given task={errors.shown(task)}, but {described.source} has "
+            f"connect was given task={errors.repr_of(task)}, but {described.source} "
+            "has "
             f"{len(described.hosts)} hosts.",
             fix="number the hosts from 0.",
         )
@@ -88,7 +89,7 @@ def join(
     except (tf.errors.OpError, RuntimeError) as error:
         raise errors.ClusterError(
             f"host {task} ({addresses[task]}) could not join the others: "
-            f"{errors.told(error)}.",
+            f"{errors.summary(error)}.",
             [f"the hosts of {described.source}: {', '.join(addresses)}"],
             "check that all of them run the same program, that the ports are free, and "
             "that no firewall separates the hosts.",

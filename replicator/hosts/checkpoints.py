@@ -135,7 +135,7 @@ class Checkpoint:
         for name, value in (("total", total), ("every", every)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise errors.ArgumentError(
-                    f"steps was given {name}={errors.shown(value)}.",
+                    f"steps was given {name}={errors.repr_of(value)}.",
                     fix="pass a number of steps, at least 1.",
                 )
         return self._steps(total, every)
@@ -178,13 +178,13 @@ def _termination() -> Iterator[list[int]]:
 def _check(objects: dict[str, Any], keep: Any) -> None:
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise errors.ArgumentError(
-            f"checkpoint was given keep={errors.shown(keep)}.",
+            f"checkpoint was given keep={errors.repr_of(keep)}.",
             fix="pass the number of checkpoints to keep, at least 1.",
         )
     for name, value in objects.items():
         if not isinstance(value, tf.__internal__.tracking.Trackable):
             raise errors.ArgumentError(
-                f"checkpoint was given {name}={errors.shown(value)}, which "
+                f"checkpoint was given {name}={errors.repr_of(value)}, which "
                 "tf.train.Checkpoint cannot hold.",
                 fix="pass models, optimizers, variables, or repl.inputs.",
             )

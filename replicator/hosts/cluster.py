@@ -113,7 +113,7 @@ class Cluster:
             spec = tf.DeviceSpec()
         if spec.job != state.WORKER or spec.task not in range(self.num_hosts):
             raise errors.DeviceError(
-                f"{errors.shown(device)} is on none of {', '.join(self.hosts)}.",
+                f"{errors.repr_of(device)} is on none of {', '.join(self.hosts)}.",
                 fix="name a device as in cluster.devices.",
             )
         return self._hosts[spec.task].name

@@ -163,7 +163,7 @@ def _positive(name: str, value: Any) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value <= _LONGEST:
         raise errors.ArgumentError(
-            f"connect was given {name}={errors.shown(value)}.",
+            f"connect was given {name}={errors.repr_of(value)}.",
             fix=f"pass a number of seconds above 0, at most {_LONGEST:g}.",
         )
     return float(value)
@@ -175,7 +175,7 @@ def _check_client(client: Any) -> None:
             addresses.split(client)
     except (ValueError, AttributeError, TypeError):
         raise errors.ArgumentError(
-            f"connect was given client={errors.shown(client)}.",
+            f"connect was given client={errors.repr_of(client)}.",
             fix='pass "host:0", the address at which the hosts reach this one.',
         ) from None
 
@@ -251,7 +251,7 @@ def _connected(described: description.Description, client: str | None) -> Any:
             problem = (
                 f"port {addresses.split(local)[1]} of this host is taken."
                 if port_in_use
-                else f"TensorFlow could not connect: {errors.told(error)}."
+                else f"TensorFlow could not connect: {errors.summary(error)}."
             )
             raise errors.ClusterError(
                 problem,
@@ -276,7 +276,7 @@ def _own_address(client: str | None, described: description.Description) -> str:
         )
     except (ValueError, OSError) as error:
         raise errors.ClusterError(
-            f"the address of this process is unknown: {errors.told(error)}.",
+            f"the address of this process is unknown: {errors.summary(error)}.",
             fix='pass client="host:0", the address at which the hosts reach this one.',
         ) from error
     old_connection = cluster.connection()

@@ -71,7 +71,7 @@ def resilient(
     """
     if isinstance(max_restarts, bool) or not isinstance(max_restarts, int):
         raise errors.ArgumentError(
-            f"resilient was given max_restarts={errors.shown(max_restarts)}.",
+            f"resilient was given max_restarts={errors.repr_of(max_restarts)}.",
             fix="pass how many times train may be called again.",
         )
     if hosts is None:

@@ -31,7 +31,7 @@ def arguments(connection: tf.train.ServerDef, config: Any) -> dict[str, Any]:
     if not isinstance(config, tf.compat.v1.ConfigProto) or config.cluster_def.job:
         problem = "one with a cluster_def of its own"
         if not isinstance(config, tf.compat.v1.ConfigProto):
-            problem = errors.shown(config)
+            problem = errors.repr_of(config)
         raise errors.ArgumentError(
             f"a session on all hosts was given config={problem}.",
             fix="pass a tf.compat.v1.ConfigProto without a cluster_def; the connection "

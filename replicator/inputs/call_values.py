@@ -127,7 +127,7 @@ class CallValues:
             except TypeError as error:
                 raise self._refused(
                     f"a {kind.__name__} whose metadata cannot be hashed "
-                    f"({errors.told(error)})",
+                    f"({errors.summary(error)})",
                     "return metadata of numbers, strings and tuples from "
                     "__tf_flatten__.",
                 ) from error
@@ -147,7 +147,7 @@ class CallValues:
             sorted(value)
         except TypeError as error:
             raise self._refused(
-                f"a dict whose keys cannot be sorted ({errors.told(error)})",
+                f"a dict whose keys cannot be sorted ({errors.summary(error)})",
                 "use keys of one type, such as strings.",
             ) from error
 
@@ -159,7 +159,7 @@ class CallValues:
             return value
         if _is_variable(value):
             raise self._refused(
-                f"the variable {errors.shown(getattr(value, 'name', value))}",
+                f"the variable {errors.repr_of(getattr(value, 'name', value))}",
                 "let step_fn use variables, models and optimizers from the code around "
                 "it; pass tf.identity(variable) for the current value.",
             )
@@ -173,8 +173,9 @@ class CallValues:
             return base.usable(value)
         except base.UNCONVERTED as error:
             raise self._refused(
-                f"{type(value).__name__} {errors.shown(value)}, which is not a tensor "
-                f"here ({errors.told(error)})",
+                f"{type(value).__name__} {errors.repr_of(value)}, which is not a "
+                "tensor "
+                f"here ({errors.summary(error)})",
                 "pass tensors, arrays and numbers, or tuples, lists and dicts of them; "
                 "let step_fn get all else from the code around it, or by "
                 "functools.partial.",

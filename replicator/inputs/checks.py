@@ -81,7 +81,7 @@ def call(
             raise
         raise errors.InputError(
             f"{role} {name_of(function)} cannot be called with {len(arguments)} "
-            f"arguments: {errors.told(error)}.",
+            f"arguments: {errors.summary(error)}.",
             fix="pass a function of your own, which takes an InputContext, or nothing.",
         ) from error
 
@@ -119,10 +119,10 @@ def check_element(element: Any, role: str, function: Any) -> None:
     try:
         leaves = tf.nest.flatten(element)
     except base.UNCONVERTED as error:
-        problem = f"a value that is not a nest of tensors ({errors.told(error)})"
+        problem = f"a value that is not a nest of tensors ({errors.summary(error)})"
         raise unusable(role, function, problem) from error
     if not leaves or any(leaf is None for leaf in leaves):
-        description = f"{errors.shown(element)}, which holds no tensor"
+        description = f"{errors.repr_of(element)}, which holds no tensor"
         raise unusable(role, function, description)
     for leaf in leaves:
         if source_kind(leaf) != "a tensor structure":
@@ -178,8 +178,8 @@ def check_equal_specs(specs: Sequence[Any]) -> None:
             raise errors.InputError(
                 "input_fn feeds the replicas differently.",
                 [
-                    f"replica 0: {errors.shown(specs[0])}",
-                    f"replica {r}: {errors.shown(spec)}",
+                    f"replica 0: {errors.repr_of(specs[0])}",
+                    f"replica {r}: {errors.repr_of(spec)}",
                     f"at {errors.user_line()}",
                 ],
                 "give the elements of all replicas the same structure and the same "
@@ -195,7 +195,7 @@ def _dtypes(spec: Any) -> list[tuple[type, Any]]:
 def name_of(input_fn: Callable[..., Any]) -> str:
     """Returns the name of an input_fn for messages."""
     name = getattr(input_fn, "__name__", None)
-    return name if isinstance(name, str) else errors.shown(input_fn)
+    return name if isinstance(name, str) else errors.repr_of(input_fn)
 
 
 def required(function: Callable[..., Any]) -> list[inspect.Parameter]:

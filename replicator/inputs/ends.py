@@ -45,7 +45,7 @@ def check_batches(spec: Any) -> None:
         return
     raise errors.InputError(
         'remainder="pad" fills the last round with empty batches, but elements of '
-        f"{errors.shown(spec)} cannot be empty: not all of their tensors are known "
+        f"{errors.repr_of(spec)} cannot be empty: not all of their tensors are known "
         "to have a first axis.",
         fix="batch the dataset, dataset.batch(1) if need be.",
     )

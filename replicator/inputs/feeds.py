@@ -373,5 +373,5 @@ def _identities(element: Any, source: Any) -> Any:
             lambda leaf: tf.identity(base.usable(leaf)), element, expand_composites=True
         )
     except base.UNCONVERTED as error:
-        description = f"a value that is not a nest of tensors ({errors.told(error)})"
+        description = f"a value that is not a nest of tensors ({errors.summary(error)})"
         raise checks.unusable("the function", source, description) from error

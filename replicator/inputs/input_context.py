@@ -43,7 +43,7 @@ class InputContext:
             value = getattr(self, field.name)
             if not arguments.is_whole(value, minimum):
                 raise errors.ArgumentError(
-                    f"InputContext has {field.name}={errors.shown(value)}.",
+                    f"InputContext has {field.name}={errors.repr_of(value)}.",
                     fix=f"{field.name} is a Python int, {minimum} or more.",
                 )
 
@@ -66,7 +66,7 @@ class InputContext:
         whole = arguments.as_whole(global_batch_size)
         if whole is None or abs(whole) > arguments.LARGEST:
             raise errors.InputError(
-                f"a global batch cannot have {errors.shown(global_batch_size)} "
+                f"a global batch cannot have {errors.repr_of(global_batch_size)} "
                 "examples.",
                 fix="global_batch_size is a positive int.",
             )

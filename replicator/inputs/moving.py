@@ -69,7 +69,7 @@ def moved(dataset: tf.data.Dataset, home: str | None) -> Sited:
                 remote_variant, dataset.element_spec
             )
     except tf.errors.OpError as error:
-        return Sited(dataset, stays=f"cannot be copied ({errors.told(error)})")
+        return Sited(dataset, stays=f"cannot be copied ({errors.summary(error)})")
     return Sited(remote_dataset, home)
 
 

@@ -114,7 +114,8 @@ class Position(tf.train.experimental.PythonState):
                     states.append(tf.io.serialize_tensor(state))
             except _PICKY as error:
                 raise errors.InputError(
-                    f"the position of an input cannot be saved: {errors.told(error)}.",
+                    f"the position of an input cannot be saved: "
+                    f"{errors.summary(error)}.",
                     fix="leave repl.inputs out of the checkpoint, and let the dataset "
                     "skip what was already read: dataset.skip(...).",
                 ) from error

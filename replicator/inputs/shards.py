@@ -82,14 +82,14 @@ def batch_size(batch: Any) -> int | tf.Tensor:
     leaves = [leaf for leaf in _flatten(batch) if not _is_whole(leaf)]
     if not leaves:
         raise errors.InputError(
-            f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
+            f"a batch of {errors.repr_of(_specs(batch))} cannot be split over the "
             "replicas: nothing in it has a first axis.",
             fix="feed batches of examples, e.g. dataset.batch(64).",
         )
     sizes = {leaf.shape.as_list()[0] for leaf in leaves} - {None}
     if len(sizes) > 1:
         raise errors.InputError(
-            f"a batch of {errors.shown(_specs(batch))} cannot be split over the "
+            f"a batch of {errors.repr_of(_specs(batch))} cannot be split over the "
             "replicas: its tensors differ in their first dimension, "
             f"{', '.join(map(str, sorted(sizes)))}.",
             fix="give every tensor of a batch one row per example; a value that all "
@@ -212,13 +212,14 @@ def _tensor(leaf: Any, batch: Any) -> tf.Tensor:
         tensor = tf.convert_to_tensor(leaf)
     except (TypeError, ValueError) as error:
         raise errors.InputError(
-            f"a batch holds {type(leaf).__name__} {errors.shown(leaf)}, which cannot "
+            f"a batch holds {type(leaf).__name__} {errors.repr_of(leaf)}, which cannot "
             "be split over the replicas.",
             fix="feed dense, ragged and sparse tensors.",
         ) from error
     if tensor.shape.rank is None:
         raise errors.InputError(
-            f"a batch holds {errors.shown(leaf)}, whose rank is unknown: it cannot be "
+            f"a batch holds {errors.repr_of(leaf)}, whose rank is unknown: it "
+            "cannot be "
             "split over the replicas.",
             fix="set its shape in the input pipeline, tensor.set_shape([None, ...]) or "
             "tf.ensure_shape.",

@@ -92,7 +92,7 @@ def digest(value: Any) -> str:
     array = np.asarray(value)
     kind = f"{array.dtype.name}{list(np.shape(array))}"
     if array.size == 1:
-        return f"{kind} {errors.shown(array.item())}"
+        return f"{kind} {errors.repr_of(array.item())}"
     if array.dtype == object:  # strings
         data = b"".join(b"%d:%s" % (len(text), text) for text in array.ravel())
     else:

@@ -24,8 +24,9 @@ def check_equal_specs(
         if not are_equal:
             raise base.bad_argument(
                 "map_reduce",
-                f"was given a function that returns {errors.shown(results[0])} for one "
-                f"entry and {errors.shown(result)} for another",
+                f"was given a function that returns {errors.repr_of(results[0])} "
+                "for one "
+                f"entry and {errors.repr_of(result)} for another",
                 "return tensors of one dtype and shape for all entries.",
             )
 

@@ -142,7 +142,7 @@ def map_reduce(
     if not arguments.is_choice(op, _MAPPED):
         raise base.bad_argument(
             "map_reduce",
-            f"was given op={errors.shown(op)}",
+            f"was given op={errors.repr_of(op)}",
             f"op is one of {', '.join(_MAPPED)}.",
         )
     _check_function("map_reduce", fn)
@@ -212,7 +212,7 @@ def map_gather(
     if len(functions) != len(values):
         number = str(len(functions))
         if not isinstance(fns, list | tuple):
-            number = f"fns={errors.shown(fns)} as"
+            number = f"fns={errors.repr_of(fns)} as"
         raise base.bad_argument(
             "map_gather",
             f"was given {number} functions for {len(values)} values",
@@ -245,7 +245,7 @@ def _check_values(caller: str, values: Any, empty: bool = False) -> None:
     if not isinstance(values, list | tuple) or not (values or empty):
         raise base.bad_argument(
             caller,
-            f"was given values={errors.shown(values)}",
+            f"was given values={errors.repr_of(values)}",
             f"values are a list or tuple{'' if empty else ' of at least one entry'}; "
             "tf.unstack makes a list from a tensor.",
         )
@@ -256,7 +256,7 @@ def _check_function(caller: str, fn: Any) -> None:
     if not callable(fn) or arguments.refuses(fn, 1):
         raise base.bad_argument(
             caller,
-            f"was given {errors.shown(fn)} as a function",
+            f"was given {errors.repr_of(fn)} as a function",
             "pass a function that takes one entry of the values.",
         )
 

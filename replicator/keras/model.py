@@ -56,7 +56,7 @@ def _check(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise base.bad_argument(
             "keras_model",
-            f"was given {errors.shown(model)}",
+            f"was given {errors.repr_of(model)}",
             "pass a Keras 3 model, created under `with repl.context():`; of a legacy "
             "Keras model, run the step, repl.run(model.train_step, input_fn), with a "
             "wrapped optimizer.",

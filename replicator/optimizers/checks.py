@@ -35,7 +35,7 @@ def entries(who: str, name: str, values: Any) -> list[Any]:
     except base.UNCONVERTED:
         raise base.bad_argument(
             who,
-            f"was given {errors.shown(values)} as {name}",
+            f"was given {errors.repr_of(values)} as {name}",
             f"pass a list of {name}, one entry per variable.",
         ) from None
 
@@ -55,7 +55,7 @@ def pairs(who: str, grads_and_vars: Any) -> tuple[list[Any], list[Any]]:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise base.bad_argument(
                 who,
-                f"was given {errors.shown(pair)} as a gradient and its variable",
+                f"was given {errors.repr_of(pair)} as a gradient and its variable",
                 "pass pairs, as in zip(gradients, variables).",
             )
     return [gradient for gradient, _ in listed], [variable for _, variable in listed]
@@ -89,7 +89,7 @@ def check(who: str, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         if not isinstance(plain(variable), tf.Variable):
             raise base.bad_argument(
                 who,
-                f"was given {errors.shown(variable)} as a variable",
+                f"was given {errors.repr_of(variable)} as a variable",
                 "pass tf.Variables, or those of Keras.",
             )
         if isinstance(plain(variable), tf.distribute.DistributedValues):
@@ -132,7 +132,7 @@ def _check_gradient(who: str, gradient: Any, variable: Any) -> None:
     if len(leaves) != 1 or not flows.is_differentiable(leaves[0]):
         raise base.bad_argument(
             who,
-            f"was given {errors.shown(gradient)} as the gradient of {name}",
+            f"was given {errors.repr_of(gradient)} as the gradient of {name}",
             "gradients are tensors of floating or complex numbers, or None; integers "
             "have none.",
         )

@@ -45,7 +45,7 @@ class V1Adapter(LaterSlots):
         if global_step is not None and not isinstance(plain(global_step), tf.Variable):
             raise base.bad_argument(
                 type(self).__name__,
-                f"was given global_step={errors.shown(global_step)}",
+                f"was given global_step={errors.repr_of(global_step)}",
                 "the global step is a variable of integers, or None.",
             )
         if context.current() is not None:

@@ -54,13 +54,13 @@ def wrap_optimizer(
     if not arguments.is_choice(op, OPS):
         raise base.bad_argument(
             "wrap_optimizer",
-            f"was given op={errors.shown(op)}",
+            f"was given op={errors.repr_of(op)}",
             f"op is one of {', '.join(OPS)}.",
         )
     if not arguments.is_whole(accumulation_steps, 1):
         raise base.bad_argument(
             "wrap_optimizer",
-            f"was given accumulation_steps={errors.shown(accumulation_steps)}",
+            f"was given accumulation_steps={errors.repr_of(accumulation_steps)}",
             "accumulation_steps is the number of steps per update, a positive int.",
         )
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -116,7 +116,7 @@ def _adapter_for(optimizer: Any) -> type[Wrapped]:
         return SonnetAdapter
     raise base.bad_argument(
         "wrap_optimizer",
-        f"was given {type(optimizer).__name__} {errors.shown(optimizer)}",
+        f"was given {type(optimizer).__name__} {errors.repr_of(optimizer)}",
         "pass an optimizer of Keras 3, legacy Keras (tf_keras), tf.compat.v1.train "
         "or Sonnet 2; for anything else, all_reduce the gradients yourself.",
     )

@@ -43,7 +43,7 @@ def check(what: str, algorithm: Any) -> None:
     if not arguments.is_choice(algorithm, (None, *cost.ALGORITHM_NAMES)):
         raise base.bad_argument(
             what,
-            f"was given algorithm={errors.shown(algorithm)}",
+            f"was given algorithm={errors.repr_of(algorithm)}",
             f"algorithm is one of {', '.join(cost.ALGORITHM_NAMES)}, or None.",
         )
 

@@ -227,7 +227,7 @@ def _weighted_mean(
     if op != "mean":
         raise base.bad_argument(
             "all_reduce",
-            f"was given a weight with op={errors.shown(op)}",
+            f"was given a weight with op={errors.repr_of(op)}",
             'weights go with "mean".',
         )
     weight = as_weight("all_reduce", weight)
@@ -269,7 +269,7 @@ def as_weight(what: str, weight: Any) -> tf.Tensor:
     leaves = base.flatten(weight, what)
     fix = "the weight is one real number per replica, e.g. its number of examples."
     if len(leaves) != 1 or not _is_real_scalar(leaves[0]):
-        problem = f"was given weight={errors.shown(weight)}"
+        problem = f"was given weight={errors.repr_of(weight)}"
         raise base.bad_argument(what, problem, fix)
     number = unknown_shapes.of_shape(what, leaves[0], [], "weight", fix)
     return tf.cast(by_hand.exact(context.require(what), number), tf.float64)

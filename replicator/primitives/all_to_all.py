@@ -157,7 +157,7 @@ def _as_sizes(splits: Any, count: int) -> tf.Tensor:
         or not sizes.shape.is_compatible_with([count])
         or (static_sizes is not None and (static_sizes < 0).any())
     ):
-        problem = f"was given splits={errors.shown(splits)}"
+        problem = f"was given splits={errors.repr_of(splits)}"
         raise base.bad_argument("all_to_all", problem, fix)
     if static_sizes is not None:
         return tf.constant(static_sizes, tf.int32)

@@ -26,7 +26,7 @@ def check(what: str, axis: Any, name: str = "axis", optional: bool = False) -> N
         return
     raise base.bad_argument(
         what,
-        f"was given {name}={errors.shown(axis)}",
+        f"was given {name}={errors.repr_of(axis)}",
         f"{name} is a Python int{' or None' if optional else ''}.",
     )
 

@@ -55,7 +55,7 @@ def flatten(value: Any, what: str) -> list[tf.Tensor | tf.IndexedSlices]:
         except errors.ReplicatorError:
             raise  # from a variable that cannot be read here
         except UNCONVERTED as error:
-            text = f"{type(leaf).__name__} {errors.shown(leaf)}"
+            text = f"{type(leaf).__name__} {errors.repr_of(leaf)}"
             raise bad_argument(
                 what,
                 f"was given {text}, which is not a tensor",
@@ -79,7 +79,8 @@ def flat(value: Any, what: str) -> list[Any]:
     except UNCONVERTED as error:
         raise bad_argument(
             what,
-            f"was given a value that is not a nest of tensors ({errors.told(error)})",
+            f"was given a value that is not a nest of tensors "
+            f"({errors.summary(error)})",
             "pass a tensor, or lists, tuples and dicts of them; the keys of a dict "
             "must be of one type that can be sorted.",
         ) from error
@@ -115,7 +116,7 @@ def _checked_slices(slices: tf.IndexedSlices, what: str) -> tf.IndexedSlices:
         raise bad_argument(
             what,
             f"was given IndexedSlices of values that are not tensors "
-            f"({errors.told(error)})",
+            f"({errors.summary(error)})",
             "create them from tensors: tf.IndexedSlices(values, indices, dense_shape).",
         ) from error
     if values is slices.values and indices is slices.indices:
@@ -135,7 +136,7 @@ def check_replica(what: str, name: str, replica_id: Any, num_replicas: int) -> i
     if not arguments.is_whole(replica_id, -arguments.LARGEST):
         raise bad_argument(
             what,
-            f"was given {name}={errors.shown(replica_id)}",
+            f"was given {name}={errors.repr_of(replica_id)}",
             f"{name} is a Python int, the id of a replica, the same on all replicas.",
         )
     if not 0 <= replica_id < num_replicas:

@@ -61,7 +61,7 @@ class Group:
         if not arguments.is_whole(replica_id) or replica_id not in self.members:
             raise base.bad_argument(
                 "Group.index",
-                f"was given {errors.shown(replica_id)}, which is not in {self!r}",
+                f"was given {errors.repr_of(replica_id)}, which is not in {self!r}",
                 "pass the id of a member.",
             )
         return self.members.index(replica_id)
@@ -137,7 +137,7 @@ def make_group(members: Any, num_replicas: int, what: str = "group") -> Group:
     if not ids:
         raise base.bad_argument(
             what,
-            f"was given {errors.shown(members)} as a group",
+            f"was given {errors.repr_of(members)} as a group",
             "list at least one replica, and each once.",
         )
     return Group(tuple(sorted(ids)))
@@ -178,7 +178,7 @@ def _entries(what: str, listed: Any, role: str, example: str) -> Iterator[Any]:
     except base.UNCONVERTED as error:
         raise base.bad_argument(
             what,
-            f"was given {errors.shown(listed)} as {role}",
+            f"was given {errors.repr_of(listed)} as {role}",
             f"pass a list of the ids of replicas, e.g. {example}.",
         ) from error
 

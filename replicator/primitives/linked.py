@@ -49,7 +49,7 @@ def linked(loss: Any) -> tf.Tensor:
     if more or not isinstance(loss, tf.Tensor) or not flows.is_differentiable(loss):
         raise base.bad_argument(
             "linked",
-            f"was given {errors.shown(loss)}",
+            f"was given {errors.repr_of(loss)}",
             "pass one tensor of floating numbers.",
         )
     graphs = {tf.compat.v1.get_default_graph()}

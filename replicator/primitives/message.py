@@ -133,7 +133,7 @@ def _check(what: str, name: str, other: Any, tag: Any) -> None:
     if not arguments.is_whole(tag):
         raise base.bad_argument(
             what,
-            f"was given tag={errors.shown(tag)}",
+            f"was given tag={errors.repr_of(tag)}",
             "a tag is a Python int, 0 or more, below 2**31.",
         )
 

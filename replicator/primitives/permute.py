@@ -83,7 +83,7 @@ def shift(value: Any, offset: int = 1, group: Any = None) -> Any:
     if not arguments.is_whole(offset, -arguments.LARGEST):
         raise base.bad_argument(
             "shift",
-            f"was given offset={errors.shown(offset)}",
+            f"was given offset={errors.repr_of(offset)}",
             "offset is a Python int.",
         )
     count = len(members)
@@ -113,7 +113,7 @@ def _checked(pairs: Any, members: Sequence[int]) -> Pairs:
     if problem:
         raise base.bad_argument(
             "permute",
-            f"was given pairs={errors.shown(pairs)}, {problem}",
+            f"was given pairs={errors.repr_of(pairs)}, {problem}",
             "pass pairs (source, destination) of ids of replicas in the group "
             f"{list(members)}, each at most once as source and once as destination.",
         )

@@ -122,7 +122,7 @@ def check_op(what: str, op: Any) -> None:
     if not isinstance(op, str) or op not in REDUCTIONS:
         raise base.bad_argument(
             what,
-            f"was given op={errors.shown(op)}",
+            f"was given op={errors.repr_of(op)}",
             f"op is one of {', '.join(REDUCTIONS)}.",
         )
 

@@ -66,7 +66,7 @@ def root_operands(
     if specs and is_root(root):
         raise base.bad_argument(
             what,
-            f"was given {errors.shown(specs[0])}, but it is the root",
+            f"was given {errors.repr_of(specs[0])}, but it is the root",
             "the root passes tensors; the others may pass a tf.TensorSpec.",
         )
     if specs and len(specs) < len(inputs):

@@ -57,8 +57,8 @@ def paired(what: str, slices: tf.IndexedSlices) -> list[tf.Tensor]:
     if not vector or not values.shape[:1].is_compatible_with(indices.shape):
         raise base.bad_argument(
             what,
-            f"was given IndexedSlices of values {errors.shown(values)} and indices "
-            f"{errors.shown(indices)}",
+            f"was given IndexedSlices of values {errors.repr_of(values)} and indices "
+            f"{errors.repr_of(indices)}",
             _FIX,
         )
     if rows.as_many(values, indices):

@@ -22,7 +22,7 @@ def check_picture(subject: str, path: str | os.PathLike[str]) -> None:
     suffix = os.path.splitext(os.fspath(path))[1].lower() if is_path else ""
     if suffix not in (".png", ".svg"):
         raise errors.ArgumentError(
-            f"{subject} cannot be plotted to {errors.shown(path)}: its suffix is "
+            f"{subject} cannot be plotted to {errors.repr_of(path)}: its suffix is "
             f"{suffix!r}.",
             fix="name a file that ends in .png or .svg.",
         )
@@ -40,7 +40,7 @@ def writing(problem: str, where: Any) -> Iterator[None]:
         yield
     except (OSError, TypeError, ValueError) as error:
         raise errors.ArgumentError(
-            f"{problem} {errors.shown(where)}: {errors.told(error)}.",
+            f"{problem} {errors.repr_of(where)}: {errors.summary(error)}.",
             fix="name a file that can be written to, in a folder that exists.",
         ) from error
 

@@ -57,7 +57,7 @@ class Plan(Rows):
         """
         if file is not None and not callable(getattr(file, "write", None)):
             raise errors.ArgumentError(
-                f"a plan cannot be printed to {errors.shown(file)}.",
+                f"a plan cannot be printed to {errors.repr_of(file)}.",
                 fix="pass a text file that is open for writing, or none for standard "
                 "output.",
             )

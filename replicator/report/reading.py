@@ -40,7 +40,7 @@ def read(kind: type[_R], text: str) -> _R:
     """
     try:
         if not isinstance(text, str | bytes | bytearray):
-            raise _NoPlan(f"expected a str, not {errors.shown(text)}")
+            raise _NoPlan(f"expected a str, not {errors.repr_of(text)}")
         plan = _read(kind, json.loads(text), "the plan")
         _check(plan)
         return plan
@@ -74,12 +74,12 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is int and arguments.is_whole(value, 0, _MOST):
         return value
-    raise _NoPlan(f"{where} is {errors.shown(value)}")
+    raise _NoPlan(f"{where} is {errors.repr_of(value)}")
 
 
 def _read_fields(cls: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise _NoPlan(f"{where} is {errors.shown(value)}")
+        raise _NoPlan(f"{where} is {errors.repr_of(value)}")
     hints = typing.get_type_hints(cls, localns={"Shape": Shape})
     facts = {}
     for field in dataclasses.fields(cls):

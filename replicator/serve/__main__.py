@@ -127,7 +127,7 @@ def _serve(port: int, cpus: int) -> tf.distribute.Server:
             start=False,
         )
     except tf.errors.OpError as error:
-        raise BadInput(f"port {port} cannot be used: {errors.told(error)}") from None
+        raise BadInput(f"port {port} cannot be used: {errors.summary(error)}") from None
 
 
 def _refuse_port_in_use(port: int) -> None:

@@ -102,7 +102,8 @@ def _created(path: Any) -> pathlib.Path:
         return pathlib.Path(os.fsdecode(path))
     except (OSError, TypeError, ValueError) as error:
         raise errors.ArgumentError(
-            f"stages cannot be written to {errors.shown(path)}: {errors.told(error)}.",
+            f"stages cannot be written to {errors.repr_of(path)}: "
+            f"{errors.summary(error)}.",
             fix="name a folder that exists, or that can be created.",
         ) from error
 

@@ -125,7 +125,7 @@ class Names:
             elif plain:
                 is_same = old_key == new_key
                 description = (
-                    f"was {errors.shown(old)}{_AT_BUILD} and is {errors.shown(new)}"
+                    f"was {errors.repr_of(old)}{_AT_BUILD} and is {errors.repr_of(new)}"
                 )
             else:
                 is_same = old is new and not is_gone

@@ -345,7 +345,7 @@ def _pickled(primitive: str, obj: Any) -> bytes:
     except Exception as error:  # pickle and the hooks it calls may raise anything
         raise base.bad_argument(
             primitive,
-            f"was given {errors.shown(obj)}, which cannot be pickled ({error})",
+            f"was given {errors.repr_of(obj)}, which cannot be pickled ({error})",
             "pass numbers, strings, NumPy arrays, or lists and dicts of them.",
         ) from error
     return buffer.getvalue()

@@ -34,7 +34,7 @@ def as_output(leaf: Any, step_fn: Any) -> Any:
         raise  # from a variable that cannot be read here
     except base.UNCONVERTED as error:
         raise errors.ReplicatorError(
-            f"step_fn returned {type(leaf).__name__} {errors.shown(leaf)}, which is "
+            f"step_fn returned {type(leaf).__name__} {errors.repr_of(leaf)}, which is "
             "not a tensor.",
             errors.sites_of("step_fn", step_fn),
             "return tensors, numbers, variables, operations, None, or a nest of them.",
@@ -69,7 +69,7 @@ def as_outputs(returned: Any, step_fn: Any) -> Any:
     except base.UNCONVERTED as error:
         raise errors.ReplicatorError(
             "step_fn returned a value that is not a nest of tensors: "
-            f"{errors.told(error)}.",
+            f"{errors.summary(error)}.",
             errors.sites_of("step_fn", step_fn),
             "return tensors, or lists, tuples and dicts of them; the keys of a dict "
             "must be of one type that can be sorted.",

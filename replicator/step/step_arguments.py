@@ -26,14 +26,14 @@ def check(request: Request) -> None:
     if not callable(request.step_fn):
         raise base.bad_argument(
             "run",
-            f"was given {errors.shown(request.step_fn)} as step_fn",
+            f"was given {errors.repr_of(request.step_fn)} as step_fn",
             "pass a function, which is called once per replica.",
         )
     if not arguments.is_choice(request.input_mode, INPUT_MODES):
         if not isinstance(request.input_mode, str | None):
             raise _misplaced("input_mode", request.input_mode, "a string")
         raise errors.InputError(
-            f"input_mode={errors.shown(request.input_mode)} is unknown.",
+            f"input_mode={errors.repr_of(request.input_mode)} is unknown.",
             fix=f"input_mode is one of {', '.join(INPUT_MODES)}.",
         )
     if request.by_value:
@@ -51,20 +51,20 @@ def check(request: Request) -> None:
             raise _misplaced("steps_per_call", request.steps_per_call, "a positive int")
         raise base.bad_argument(
             "run",
-            f"was given steps_per_call={errors.shown(request.steps_per_call)}",
+            f"was given steps_per_call={errors.repr_of(request.steps_per_call)}",
             "steps_per_call is a positive int below 2**31, how many steps one call "
             "runs.",
         )
     if not isinstance(request.args, tuple | list) or type(request.args) is PerReplica:
         raise base.bad_argument(
             "run",
-            f"was given args={errors.shown(request.args)}",
+            f"was given args={errors.repr_of(request.args)}",
             "args is a tuple of arguments for step_fn: args=(x,) for one value.",
         )
     if not arguments.is_choice(request.remainder, ends.REMAINDERS):
         raise base.bad_argument(
             "run",
-            f"was given remainder={errors.shown(request.remainder)}",
+            f"was given remainder={errors.repr_of(request.remainder)}",
             f"remainder is one of {', '.join(ends.REMAINDERS)}.",
         )
 
@@ -85,7 +85,7 @@ def _check_values(request: Request) -> None:
     if kind == "an iterator" or isinstance(request.inputs, _PLAIN):
         raise errors.InputError(
             f"input_fn is {type(request.inputs).__name__} "
-            f"{errors.shown(request.inputs)}.",
+            f"{errors.repr_of(request.inputs)}.",
             fix="pass a tf.data.Dataset, a function that returns one, lambda: ..., or "
             "a nest of tensors or arrays; a number or string to call step_fn with "
             "belongs in args=(...).",
@@ -180,7 +180,7 @@ def check_session(session: Any) -> None:
     if session is not None and not isinstance(graph, tf.Graph):
         raise base.bad_argument(
             "initialize",
-            f"was given {errors.shown(session)}",
+            f"was given {errors.repr_of(session)}",
             "pass the tf.compat.v1.Session that runs the step, or nothing if the step "
             "runs eagerly.",
         )

@@ -106,8 +106,8 @@ def _refuse_uncallable(
     if frames.passed_user_code(error) and not library:
         return
     raise errors.ArgumentError(
-        f"step_fn {errors.shown(step_fn)} cannot be called with {len(arguments)} "
-        f"arguments: {errors.told(error)}",
+        f"step_fn {errors.repr_of(step_fn)} cannot be called with {len(arguments)} "
+        f"arguments: {errors.summary(error)}",
         fix="pass a function of your own that calls it with the right arguments.",
     ) from error
 

@@ -138,7 +138,7 @@ def begun(
     except TypeError:
         raise error(
             f"the method `nodes` of {type(builder).__name__} returns "
-            f"{errors.shown(yielded)} instead of yielding nodes.",
+            f"{errors.repr_of(yielded)} instead of yielding nodes.",
             _YIELD,
         ) from None
 
@@ -161,7 +161,7 @@ def following(
             _YIELD,
         )
     if not isinstance(node, Node) or node.name != facts.path:
-        description = node.name if isinstance(node, Node) else errors.shown(node)
+        description = node.name if isinstance(node, Node) else errors.repr_of(node)
         raise error(
             f"{type(builder).__name__} yields {description} for variable {facts.path}.",
             _YIELD,
@@ -187,6 +187,6 @@ def check_chunks(who: Builder, chunk_size: Any) -> None:
     """Raises StrategyError unless `chunk_size` is a number of variables."""
     if not arguments.is_whole(chunk_size, 1):
         raise error(
-            f"{type(who).__name__} was given chunk_size={errors.shown(chunk_size)}.",
+            f"{type(who).__name__} was given chunk_size={errors.repr_of(chunk_size)}.",
             "pass how many variables travel together: an int of at least 1.",
         )

@@ -52,7 +52,7 @@ def as_builder(strategy: Any) -> Builder:
     if isinstance(strategy, type) and issubclass(strategy, Builder):
         hint = f" Call it: strategy={strategy.__name__}()."
     raise error(
-        f"Replicator was given strategy={errors.shown(strategy)}.",
+        f"Replicator was given strategy={errors.repr_of(strategy)}.",
         "pass a builder, e.g. replicator.strategy.PSLoadBalancing(); a dictionary from "
         "patterns to builders; a Strategy; or the path of a saved one." + hint,
     )
@@ -69,7 +69,8 @@ def _refuse_name(path: str | os.PathLike[str]) -> None:
         fix = f"pass variables={path!r}, or a builder, e.g. replicator.strategy.Auto()."
     if fix:
         raise error(
-            f"Replicator was given strategy={errors.shown(path)}, and there is no file "
+            f"Replicator was given strategy={errors.repr_of(path)}, and there is no "
+            "file "
             "of that name.",
             fix,
         )

@@ -86,7 +86,7 @@ def _existing(node: Node, device: str) -> str:
     try:
         return devices.existing(device)
     except errors.DeviceError as problem:
-        claim = f"the strategy puts variable {node.name} on {errors.shown(device)}"
+        claim = f"the strategy puts variable {node.name} on {errors.repr_of(device)}"
         raise errors.DeviceError(errors.compose_with_prefix(claim, problem)) from None
 
 

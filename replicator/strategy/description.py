@@ -57,7 +57,7 @@ class Strategy:
         for node in self.nodes:
             if not isinstance(node, Node):
                 raise error(
-                    f"a Strategy was given the node {errors.shown(node)}.",
+                    f"a Strategy was given the node {errors.repr_of(node)}.",
                     "pass objects of class Node.",
                 )
             if node.name in names:
@@ -68,12 +68,12 @@ class Strategy:
             names.add(node.name)
         if not all(isinstance(device, str) for device in self.replicas):
             raise error(
-                f"a Strategy was given replicas={errors.shown(self.replicas)}.",
+                f"a Strategy was given replicas={errors.repr_of(self.replicas)}.",
                 "pass the names of their devices.",
             )
         if not all(isinstance(trial, Trial) for trial in self.trials):
             raise error(
-                f"a Strategy was given trials={errors.shown(self.trials)}.",
+                f"a Strategy was given trials={errors.repr_of(self.trials)}.",
                 "pass objects of class Trial.",
             )
         if not self.id:

@@ -47,8 +47,8 @@ def save(strategy: Any, path: str | os.PathLike[str]) -> None:
             file.write(data)
     except (OSError, ValueError) as problem:
         raise error(
-            f"a strategy cannot be saved as {errors.shown(path)}: "
-            f"{errors.told(problem)}.",
+            f"a strategy cannot be saved as {errors.repr_of(path)}: "
+            f"{errors.summary(problem)}.",
             "name a file that can be written to, in a folder that exists.",
         ) from problem
 
@@ -61,8 +61,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
             data = file.read()
     except (OSError, ValueError) as problem:
         raise error(
-            f"a strategy cannot be loaded from {errors.shown(path)}: "
-            f"{errors.told(problem)}.",
+            f"a strategy cannot be loaded from {errors.repr_of(path)}: "
+            f"{errors.summary(problem)}.",
             "name a file that Strategy.save has written.",
         ) from problem
     where = f"the file {os.fspath(path)}"
@@ -78,7 +78,7 @@ def to_bytes(strategy: Any) -> bytes:
 def from_bytes(data: Any, where: str = "these bytes") -> dict[str, Any]:
     """Returns a Strategy's arguments, parsed from a serialized protobuf."""
     if not isinstance(data, bytes | bytearray):
-        raise _nothing(where, f"expected bytes, not {errors.shown(data)}")
+        raise _nothing(where, f"expected bytes, not {errors.repr_of(data)}")
     if not data:
         raise _nothing(where, "it is empty")
     return _read(lambda: _pb.Strategy.FromString(bytes(data)), where)
@@ -95,7 +95,7 @@ def from_json(text: Any, where: str = "this text") -> dict[str, Any]:
     def parse() -> Any:
         parsed = json.loads(_decoded(text, where))
         if not isinstance(parsed, dict):
-            raise ValueError(f"expected a mapping, not {errors.shown(parsed)}")
+            raise ValueError(f"expected a mapping, not {errors.repr_of(parsed)}")
         return json_format.ParseDict(parsed, _pb.Strategy())
 
     return _read(parse, where)
@@ -109,7 +109,7 @@ def _json(message: Any) -> str:
 def _suffix(path: Any) -> str:
     if not isinstance(path, str | os.PathLike):
         raise error(
-            f"a strategy's file was given as {errors.shown(path)}.",
+            f"a strategy's file was given as {errors.repr_of(path)}.",
             "pass the path of a file.",
         )
     return os.path.splitext(os.fspath(path))[1].lower()
@@ -119,7 +119,7 @@ def _decoded(text: Any, where: str) -> str:
     if isinstance(text, bytes | bytearray):
         text = bytes(text).decode()  # a UnicodeDecodeError is a ValueError
     if not isinstance(text, str):
-        raise _nothing(where, f"expected a str, not {errors.shown(text)}")
+        raise _nothing(where, f"expected a str, not {errors.repr_of(text)}")
     return text
 
 
@@ -159,7 +159,7 @@ def _naming(where: str) -> Iterator[None]:
         *(DecodeError, json_format.ParseError, ValueError, TypeError, AttributeError),
         *(RecursionError, OverflowError, KeyError, IndexError),
     ) as problem:
-        raise _nothing(where, errors.told(problem)) from problem
+        raise _nothing(where, errors.summary(problem)) from problem
 
 
 # --- Messages -------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def _to_message(strategy: Any) -> Any:
         raise
     except (ValueError, TypeError) as problem:
         raise error(
-            f"a strategy cannot be written: {errors.told(problem)}.",
+            f"a strategy cannot be written: {errors.summary(problem)}.",
             "use strings and numbers that a protobuf can hold.",
         ) from problem
 

@@ -53,12 +53,12 @@ class Node:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise error(
-                f"a Node was given the name {errors.shown(self.name)}.",
+                f"a Node was given the name {errors.repr_of(self.name)}.",
                 "pass the path of a variable.",
             )
         if not isinstance(self.synchronizer, Synchronizer | None):
             raise self._wrong(
-                f"has the synchronizer {errors.shown(self.synchronizer)}",
+                f"has the synchronizer {errors.repr_of(self.synchronizer)}",
                 "pass a PSSynchronizer or an AllReduceSynchronizer.",
             )
         if self.synchronizer is None and not self.parts:
@@ -68,7 +68,8 @@ class Node:
             tf.as_dtype(self.dtype or "float32")
         except TypeError:
             raise self._wrong(
-                f"has the dtype {errors.shown(self.dtype)}", "name one of TensorFlow's."
+                f"has the dtype {errors.repr_of(self.dtype)}",
+                "name one of TensorFlow's.",
             ) from None
 
     def _check_parts(self) -> None:
@@ -85,7 +86,7 @@ class Node:
             return
         if not arguments.is_whole(self.axis, 0, _MOST_AXES):
             raise self._wrong(
-                f"is in parts along axis {errors.shown(self.axis)}",
+                f"is in parts along axis {errors.repr_of(self.axis)}",
                 "axes are numbered from 0 on.",
             )
         if len(self.parts) < 2:
@@ -104,7 +105,7 @@ class Node:
             raise self._wrong(f"has parts of sizes {self.sizes}", _PARTS)
 
     def _wrong(self, problem: str, fix: str) -> errors.StrategyError:
-        return error(f"the node of {errors.shown(self.name)} {problem}.", fix)
+        return error(f"the node of {errors.repr_of(self.name)} {problem}.", fix)
 
     @classmethod
     def in_parts(
@@ -134,7 +135,7 @@ class Node:
         sizes, synchronizers = tuple(sizes), tuple(synchronizers)
         if len(sizes) != len(synchronizers):
             raise error(
-                f"the node of {errors.shown(name)} has parts of sizes {list(sizes)} "
+                f"the node of {errors.repr_of(name)} has parts of sizes {list(sizes)} "
                 f"and {len(synchronizers)} synchronizers.",
                 _PARTS,
             )

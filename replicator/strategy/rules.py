@@ -47,7 +47,7 @@ class Rules(Builder):
             if not isinstance(rule, Builder) or isinstance(rule, Rules):
                 hint = " Call it: a builder is an object." if _is_kind(rule) else ""
                 raise error(
-                    f"the rule of {pattern.pattern!r} is {errors.shown(rule)}, which "
+                    f"the rule of {pattern.pattern!r} is {errors.repr_of(rule)}, which "
                     "is not a builder.",
                     "give each pattern a builder, e.g. replicator.strategy.Sharded()."
                     + hint,
@@ -147,8 +147,9 @@ def _compiled(pattern: Any) -> re.Pattern[str]:
             return compiled
         problem: Any = "it is not a str"
     except (re.error, TypeError, RecursionError, OverflowError) as failure:
-        problem = errors.told(failure)
+        problem = errors.summary(failure)
     raise error(
-        f"the pattern {errors.shown(pattern)} is not a regular expression: {problem}.",
+        f"the pattern {errors.repr_of(pattern)} is not a regular expression: "
+        f"{problem}.",
         "write it as for re.search, with \\. for a dot in a path.",
     )

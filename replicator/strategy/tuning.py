@@ -246,13 +246,13 @@ def _step(make: Callable[[Any], Any], strategy: Builder) -> Any:
     program = make(strategy)
     if not isinstance(program, tuple) or len(program) not in (2, 3):
         raise _wrong(
-            f"a function that returns {errors.shown(program)}",
+            f"a function that returns {errors.repr_of(program)}",
             "return a tuple (repl, step_fn) or (repl, step_fn, input_fn).",
         )
     repl, *functions = program
     if not _is_replicator(repl):
         raise _wrong(
-            f"a function that returns {errors.shown(repl)} first",
+            f"a function that returns {errors.repr_of(repl)} first",
             "return a Replicator first.",
         )
     return repl.build(*functions)
@@ -312,30 +312,30 @@ def _check(
     """Raises ArgumentError or ContextError for invalid arguments or in a graph."""
     if _is_replicator(make) or not callable(make) or others:
         raise _wrong(
-            ", ".join(map(errors.shown, (make, *others))),
+            ", ".join(map(errors.repr_of, (make, *others))),
             "pass a function that takes a strategy, creates a Replicator with it and "
             "new variables, and returns (repl, step_fn, input_fn): steps are run to "
             "measure them, which would change existing variables.",
         )
     if arguments.refuses(make, 1):
         raise _wrong(
-            f"{errors.shown(make)}, which cannot be called with a strategy alone",
+            f"{errors.repr_of(make)}, which cannot be called with a strategy alone",
             "pass a function of one argument, the strategy for its Replicator.",
         )
     for name, value in (("trials", trials), ("best", best)):
         if not arguments.is_whole(value, 1, _MOST_TRIALS):
             raise _wrong(
-                f"{name}={errors.shown(value)}",
+                f"{name}={errors.repr_of(value)}",
                 f"pass an int from 1 to {_MOST_TRIALS}.",
             )
     if not isinstance(progress, bool):
-        raise _wrong(f"progress={errors.shown(progress)}", "pass a bool.")
+        raise _wrong(f"progress={errors.repr_of(progress)}", "pass a bool.")
     is_list = isinstance(strategies, list | tuple) and bool(strategies)
     if strategies is not None and not (
         is_list and all(isinstance(builder, Builder) for builder in strategies)
     ):
         raise _wrong(
-            f"strategies={errors.shown(strategies)}",
+            f"strategies={errors.repr_of(strategies)}",
             "pass a list of builders, e.g. [replicator.strategy.Auto()]; or None.",
         )
     if not tf.executing_eagerly():

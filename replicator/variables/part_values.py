@@ -107,7 +107,7 @@ def _rows_written(
     if not isinstance(sparse_delta, tf.IndexedSlices):
         raise base.bad_argument(
             "the scatter method of a variable",
-            f"was given {errors.shown(sparse_delta)}",
+            f"was given {errors.repr_of(sparse_delta)}",
             "it takes tf.IndexedSlices(values, indices).",
         )
     indices = tf.convert_to_tensor(sparse_delta.indices)

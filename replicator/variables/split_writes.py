@@ -48,7 +48,7 @@ class SplitWriter(variables.HandleVariable):
         if not isinstance(sparse_delta, tf.IndexedSlices):
             raise base.bad_argument(
                 f"{method} of variable {self.name}",
-                f"was given {errors.shown(sparse_delta)}",
+                f"was given {errors.repr_of(sparse_delta)}",
                 "it takes tf.IndexedSlices(values, indices).",
             )
         shape = shapes.defined(self)

@@ -58,7 +58,7 @@ class PSSynchronizer:
         if not isinstance(name, str) or not name:
             raise error(
                 f"a PSSynchronizer was given reduction_destination="
-                f"{errors.shown(name)}.",
+                f"{errors.repr_of(name)}.",
                 'name a device, e.g. "CPU:0".',
             )
         check_ps("a PSSynchronizer", self.local_replication, self.sync, self.staleness)
@@ -89,7 +89,8 @@ class AllReduceSynchronizer:
         check_compressor("an AllReduceSynchronizer", self.compressor)
         if not arguments.is_whole(self.group):
             raise error(
-                f"an AllReduceSynchronizer was given group={errors.shown(self.group)}.",
+                f"an AllReduceSynchronizer was given "
+                f"group={errors.repr_of(self.group)}.",
                 "groups are numbered from 0 on.",
             )
 
@@ -102,11 +103,11 @@ def check_ps(who: str, replication: Any, sync: Any, staleness: Any) -> None:
     for name, value in (("local replication", replication), ("sync", sync)):
         if not isinstance(value, bool):
             raise error(
-                f"{who} was given {name} {errors.shown(value)}.", "pass a bool."
+                f"{who} was given {name} {errors.repr_of(value)}.", "pass a bool."
             )
     if not arguments.is_whole(staleness):
         raise error(
-            f"{who} was given staleness={errors.shown(staleness)}.",
+            f"{who} was given staleness={errors.repr_of(staleness)}.",
             "pass a number of steps: an int of at least 0.",
         )
     if staleness and not sync:
@@ -121,7 +122,7 @@ def check_spec(who: str, spec: Any) -> None:
     """Raises StrategyError unless an all-reduce's spec is known."""
     if not arguments.is_choice(spec, SPECS):
         raise error(
-            f"{who} was given spec={errors.shown(spec)}.",
+            f"{who} was given spec={errors.repr_of(spec)}.",
             f"pass one of {', '.join(SPECS)}.",
         )
 
@@ -131,6 +132,6 @@ def check_compressor(who: str, compressor: Any) -> None:
     excluded = bool | int | float | complex | bytes | list | tuple | dict | set
     if compressor is None or isinstance(compressor, excluded | type):
         raise error(
-            f"{who} was given compressor={errors.shown(compressor)}.",
+            f"{who} was given compressor={errors.repr_of(compressor)}.",
             'name one, e.g. "bf16", or pass the compressor itself; "" for none.',
         )

@@ -53,12 +53,12 @@ class Auto(Builder):
     def __init__(self, slots: int = 2, rows: float = 0.01) -> None:
         if not arguments.is_whole(slots, 0, _MOST_SLOTS):
             raise error(
-                f"Auto was given slots={errors.shown(slots)}.",
+                f"Auto was given slots={errors.repr_of(slots)}.",
                 f"it is an int from 0 to {_MOST_SLOTS}: 2 for Adam, 0 for plain SGD.",
             )
         if not _is_share(rows):
             raise error(
-                f"Auto was given rows={errors.shown(rows)}.",
+                f"Auto was given rows={errors.repr_of(rows)}.",
                 "it is a share of a variable's rows: more than 0, at most 1.",
             )
         self.slots = slots

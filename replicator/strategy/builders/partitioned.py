@@ -64,4 +64,4 @@ class Partitioned(Builder):
 
 
 def _wrong(name: str, value: Any, fix: str) -> errors.StrategyError:
-    return error(f"Partitioned was given {name}={errors.shown(value)}.", fix)
+    return error(f"Partitioned was given {name}={errors.repr_of(value)}.", fix)

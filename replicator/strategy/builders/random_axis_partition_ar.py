@@ -50,7 +50,7 @@ class RandomAxisPartitionAR(PartitionedAR):
         super().__init__(chunk_size, all_reduce_spec, compressor)
         if not arguments.is_whole(seed):
             raise error(
-                f"RandomAxisPartitionAR was given seed={errors.shown(seed)}.",
+                f"RandomAxisPartitionAR was given seed={errors.repr_of(seed)}.",
                 "it is an int, at least 0.",
             )
         self.seed = seed
