@@ -17,7 +17,8 @@ FEW = 64  # bytes of numbers for scales and finiteness
 
 def planned(value: Any, compressor: Any, variables: str, wrapped: bool) -> int:
     """Returns the bytes per step in the plan of 2 replicas."""
-    repl = helpers.make(2, variables=variables, algorithm=None)  # others send more
+    # Other algorithms send more, and so do copies: they gather what they collect.
+    repl = helpers.make(2, variables=variables, algorithm=None, build="trace")
     with repl.context():
         w = tf.Variable(tf.zeros_like(value))
         optimizer = repl.wrap_optimizer(
