@@ -371,11 +371,6 @@ def wait_for(gradients: Sequence[Any], assertion: tf.Operation) -> list[Any]:
         ]
 
 
-def is_active(replica: context.ReplicaContext) -> bool:
-    """Whether this build weighs gradients from other replicas."""
-    return _WEIGHED in replica.build.knowledge
-
-
 def _relative_weight(replica: context.ReplicaContext) -> tf.Tensor:
     """Returns a replica's share of the examples, times the number of replicas.
 

@@ -77,11 +77,6 @@ class Ledger:
         """Records that ops `start` to `end` of `graph` write the same everywhere."""
         self._ranges.setdefault(graph, []).append((start, end, claim))
 
-    def agreed_ops(self, graph: tf.Graph) -> set[tf.Operation]:
-        """Returns the ops of `graph` on which the replicas are known to agree."""
-        claims = self.claims(graph).items()
-        return {op for op, claim in claims if claim is None or claim.proven}
-
     def optimizers_ops(self, graph: tf.Graph) -> set[tf.Operation]:
         """Returns the ops of `graph` with which wrapped optimizers write."""
         claims = self.claims(graph).items()
