@@ -38,6 +38,14 @@ def examples(size: int, *shape: int) -> np.ndarray:
     return rng.standard_normal((size, *shape), np.float32)
 
 
+def _elements(batch: int, *columns: Any) -> Any:
+    """Returns the next element of an iterator over batches of a dataset."""
+    data = tf.data.Dataset.from_tensor_slices(columns).repeat().batch(batch)
+    iterator = v1.data.make_initializable_iterator(data)
+    v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    return iterator.get_next()
+
+
 def regression(batch: int) -> Built:
     """Linear regression with momentum; batch is not used, as examples are fed."""
     x, y = (v1.placeholder(tf.float32, [None], name=name) for name in "xy")
@@ -53,12 +61,7 @@ def regression(batch: int) -> Built:
 
 def cnn_on_an_iterator(batch: int) -> Built:
     """A convolution and a dense layer, on a dataset's iterator."""
-    images = examples(48, 6, 6, 1)
-    labels = np.arange(48) % 3
-    data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch)
-    iterator = v1.data.make_initializable_iterator(data)
-    v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-    x, y = iterator.get_next()
+    x, y = _elements(batch, examples(48, 6, 6, 1), np.arange(48) % 3)
     kernel = v1.get_variable("kernel", [3, 3, 1, 4])
     dense = v1.get_variable("dense", [64, 3])
     hidden = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "VALID"))
@@ -166,8 +169,92 @@ def dynamic_lstm(batch: int) -> Built:
     )
 
 
+def sentiment(batch: int) -> Built:
+    """A classifier of sentences on an iterator, with a metric that adds up."""
+    rng = np.random.default_rng(0)
+    ids, y = _elements(batch, rng.integers(0, 20, [30, 4]), np.arange(30.0) % 2)
+    y = tf.cast(y, tf.float32)
+    table, dense = v1.get_variable("table", [20, 2]), v1.get_variable("dense", [3, 1])
+    words, cell = tf.nn.embedding_lookup(table, ids), Lstm()
+    _, (_, last) = v1.nn.dynamic_rnn(cell, words, dtype=tf.float32)
+    logits = tf.squeeze(tf.matmul(last, dense), 1)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=logits)
+    loss = tf.reduce_mean(losses)
+    _, accuracy = v1.metrics.accuracy(y, tf.round(tf.sigmoid(logits)))
+    train = v1.train.AdamOptimizer(0.01).minimize(loss)
+    return Built([loss, accuracy, train], None, [table, dense, cell.kernel])
+
+
+def lm1b(batch: int) -> Built:
+    """A language model with a kept state, sampled words and averages of weights."""
+    x, y = _elements(batch, *np.random.default_rng(0).integers(0, 30, [2, 36, 4]))
+    table, cell = v1.get_variable("table", [30, 2]), Lstm()
+    kernel, bias = v1.get_variable("out", [30, 3]), v1.get_variable("bias", [30])
+    kept = [tf.Variable(tf.zeros([batch, 3]), False, name=name) for name in "ch"]
+    state, outputs = tuple(one.read_value() for one in kept), []
+    for word in tf.unstack(tf.nn.embedding_lookup(table, x), axis=1):
+        output, state = cell(word, state)
+        outputs.append(output)
+    rows, words = tf.reshape(tf.stack(outputs, 1), [-1, 3]), tf.reshape(y, [-1, 1])
+    # Which words are drawn is fixed, with how often they are expected.
+    drawn = [1, 5, 9, 20], 0.2 * tf.ones_like(words, tf.float32), tf.fill([4], 0.2)
+    loss = tf.reduce_mean(
+        tf.nn.sampled_softmax_loss(kernel, bias, words, rows, 4, 30, 1, drawn)
+    )
+    own = [cell.kernel, table, kernel, bias]
+    slopes = tf.gradients(loss, own)
+    clipped, norm = tf.clip_by_global_norm(slopes[:1], 0.1)
+    pairs = zip([*clipped, *slopes[1:]], own, strict=True)
+    train = v1.train.AdagradOptimizer(0.2).apply_gradients(pairs)
+    averages = v1.train.ExponentialMovingAverage(0.9)
+    with tf.control_dependencies([train]):
+        keep = [one.assign(new).op for one, new in zip(kept, state, strict=True)]
+        train = tf.group(averages.apply(own[:1]), *keep)
+    return Built([loss, norm, train], None, [*own, *kept, averages.average(own[0])])
+
+
+def bert(batch: int) -> Built:
+    """A transformer on an iterator: masked words, next sentences, Adam by hand."""
+    rng = np.random.default_rng(0)
+    words, places = rng.integers(0, 20, [2, 36, 2]), rng.integers(0, 5, [36, 2])
+    ids, masked, chosen, weights, is_next = _elements(
+        batch,
+        *(rng.integers(0, 20, [36, 5]), words[0], places),
+        *(np.float32(words[1] > 5), np.arange(36) % 2),
+    )
+    table, position = v1.get_variable("table", [20, 4]), v1.get_variable("at", [5, 4])
+    n, cross_entropy = tf.shape(ids)[0], v1.nn.sparse_softmax_cross_entropy_with_logits
+    x = tf.reshape(tf.gather(table, tf.reshape(ids, [-1])), [n, 5, 4]) + position
+    flat = tf.reshape(x, [-1, 4])
+    q, k, v = (
+        tf.reshape(flat @ v1.get_variable(name, [4, 4]), [n, 5, 2, 2]) for name in "qkv"
+    )
+    likeness = tf.nn.softmax(tf.einsum("nihd,njhd->nhij", q, k))
+    mixed = tf.reshape(tf.einsum("nhij,njhd->nihd", likeness, v), [-1, 4])
+    x = tf.nn.gelu(flat + mixed @ v1.get_variable("mix", [4, 4]))
+    at = tf.reshape(chosen + 5 * tf.range(n, dtype=tf.int64)[:, None], [-1])
+    logits = tf.matmul(tf.gather(x, at), table, transpose_b=True)
+    losses = cross_entropy(labels=tf.reshape(masked, [-1]), logits=logits)
+    weights = tf.reshape(weights, [-1])
+    loss = tf.reduce_sum(losses * weights) / (tf.reduce_sum(weights) + 1e-5)
+    logits = tf.reshape(x, [n, 5, 4])[:, 0] @ v1.get_variable("pool", [4, 2])
+    loss += tf.reduce_mean(cross_entropy(labels=is_next, logits=logits))
+    own, step = v1.trainable_variables(), v1.train.get_or_create_global_step()
+    slopes, norm = tf.clip_by_global_norm(tf.gradients(loss, own), 1.0)
+    rate, updates = v1.train.polynomial_decay(0.05, step, 10), []
+    for slope, w in zip(map(tf.convert_to_tensor, slopes), own, strict=True):
+        m, s = (tf.Variable(tf.zeros(w.shape), False) for _ in range(2))
+        m_now, s_now = 0.9 * m + 0.1 * slope, 0.99 * s + 0.01 * slope**2
+        decayed = m_now / (tf.sqrt(s_now) + 1e-3) + 0.01 * w
+        updates += [m.assign(m_now).op, s.assign(s_now).op]
+        updates += [w.assign_sub(rate * decayed).op]
+    with tf.control_dependencies(updates):
+        train = step.assign_add(1).op
+    return Built([loss, norm, train], None, [*own, step])
+
+
 PROGRAMS = (
     *(regression, cnn_on_an_iterator, embeddings, placeholders),
-    *(while_loop, dynamic_lstm),
+    *(while_loop, dynamic_lstm, sentiment, lm1b, bert),
 )
 SIZES = (12, 7, 1, 4, 3)  # examples of the steps: even, uneven, fewer than replicas

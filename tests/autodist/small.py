@@ -75,6 +75,14 @@ def _times(x):  # [n, 4, 3]
     return tf.tile(x[:, None, :], [1, 4, 1])
 
 
+def _masked_turns(x, lengths, w, b):
+    def turn(k, h):
+        new = tf.tanh(h + tf.matmul(x, w) + b)
+        return k + 1, tf.where((k < lengths)[:, None], new, h)
+
+    return tf.while_loop(lambda k, h: k < 3, turn, [0, tf.zeros_like(x[:, :2])])[1]
+
+
 # Whose gradients equal one device's.
 LOSSES: dict[str, Any] = {
     "mean": lambda x, y, i, w, b: tf.reduce_mean(rows(x, y, w)),
@@ -235,6 +243,29 @@ LOSSES: dict[str, Any] = {
     "repeated": lambda x, y, i, w, b: tf.reduce_mean(
         tf.repeat(hidden(x, w, b), 2, 0) ** 2
     ),
+    # Of three axes, and by rows in other ways.
+    "tensordot": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.tensordot(_times(x) * y[:, None, None], w, [[2], [0]]) ** 2
+    ),
+    "flat, and back": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.reduce_sum(
+            tf.reshape(hidden(tf.reshape(_times(x), [-1, 3]), w, b), [-1, 4, 2]), 1
+        )
+        ** 2
+    ),
+    "cross entropy of words": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=tf.stack([i % 2] * 4, 1), logits=tf.tensordot(_times(x), w, 1)
+        )
+    ),
+    "weights of TensorFlow 1": lambda x, y, i, w, b: (
+        tf.compat.v1.losses.mean_squared_error(
+            x[:, :2], hidden(x, w, b), weights=tf.nn.relu(y)[:, None]
+        )
+    ),
+    "masked turns": lambda x, y, i, w, b: tf.reduce_mean(
+        _masked_turns(x, i % 4, w, b) ** 2
+    ),
     # Gradients of gradients.
     "penalty": lambda x, y, i, w, b: (
         tf.reduce_mean(hidden(x, w, b))
@@ -264,6 +295,14 @@ LOSSES: dict[str, Any] = {
         derived(tf.reduce_sum(derived(tf.reduce_mean(hidden(x, w, b) ** 2), w) ** 2), w)
         * 0.1
     ),
+}
+# Of which nothing but sums is sent, and how many: of gradients, and before them.
+SPLIT = {
+    "tensordot": 1,
+    "flat, and back": 1,
+    "cross entropy of words": 1,
+    "weights of TensorFlow 1": 2,
+    "masked turns": 1,
 }
 # No weight makes these right: each replica computes the whole batch.
 WHOLE: dict[str, Any] = {

@@ -21,13 +21,15 @@ def _on_one_device(program: Any) -> Any:
     return helpers.run(program, None)
 
 
-@pytest.mark.battery(3)
+@pytest.mark.battery(4)
 @pytest.mark.parametrize("program", programs.PROGRAMS, ids=lambda p: p.__name__)
 @pytest.mark.parametrize(
-    "num_replicas, variables", [(1, "mirrored"), (2, "sharded"), (3, "mirrored")]
+    "num_replicas, plan",
+    [(2, "PartitionedPS"), (1, "mirrored"), (2, "sharded"), (3, "mirrored")],
 )
-def test_programs_compute_what_they_do_on_one_device(program, num_replicas, variables):
-    actual = helpers.run(program, num_replicas, variables)
+def test_programs_compute_what_they_do_on_one_device(program, num_replicas, plan):
+    made = trained.BUILDERS.get(plan, lambda: plan)()
+    actual = helpers.run(program, num_replicas, made)
     helpers.assert_equal(actual, _on_one_device(program))
 
 

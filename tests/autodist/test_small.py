@@ -76,36 +76,39 @@ def _in_a_function(build: Any, make: Any, num_replicas: int | None) -> Any:
     return results
 
 
-def _train(loss: Any, form: str, num_replicas: int | None) -> Any:
-    def update(variables, gradients):
-        return [
-            v.assign_sub(0.1 * tf.convert_to_tensor(g))
-            for v, g in zip(variables, gradients, strict=True)
-            if g is not None
-        ]
+def _update(variables: Any, gradients: Any) -> list[Any]:
+    return [
+        v.assign_sub(0.1 * tf.convert_to_tensor(g))
+        for v, g in zip(variables, gradients, strict=True)
+        if g is not None
+    ]
 
+
+def _training(loss: Any, *given: tf.Tensor) -> Any:
+    """Returns the ops of a step in a graph, its loss and its variables."""
+    variables = [
+        v1.get_variable(name, initializer=value, use_resource=True)
+        for name, value in (("w", W), ("b", B))
+    ]
+    value = loss(*given, *variables)
+    ops = _update(variables, tf.gradients(value, variables))
+    return [op.op for op in ops], value, variables
+
+
+def _train(loss: Any, form: str, num_replicas: int | None) -> Any:
     if form == "function":
 
         def step(variables, *given):
             with tf.GradientTape() as tape:
                 value = loss(*given, *variables)
-            update(variables, tape.gradient(value, variables))
+            _update(variables, tape.gradient(value, variables))
             return value
 
         return _in_a_function(
             step, lambda: [tf.Variable(W), tf.Variable(B)], num_replicas
         )
 
-    def build(*given):
-        variables = [
-            v1.get_variable(name, initializer=value, use_resource=True)
-            for name, value in (("w", W), ("b", B))
-        ]
-        value = loss(*given, *variables)
-        ops = update(variables, tf.gradients(value, variables))
-        return [op.op for op in ops], value, variables
-
-    return _in_a_session(build, num_replicas)
+    return _in_a_session(functools.partial(_training, loss), num_replicas)
 
 
 def _write(write: Any, form: str, num_replicas: int | None) -> Any:
@@ -186,6 +189,19 @@ def _check(run: Any, table: str, name: str, form: str, num_replicas: int) -> Non
 )
 def test_losses_train_as_on_one_device(name, form, num_replicas):
     _check(_train, "LOSSES", name, form, num_replicas)
+
+
+@pytest.mark.parametrize("name", small.SPLIT)
+def test_what_goes_by_rows_is_split_and_as_on_one_device(name):
+    autodist = helpers.make(2)
+    with tf.Graph().as_default(), autodist.scope():
+        given = _placeholders()
+        ops, *_ = _training(small.LOSSES[name], *given)
+        session = autodist.create_distributed_session()
+        session.run(ops, dict(zip(given, _examples(5), strict=True)))
+    sent = [row.primitive for row in autodist.replicator.plan]
+    assert sent == ["all_reduce"] * small.SPLIT[name]
+    _check(_train, "LOSSES", name, "session", 2)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from absl import logging
 
 import replicator
@@ -326,4 +328,31 @@ def test_values_that_no_part_has_are_computed_of_the_whole():
             feed = {x: np.arange(30, dtype=np.float32).reshape(5, 6) / 30}
             values = [session.run([loss, train.op], feed)[0] for _ in range(3)]
             results.append([*values, session.run(w)])
+    helpers.assert_equal(*results)
+
+
+def test_layers_of_tf_keras_are_trained_in_parts():
+    results = []
+    for autodist in (helpers.make(2, strategy.PartitionedPS()), None):
+        with autodist.scope() if autodist else contextlib.nullcontext():
+            seeds = [tf_keras.initializers.RandomUniform(seed=k) for k in range(2)]
+            embedding = tf_keras.layers.Embedding(7, 4, seeds[0])
+            dense = tf_keras.layers.Dense(2, kernel_initializer=seeds[1])
+            layers = [embedding, tf_keras.layers.GlobalAveragePooling1D(), dense]
+            model = tf_keras.Sequential(layers)
+            model.build([None, 3])
+            optimizer = tf_keras.optimizers.SGD(0.5, momentum=0.9)
+
+        def step(ids, model=model, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(ids) - 1.0) ** 2)
+            own = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, own), own, strict=True))
+            return loss
+
+        run = autodist.function(step) if autodist else tf.function(step)
+        losses = [run(np.arange(3 * n).reshape(n, 3) % 5) for n in (6, 5, 1)]
+        results.append([*losses, *model.get_weights()])
+        if autodist:
+            assert len(dense.kernel.parts) == 2
     helpers.assert_equal(*results)

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from replicator.errors import ArgumentError, ContextError
 from replicator.optimizers.wrapped import Wrapped
+from replicator.strategy import AllReduce
 from tests import helpers
 from tests.keras import worlds
 from tests.keras.worlds import World, check, classifier, labels, mlp, numbers
@@ -104,6 +105,24 @@ def test_accumulated_gradients_are_those_of_keras() -> None:
         return history, model.get_weights()
 
     check(program, [2, 3])
+
+
+def test_gradients_travel_as_the_strategy_says() -> None:
+    dtypes = set()
+
+    def program(world: World) -> Any:
+        model = world.made(classifier)
+        model.fit(X, Y, **FIT)
+        if world.repl:
+            operands = [value for row in world.repl.plan for value in row.operands[0]]
+            dtypes.update(v.dtype for v in operands if tuple(v.shape) == (8, 16))
+        return model.get_weights()
+
+    builder = AllReduce(compressor="bf16")
+    found = worlds.outcome(program, 2, strategy=builder)
+    for one, plain in zip(found, worlds.outcome(program, 0), strict=True):
+        assert 0 < np.max(np.abs(one - plain)) < 1e-2
+    assert dtypes == {"bfloat16"}
 
 
 @pytest.mark.slow
