@@ -6,19 +6,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
-
-import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from benchmarks import timing
 from tests import forks
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def measured(*rounds: float) -> timing.Measured:
@@ -31,35 +23,17 @@ def as_dict(*rounds: float) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(measured(*rounds))))
 
 
-def run(module: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process of its own, where it may make a MirroredStrategy."""
-    return forks.run(["-m", module, *flags], cwd=REPOSITORY, timeout=900)
+def by_name(times: Mapping[str, float]) -> dict[str, Any]:
+    """Returns what was measured of several contenders, with their step times."""
+    return {name: as_dict(seconds) for name, seconds in times.items()}
 
 
-def run_code(code: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs some lines of Python in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, timeout=300, check=False
-    )
+def results(program: str, folder: pathlib.Path, *flags: str) -> tuple[str, Any]:
+    """Runs a program with --quick; returns its output and its measurements.
 
-
-def results(module: str, folder: pathlib.Path, *flags: str) -> tuple[str, Any]:
-    """Runs a program with --quick; returns its output and its results."""
-    result = run(module, "--quick", f"--results_dir={folder}", *flags)
+    It runs in a process of its own, where it may make a MirroredStrategy.
+    """
+    words = ["-m", f"benchmarks.{program}", "--quick", f"--results_dir={folder}"]
+    result = forks.run([*words, *flags], timeout=900)
     assert result.returncode == 0, result.stderr
-    name = module.rpartition(".")[2]
-    return result.stdout, json.loads((folder / f"{name}.json").read_text())
-
-
-def call(program: ModuleType, **values: Any) -> None:
-    """Runs a program in this process, with these values of its flags."""
-    flags.FLAGS(["program"])
-    with flagsaver.flagsaver(**values):
-        program.main(["program"])
-
-
-def refusal(program: ModuleType, **values: Any) -> str:
-    """Returns a program's error for flags that it refuses."""
-    with pytest.raises(SystemExit) as ended:
-        call(program, **values)
-    return ended.value.code
+    return result.stdout, json.loads((folder / f"{program}.json").read_text())

@@ -13,9 +13,9 @@ import time
 
 import pytest
 
-from benchmarks import hosts
+from benchmarks import cli, hosts
 from benchmarks.on_hosts import namespaces, turns, wire
-from tests.benchmarks.helpers import REPOSITORY, as_dict, refusal, results
+from tests.benchmarks.helpers import results
 
 
 def _skip_without_namespaces():
@@ -37,9 +37,7 @@ def _abandoned():
 
 @pytest.mark.slow
 def test_all_run_on_loopback(tmp_path):
-    printed, facts = results(
-        "benchmarks.hosts", tmp_path, "--links=loopback", "--only=small,4KiB"
-    )
+    printed, facts = results("hosts", tmp_path, "--links=loopback", "--only=small,4KiB")
     measurements = facts["results"]["loopback"]
     assert list(measurements["small"]) == [*hosts.IN_GRAPH, hosts.BETWEEN]
     losses = [one["losses"] for one in measurements["small"].values()]
@@ -57,7 +55,7 @@ def test_all_run_on_loopback(tmp_path):
 def test_all_run_between_namespaces(tmp_path):
     _skip_without_namespaces()
     others = _abandoned()
-    _, facts = results("benchmarks.hosts", tmp_path, "--links=1gbit", "--only=1MiB")
+    _, facts = results("hosts", tmp_path, "--links=1gbit", "--only=1MiB")
     measurements = facts["results"]["1gbit"]["1MiB"]
     names = [hosts.NOTHING_SENT, hosts.OURS, hosts.BETWEEN, hosts.SOCKETS]
     assert list(measurements) == names
@@ -88,7 +86,9 @@ def test_namespaces_are_removed_when_it_is_ended():
     flags = ["--quick", "--links=1gbit", "--only=4KiB"]
     command = [sys.executable, "-m", "benchmarks.hosts", *flags]
     folder = pathlib.Path("/run/netns")
-    with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE) as started:
+    with subprocess.Popen(
+        command, cwd=cli.REPOSITORY, stderr=subprocess.PIPE
+    ) as started:
         pattern = f"replicator-{started.pid}-*"
         while not list(folder.glob(pattern)):
             assert started.poll() is None
@@ -98,37 +98,16 @@ def test_namespaces_are_removed_when_it_is_ended():
     assert not list(folder.glob(pattern))
 
 
-def test_what_is_missing_is_one_line(monkeypatch):
+def test_without_network_namespaces_it_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
-    message = refusal(hosts, links=["1gbit"])
-    assert message == (
-        "error: no hosts joined by 1 Gbit/s here: only root makes network namespaces; "
-        "--links=loopback needs none"
-    )
-    monkeypatch.undo()
+    with pytest.raises(namespaces.Unavailable, match="only root makes network names"):
+        namespaces.linked("1gbit").__enter__()
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(
-        namespaces.shutil, "which", lambda name: None if name == "tc" else name
-    )
-    message = refusal(hosts, links=["1gbit"])
-    assert "here: there is no tc: apt-get install iproute2; " in message
-
-
-def test_a_torch_that_is_not_there_is_one_line():
-    message = refusal(hosts, links=["loopback"], only=["4KiB"], torch="none/python")
-    expected = "--torch=none/python does not exist; `make bench-hosts` makes it"
-    assert message == f"error: {expected}"
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"links": ["1mbit"]}, "error: unknown: 1mbit; have 1gbit, loopback"),
-        ({"only": ["2GiB"]}, "error: unknown: 2GiB; have small, large, 4KiB, "),
-    ],
-)
-def test_what_there_is_not_is_refused(values, said):
-    assert refusal(hosts, **values).startswith(said)
+    monkeypatch.setattr(namespaces.shutil, "which", lambda name: None)
+    with pytest.raises(namespaces.Unavailable, match="apt-get install iproute2"):
+        namespaces.linked("1gbit").__enter__()
 
 
 def test_the_wire_carries_all_bytes_both_ways():
@@ -174,23 +153,3 @@ def test_a_process_that_fails_ends_all_with_what_it_said(capfd):
         with pytest.raises(SystemExit, match="a process of a program has ended with"):
             program.run("it")(1)
     assert "no luck" in capfd.readouterr().err
-
-
-def test_tables_show_ratios_of_what_was_measured():
-    measurements = {
-        "1gbit": {
-            "large": {
-                hosts.ONE_REMOTE: as_dict(0.03, 0.03),
-                hosts.OURS: as_dict(0.06, 0.06),
-                hosts.MIRRORED: as_dict(0.09, 0.09),
-                hosts.DDP: as_dict(0.48, 0.48),
-            },
-            "64MiB": {hosts.OURS: as_dict(0.6), hosts.SOCKETS: as_dict(0.5)},
-        }
-    }
-    steps, sums = hosts.tables(measurements)
-    assert steps.title == "A step on two hosts, 1 Gbit/s, in ms"
-    times = ["1024-2048x3-10 MLP", "30.0", "60.0", "90.0", "480.0"]
-    assert steps.rows == [[*times, "2.00", "3.00", "8.00", "0.0%"]]
-    assert sums.columns == ["", "plain sockets", "Replicator", sums.columns[3], "noise"]
-    assert sums.rows == [["64MiB", "500.0", "600.0", "1.20", "0.0%"]]

@@ -1,39 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report shows and plots the existing measurements."""
 
-import pytest
+from __future__ import annotations
+
+import pathlib
+
+from absl import flags
+from absl.testing import flagsaver
 
 from benchmarks import allreduce, build, report, results, scaling, steps
+from benchmarks.contenders import BASELINE, OURS, RIVAL
 from benchmarks.peers import ratios
-from tests.benchmarks.helpers import as_dict, call, refusal
+from tests.benchmarks.helpers import as_dict, by_name
 
-NAMES = ("one device", "MirroredStrategy", "Replicator")
-MEASURED = {name: as_dict(0.001, 0.002) for name in NAMES}
-BUILT = {"trace": 1.0, "first_run": 1.0, "step_fn": None, "passes": None}
-FOUND = {
-    steps.NAME: {"on": {"deep": MEASURED}},
-    ratios.NAME: {"torch": {"deep": {"one device": as_dict(1.0), "DDP": as_dict(2.0)}}},
-    scaling.NAME: {"deep": {"1": MEASURED, "2": MEASURED}},
-    allreduce.NAME: {
-        size: {**MEASURED, allreduce.BASELINE: as_dict(0.1, 0.2)}
-        for size in ("1KiB", "64MiB")
-    },
-    build.NAME: {"deep": {name: {"1": BUILT, "32": BUILT} for name in NAMES}},
+_NAMES = (BASELINE, RIVAL, OURS)
+_MEASURED = {name: as_dict(0.001, 0.002) for name in (*_NAMES, allreduce.BASELINE)}
+_BUILT = {"trace": 1.0, "first_run": 1.0, "step_fn": None, "passes": None}
+_FOUND = {
+    steps.NAME: {"on": {"deep": _MEASURED}},
+    ratios.NAME: {"torch": {"deep": by_name({"one device": 1.0, "DDP": 2.0})}},
+    scaling.NAME: {"deep": {"1": _MEASURED, "2": _MEASURED}},
+    allreduce.NAME: {"1KiB": _MEASURED, "64MiB": _MEASURED},
+    build.NAME: {"deep": {name: {"1": _BUILT, "32": _BUILT} for name in _NAMES}},
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Returns the folder of a report of some results."""
-    folder = tmp_path_factory.mktemp("results")
-    for name, found in FOUND.items():
-        results.write(folder, name, results.facts(), found)
-    call(report, results_dir=str(folder))
-    return folder
-
-
-def test_there_is_a_table_of_everything_measured(folder):
-    text = (folder / "RESULTS.md").read_text()
+def test_there_are_a_table_and_a_plot_of_everything_measured(
+    tmp_path: pathlib.Path,
+) -> None:
+    facts = results.facts()
+    for name, found in _FOUND.items():
+        results.write(tmp_path, name, facts, found)
+    with flagsaver.flagsaver():
+        report.main(flags.FLAGS(["program", f"--results_dir={tmp_path}"]))
+    text = (tmp_path / "RESULTS.md").read_text()
     assert text.startswith("# What was measured\n")
     for title in (
         "Targets",
@@ -46,31 +46,11 @@ def test_there_is_a_table_of_everything_measured(folder):
         assert f"\n## {title}\n" in text
     assert "| DDP | 1000.0 | 2000.0 | 2.00 |" in text
     assert "Adam's slots, 2 replicas" not in text  # has not run
-
-
-def test_the_machine_is_named(folder):
-    text = (folder / "RESULTS.md").read_text()
-    facts = results.read(folder, steps.NAME)
     assert f"{facts['machine']}, {facts['cores']} cores" in text
     assert facts["time"][:10] in text and "tensorflow" in text
-
-
-def test_plots_are_drawn_and_shown(folder):
-    text = (folder / "RESULTS.md").read_text()
     for name in ("networks", "steps-deep", "allreduce", "build-deep"):
         assert f"](plots/{name}.svg)" in text
-        assert (folder / "plots" / f"{name}.svg").read_text().startswith("<?xml")
-
-
-def test_the_plot_of_networks_has_colors_for_dark_pages(folder):
-    svg = (folder / "plots" / "networks.svg").read_text()
-    assert svg.count("<style>:root") == 1 and "prefers-color-scheme: dark" in svg
-    assert "fill: var(--c0)" in svg and "fill: var(--c1)" in svg
-
-
-def test_without_results_there_is_one_line(tmp_path):
-    message = refusal(report, results_dir=str(tmp_path))
-    assert (
-        message == f"error: {tmp_path} holds no results; run python -m benchmarks first"
-    )
-    assert not list(tmp_path.iterdir())
+        svg = (tmp_path / "plots" / f"{name}.svg").read_text()
+        assert svg.startswith("<?xml")
+        dark = svg.count("prefers-color-scheme: dark")
+        assert dark == (name == "networks")  # it is shown in pages

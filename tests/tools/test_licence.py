@@ -4,14 +4,10 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from tools import licence
-
-_PYTHON = pathlib.Path("train.py")
 
 
 def test_all_files_have_the_header() -> None:
@@ -40,15 +36,6 @@ def test_the_line_comes_first_and_once(name: str, text: str, expected: str) -> N
     assert licence.with_header(path, expected) == expected
 
 
-def test_a_file_keeps_its_docstring() -> None:
-    code = compile(licence.with_header(_PYTHON, '"""Doc."""\n'), "file", "exec")
-    names: dict[str, str] = {}
-    exec(code, names)
-    assert names["__doc__"] == "Doc."
-
-
-def test_unknown_arguments_are_refused() -> None:
-    result = subprocess.run(
-        [sys.executable, licence.__file__, "--all"], capture_output=True, text=True
-    )
-    assert result.returncode == 2 and result.stderr.startswith("usage: ")
+def test_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert licence.main(["--all"]) == 2
+    assert capsys.readouterr().err.startswith("usage: ")

@@ -75,12 +75,12 @@ def test_rows_have_counts_and_name_what_failed(root) -> None:
     assert rows["test-v1"].commit == long_runs.commit(root)
 
 
-def test_an_unknown_run_is_named(root, capsys) -> None:
+def test_an_unknown_run_is_named_and_an_interrupted_one_has_no_row(
+    root, monkeypatch, capsys
+) -> None:
     assert long_runs.main(["test-v3"], root) == 2
     assert "No run is called test-v3" in capsys.readouterr().out
 
-
-def test_an_interrupted_run_has_no_row(root, monkeypatch) -> None:
     def interrupted(*_) -> int:
         raise KeyboardInterrupt
 
