@@ -15,7 +15,7 @@ from replicator.cluster import peers
 from replicator.costs import rates, rehearsal
 from replicator.graph.order.effects import Ledger
 from replicator.hosts import between, likeness
-from replicator.hosts.asynchronous import bounds, membership
+from replicator.hosts.asynchronous import clock, membership
 from replicator.interop import distribute
 from replicator.keras import model as keras_model
 from replicator.options import Options
@@ -167,7 +167,7 @@ class Replicator(running.Running, methods.InStep):
             lock=lock,
             peers=processes,
             chooser=chooser,
-            clock=None if member is None else member.clock(bounds.staleness(builder)),
+            clock=None if member is None else member.clock(clock.staleness(builder)),
         )
         self._steps = registry.Steps(self._settings, self._keep_plan)
 

@@ -23,7 +23,7 @@ from replicator.autodist.steps import Steps
 from replicator.cluster import peers
 from replicator.cluster.resources import ResourceSpec
 from replicator.graph.ir import functional
-from replicator.hosts import sessions
+from replicator.hosts import cluster
 from replicator.options import check
 from replicator.replicator import Replicator
 from replicator.variables.default_placement import VARIABLES
@@ -187,7 +187,7 @@ class AutoDist:
         self._refuse_other_programs()
         arguments.check_loss(loss, "AutoDist.create_distributed_session")
         config = configured(config, self._repl.devices)
-        given = sessions.arguments_for(self._repl.devices, config)
+        given = cluster.arguments_for(self._repl.devices, config)
         steps = Steps(scope.graph, scope.variables, self._whole, given)
         session = DistributedSession(steps, config)
         scope.initialize(session, steps.initialize())

@@ -22,12 +22,13 @@ from replicator.strategy.builder import Builder
 from replicator.strategy.builders.all_reduce import AllReduce
 from replicator.strategy.builders.auto import Auto
 from replicator.strategy.builders.parallax import Parallax
-from replicator.strategy.builders.partitioned_ar import PartitionedAR
-from replicator.strategy.builders.partitioned_ps import PartitionedPS
-from replicator.strategy.builders.ps import PS
-from replicator.strategy.builders.ps_load_balancing import PSLoadBalancing
+from replicator.strategy.builders.partitioned import (
+    PartitionedAR,
+    PartitionedPS,
+    UnevenPartitionedPS,
+)
+from replicator.strategy.builders.ps import PS, PSLoadBalancing
 from replicator.strategy.builders.sharded import Mirrored, Sharded
-from replicator.strategy.builders.uneven_partitioned_ps import UnevenPartitionedPS
 from replicator.strategy.description import Strategy
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node

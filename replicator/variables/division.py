@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator._tf import ops, variables
-from replicator.variables import drawing, in_graphs, locks
+from replicator.variables import in_graphs, initial_values, locks
 from replicator.variables.chooser import Description
 from replicator.variables.partitioned import PartitionedVariable
 from replicator.variables.replicated import ReplicatedVariable
@@ -55,7 +55,7 @@ def create(
     """
     assert description.layout is not None, "in parts"
     like = variables.unfilled(kwargs.get("name"), shape, dtype)
-    draw = drawing.pieces(kwargs["initial_value"], dtype, description.layout)
+    draw = initial_values.pieces(kwargs["initial_value"], dtype, description.layout)
     own = {k: v for k, v in kwargs.items() if k != "shape"}
     parts = _made(make_part, own, description.parts, draw, like._handle_name, dtype)
     facts: dict[str, Any] = {
@@ -115,7 +115,7 @@ def divide_again(
     first = old.storage.first
     eager = tf.executing_eagerly()
     value = first.read_value() if eager else first.initial_value
-    draw = drawing.pieces(value, variable.dtype, description.layout)
+    draw = initial_values.pieces(value, variable.dtype, description.layout)
     scope = variable._handle_name.removesuffix(":0")
     facts = {"synchronization": old.synchronization, "aggregation": old.aggregation}
     parts = _made(make_part, facts, description.parts, draw, scope, variable.dtype)

@@ -25,21 +25,21 @@ from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.passes.rows import offsets_of
 from replicator.variables import (
-    drawing,
     handles,
+    initial_values,
     joining,
     locks,
+    part_writes,
     saving,
     seen_as_one,
     single_device,
-    split_writes,
 )
 from replicator.variables.chooser import Description
 from replicator.variables.replicated import ReplicatedVariable
 from replicator.world import World
 
 
-class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
+class PartitionedVariable(part_writes.SplitWriter, seen_as_one.SeenAsOne):
     """A tf.Variable in parts.
 
     Creating a variable under the context of a Replicator makes one if the Replicator's
@@ -258,7 +258,7 @@ class PartitionedVariable(split_writes.SplitWriter, seen_as_one.SeenAsOne):
 
     def read_on_host(self) -> tf.Tensor:
         """Returns the whole value, joined on the host so that no device holds it."""
-        with tf.device(None), tf.device(drawing.HOST):
+        with tf.device(None), tf.device(initial_values.HOST):
             return self.read_value()
 
     @autograph.not_converted

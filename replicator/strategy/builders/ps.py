@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PS: places all variables on one device."""
+"""PS and PSLoadBalancing: whole variables, on one device or spread over several."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from replicator.strategy.builder import Builder
 from replicator.strategy.facts import Resources, VariableFacts
 from replicator.strategy.nodes import Node
+from replicator.variables.default_placement import Loads
 from replicator.variables.synchronizer import PSSynchronizer, check_compressor, check_ps
 
 
@@ -76,3 +77,26 @@ class PS(Builder):
         """Yields nodes on the first CPU device; see `Builder.nodes`."""
         for variable in variables:
             yield Node(variable.path, self.on(resources.cpus[0]))
+
+
+class PSLoadBalancing(PS):
+    """Places each variable on the CPU device with the fewest bytes so far.
+
+    Takes the arguments of `PS`.
+
+    Example:
+        >>> repl = replicator.Replicator(
+        ...     ["CPU:0", "CPU:1"], strategy=replicator.strategy.PSLoadBalancing())
+        >>> with repl.context():
+        ...     v, w = tf.Variable([1.0, 2.0]), tf.Variable([3.0])
+        >>> [x.owner for x in (v, w)]
+        [0, 1]
+    """
+
+    def nodes(
+        self, variables: Iterable[VariableFacts], resources: Resources
+    ) -> Iterator[Node | None]:
+        """Yields nodes on the least loaded CPU devices; see `Builder.nodes`."""
+        loads = Loads(resources.cpus)
+        for variable in variables:
+            yield Node(variable.path, self.on(loads.least(variable.nbytes)))

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicator import errors
+import replicator
+from replicator import errors, strategy
+from replicator.hosts.asynchronous import clock
 from replicator.hosts.asynchronous.board import ENDED, LOST, PRESENT, STATES, STEPS
 from replicator.hosts.asynchronous.clock import Clock
 from replicator.hosts.asynchronous.events import Events
+from replicator.strategy import choosing
 from tests.hosts.asynchronous.tables import Table
 
 
@@ -98,3 +103,35 @@ def test_who_was_taken_for_lost_does_not_go_on() -> None:
         errors.HostLostError, match="host-1, was silent(.|\n)*restart it"
     ):
         clock.begin(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "staleness"),
+    [
+        (None, None),
+        (strategy.PS(sync=False), None),
+        (strategy.PS(staleness=3), 3),
+        (strategy.PSLoadBalancing(staleness=1), 1),
+        ({"a": strategy.PS(staleness=3), ".*": strategy.PS(staleness=2)}, 2),
+        ({"a": strategy.PS(staleness=3), ".*": strategy.PS(sync=False)}, 3),
+    ],
+)
+def test_programs_are_as_near_as_the_nearest_rule(
+    given: Any, staleness: int | None
+) -> None:
+    builder = None if given is None else choosing.as_builder(given)
+    assert clock.staleness(builder) == staleness
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        strategy.PS(),
+        strategy.AllReduce(),
+        strategy.PartitionedPS(sync=False),
+        {".*": strategy.Mirrored()},
+    ],
+)
+def test_what_is_for_one_process_is_refused(given: Any) -> None:
+    with pytest.raises(replicator.StrategyError, match=r"own speed(.|\n)*sync=False"):
+        clock.staleness(choosing.as_builder(given))

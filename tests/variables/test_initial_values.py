@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from replicator.graph.passes.rows import Parts
-from replicator.variables import drawing
+from replicator.variables import initial_values
 from tests.variables import parted
 
 I = keras.initializers  # noqa: E741  as in the others' documentation
@@ -60,7 +60,7 @@ def test_parts_are_slices_of_the_whole(name: str, dtype: tf.DType) -> None:
     for shape in [(9, 4), (300, 7), (7, 5, 3)]:
         whole = tf.cast(VALUES[name](shape, dtype=dtype.name), dtype).numpy()
         for axis in range(2):
-            drawn = drawing.pieces(
+            drawn = initial_values.pieces(
                 lambda shape=shape: VALUES[name](shape, dtype=dtype.name),
                 *(dtype, Parts(axis, (2, 1, shape[axis] - 3))),
             )
@@ -97,7 +97,7 @@ def test_a_value_is_drawn_once() -> None:
             count.append(1)
         return tf.linalg.qr(tf.random.uniform([6, 6]))[0]
 
-    pieces = drawing.pieces(initial_value, tf.float32, Parts(0, (1, 5)))
+    pieces = initial_values.pieces(initial_value, tf.float32, Parts(0, (1, 5)))
     whole = np.concatenate([piece() for piece in pieces])
     np.testing.assert_allclose(whole @ whole.T, np.eye(6), atol=1e-5)
     assert count == [1]

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import errors
-from replicator.hosts import sessions
+from replicator.hosts import cluster
 
 v1 = tf.compat.v1
 
@@ -27,7 +27,7 @@ HOSTS = {"worker": ["c:1", "a:2", "b:3"], "client": ["own:4"]}
 
 
 def test_this_process_is_the_master_under_another_name_than_its_servers() -> None:
-    made = sessions.arguments(_connection(**HOSTS), None)
+    made = cluster.arguments(_connection(**HOSTS), None)
     assert made["target"] == "grpc://own:4"
     found = tf.train.ClusterSpec(made["config"].cluster_def).as_dict()
     assert found == {"worker": HOSTS["worker"], "master": ["own:4"]}
@@ -36,7 +36,7 @@ def test_this_process_is_the_master_under_another_name_than_its_servers() -> Non
 def test_other_settings_are_kept_and_the_users_are_not_changed() -> None:
     config = v1.ConfigProto(allow_soft_placement=True, intra_op_parallelism_threads=3)
     before = config.SerializeToString()
-    made = sessions.arguments(_connection(**HOSTS), config)["config"]
+    made = cluster.arguments(_connection(**HOSTS), config)["config"]
     assert made.allow_soft_placement and made.intra_op_parallelism_threads == 3
     assert config.SerializeToString() == before
     made.ClearField("cluster_def")
@@ -48,7 +48,7 @@ def test_ops_without_a_kernel_go_to_the_host_unless_a_config_decides(
     given: Any,
 ) -> None:
     config = None if given is None else v1.ConfigProto(allow_soft_placement=given)
-    made = sessions.arguments(_connection(**HOSTS), config)["config"]
+    made = cluster.arguments(_connection(**HOSTS), config)["config"]
     assert made.allow_soft_placement == (given in (None, True))
 
 
@@ -69,4 +69,4 @@ def test_other_configurations_are_refused(config: Any, said: str) -> None:
     with pytest.raises(
         errors.ArgumentError, match=f"(?s){said}.*Fix: pass a tf.compat"
     ):
-        sessions.arguments(_connection(**HOSTS), config)
+        cluster.arguments(_connection(**HOSTS), config)
