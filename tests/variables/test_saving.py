@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables are saved as one tensor by every kind of Saver; copies of them are their own."""
+"""Variables are saved as one tensor by each kind of Saver; copies are independent."""
 
 from __future__ import annotations
 
