@@ -6,18 +6,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import json
-import os
 import pathlib
-import subprocess
 import sys
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from replicator._tf import choice
-from tests._tf import training
 
 _ROOM = pathlib.Path(choice.__file__).parent
 # A name of TensorFlow that each file of fast/ needs, and its owner.
@@ -68,9 +63,6 @@ def _anew(monkeypatch):
 def test_both_rooms_offer_the_same_by_the_same_signatures(file):
     fast, plain = (_offered(_module(room, file)) for room in ("fast", "plain"))
     assert fast and fast == plain
-
-
-def test_both_rooms_have_the_files_that_are_chosen():
     for room in ("fast", "plain"):
         files = sorted(path.stem for path in (_ROOM / room).glob("[!_]*.py"))
         assert files == sorted(choice.FILES)
@@ -132,27 +124,3 @@ def test_what_is_private_is_looked_up_when_a_file_is_imported(file):
                 if not (isinstance(of, ast.Name) and of.id == "self"):
                     used.add(name)
     assert not used - needed - _OF_OBJECTS
-
-
-@pytest.mark.slow
-def test_training_comes_to_the_same_without_what_is_fast():
-    here = bool(choice.FAST)
-    environment = {**os.environ, "REPLICATOR_FAST": "0" if here else "1"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests._tf.training"],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as other:
-        trained = training.train_in_all_ways()
-        output, errors = other.communicate()
-    assert other.returncode == 0, errors
-    output_facts = json.loads(output.splitlines()[-1])
-    assert bool(output_facts["fast"]) != here
-    assert trained.keys() == output_facts["trained"].keys() and len(trained) == 10
-    for way, values in trained.items():
-        np.testing.assert_allclose(values, trained["mirrored eager"], rtol=1e-5)
-        np.testing.assert_allclose(
-            values, output_facts["trained"][way], rtol=1e-6, err_msg=way
-        )

@@ -42,10 +42,11 @@ os._exit(0)
 """
 
 
-def test_this_process_has_started_and_is_not_connected():
+def test_this_process_has_started_and_is_neither_connected_nor_joined():
     tf.constant(0)
     assert cluster.has_started()
     assert cluster.connection() is None
+    assert cluster.joined() is None and cluster.joined_server() is None
 
 
 def test_connecting_again_and_to_nobody():

@@ -105,14 +105,6 @@ def test_run_independently_takes_an_op_out_of_the_order():
         effects.run_independently(plain, tf.no_op())
 
 
-def test_only_reads_tells_reads_from_writes():
-    with tf.Graph().as_default():
-        variable = tf.Variable(1.0)
-        read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
-        assert effects.only_reads(read.op)
-        assert not effects.only_reads(variable.assign(2.0, read_value=False))
-
-
 @pytest.mark.parametrize("ordered", [True, False])
 def test_ordered_branches_keeps_what_nothing_fetches(ordered):
     with tf.Graph().as_default() as graph:

@@ -9,7 +9,16 @@ import tensorflow as tf
 from replicator._tf import traces as tf_traces
 
 
-def test_tracing_apart_gives_a_function_one_trace_per_key():
+def _run(build, plain_graph):
+    """Returns the numbers that a function builds, in a plain graph or a tf.function."""
+    if not plain_graph:
+        return [int(x) for x in tf.function(build, autograph=False)()]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return session.run(build())
+
+
+@pytest.mark.parametrize("plain_graph", [True, False])
+def test_tracing_apart_gives_a_function_one_trace_per_key(plain_graph):
     traced, traces = [], tf_traces.Traces()
 
     @tf.function(autograph=False)
@@ -17,7 +26,6 @@ def test_tracing_apart_gives_a_function_one_trace_per_key():
         traced.append(0)
         return tf.constant(len(traced))
 
-    @tf.function(autograph=False)
     def outer():
         graph = tf.compat.v1.get_default_graph()
         results = []
@@ -26,24 +34,7 @@ def test_tracing_apart_gives_a_function_one_trace_per_key():
                 results.append(inner())
         return results
 
-    assert [int(x) for x in outer()] == [1, 2, 1]
-
-
-def test_tracing_apart_does_so_in_a_plain_graph_too():
-    traced, traces = [], tf_traces.Traces()
-
-    @tf.function(autograph=False)
-    def inner():
-        traced.append(0)
-        return tf.constant(len(traced))
-
-    with tf.Graph().as_default() as graph:
-        results = []
-        for key in ("a", "b", "a"):
-            with tf_traces.separate_traces(graph, key, traces):
-                results.append(inner())
-        with tf.compat.v1.Session() as session:
-            assert session.run(results) == [1, 2, 1]
+    assert _run(outer, plain_graph) == [1, 2, 1]
 
 
 @pytest.mark.parametrize("plain_graph", [True, False])
@@ -69,11 +60,7 @@ def test_traces_are_forgotten_but_for_those_of_others(plain_graph):
         assert not traces._unknown
         return results
 
-    if plain_graph:
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            assert session.run(build()) == [3, 3, 2]
-    else:
-        assert [int(x) for x in tf.function(build, autograph=False)()] == [3, 3, 2]
+    assert _run(build, plain_graph) == [3, 3, 2]
     assert int(others()) == int(outermost()) == 3
 
 
@@ -94,13 +81,7 @@ def test_tracing_apart_traces_anew_when_asked_to(plain_graph):
         with tf_traces.separate_traces(graph, "anew", tf_traces.Traces()) as again:
             for _ in range(3):
                 inner()
-        return tf.constant(0)
+        return [tf.constant(0)]
 
     again = None
-
-    if plain_graph:
-        with tf.Graph().as_default():
-            outer()
-    else:
-        tf.function(outer, autograph=False)()
-    assert len(traced) == 2
+    assert _run(outer, plain_graph) == [0] and len(traced) == 2

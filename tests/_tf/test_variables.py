@@ -8,7 +8,6 @@ import contextlib
 import pytest
 import tensorflow as tf
 
-import replicator
 from replicator._tf import variables
 from tests import helpers
 from tests._tf import shared
@@ -119,14 +118,6 @@ def test_lift_initial_value_reaches_the_graph_around():
         function()
         assert lifted[0].graph is graph
         assert shared.evaluate(lifted[0], graph) == 6.0
-
-
-def test_replicated_variables_are_handle_variables():
-    repl = helpers.make(2)
-    with repl.context():
-        variable = tf.Variable(1.0)
-    assert isinstance(variable, replicator.ReplicatedVariable)
-    assert isinstance(variable, variables.HandleVariable)
 
 
 def test_who_asks_for_a_name_shares_the_variable() -> None:
