@@ -207,7 +207,6 @@ def communicate(
     receipt: bool = False,
     differentiable: bool = True,
     policies: Sequence[OperandPolicy] | None = None,
-    states: int = 0,
     joinable: bool = False,
     conditional: bool = False,
 ) -> list[tf.Tensor]:
@@ -229,7 +228,6 @@ def communicate(
             this replica's loss depend on the call, so that gradients come back.
         differentiable: Whether gradients flow through it, by its dual in table.py.
         policies: One per operand, if any operand belongs to a variable.
-        states: How many trailing operands, and results, are states; see `Call`.
         joinable: As in `Call`.
         conditional: As in `Call`.
 
@@ -268,7 +266,6 @@ def communicate(
         watched=facts.end == "receives" and tapes.is_watched(operands),
         facts=facts,
         policies=tuple(policies or ()),
-        states=states,
         assignment=replica.mode.writing,
         joinable=joinable,
         conditional=conditional,

@@ -94,7 +94,7 @@ class PrimitiveFacts:
         algorithm: How its data travels, for plans. "hub": one device does the work and
             sends out the result; "direct": each tensor goes from the replica that has
             it to those that need it; "order": nothing is sent.
-        same_for_all: Whether all participants receive the same, states excepted.
+        same_for_all: Whether all participants receive the same.
         end: For a message, "sends" or "receives".
         orders_effects: Whether effects after a call wait for those before it.
         reduces_for_all: Whether its option "op" says how each operand is reduced, and
@@ -134,8 +134,6 @@ class Call:
             could reach it.
         facts: What is true of all calls of the primitive.
         policies: One per operand, or none at all; the replicas must agree on them.
-        states: How many of the last operands are a state that the lowering keeps on
-            each replica; as many of the last results are its next value.
         merged: The lines of further calls that were merged into this one.
         assignment: The assignment whose value the replicas agree on by this call, if
             any: the variable's name, the method, and the variable's key.
@@ -157,15 +155,10 @@ class Call:
     watched: bool = False
     facts: PrimitiveFacts = PrimitiveFacts()
     policies: tuple[OperandPolicy, ...] = ()
-    states: int = 0
     merged: tuple[str, ...] = ()
     assignment: tuple[str, str, str] | None = None
     joinable: bool = False
     conditional: bool = False
-
-    def same_for_all(self, count: int) -> int:
-        """Returns how many of the first `count` results are equal on all replicas."""
-        return count - self.states if self.facts.same_for_all else 0
 
     def policy(self, k: int) -> OperandPolicy:
         """Returns the policy of the k-th operand."""

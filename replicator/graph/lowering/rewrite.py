@@ -219,8 +219,8 @@ def _rewrite_level(
         regions = [site for site in node if not isinstance(site, Placeholder)]
         if calls:
             results = _lower(calls, target, nesting)
-            count = calls[0].call.same_for_all(len(results[0]))
-            target.handles.labels.join([tensors[:count] for tensors in results])
+            if calls[0].call.facts.same_for_all:
+                target.handles.labels.join(results)
             _rewire(calls, results)
             if calls[0].call.facts.orders_effects:
                 fence.join([call.op for call in calls], _way(calls[0].call, target))

@@ -148,7 +148,7 @@ class Keys:
             key = self._key_of(self._positions[id(tensor)])
             return Origin(self.path[-1], ("argument", key.digest), open=key.open)
         call = placeholder.read(op)
-        if call is not None and index < call.same_for_all(len(op.outputs)):
+        if call is not None and call.facts.same_for_all:
             facts = ("call", call.key, call.group, index, *self._places(call.key))
             return Origin(op, facts, open=OWN if call.channel else 0)
         if not is_pure(op):

@@ -47,7 +47,7 @@ def test_reads_back_what_was_put() -> None:
 
 def test_the_text_holds_all_fields_and_is_read_once() -> None:
     policy = OperandPolicy("v", 3, "ring", "b")
-    call = _call(policies=(policy, OperandPolicy()), receipt=True, states=1)
+    call = _call(policies=(policy, OperandPolicy()), receipt=True)
     token = placeholder.token_of(call)
     assert token.endswith(json.dumps(dataclasses.asdict(call)))
     actual = placeholder.call_of(token.encode())
