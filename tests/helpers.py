@@ -125,9 +125,26 @@ def opaque(value: Any, shape: Any = ()) -> tf.Tensor:
     return tf.compat.v1.placeholder_with_default(value, static)
 
 
+def built(
+    repl: replicator.Replicator, step_fn: Callable[[], Any], mode: str
+) -> tuple[tf.Graph, Any]:
+    """Returns the graph of a step in "function" or "session" mode, and its results."""
+    if mode == "session":
+        with tf.Graph().as_default() as graph:
+            return graph, repl.run(step_fn)
+    results = []
+
+    @tf.function
+    def traced() -> None:
+        results.append(repl.run(step_fn))
+
+    return traced.get_concrete_function().graph, results[0]
+
+
 def ops_run(fetched: Any) -> list[tf.Operation]:
-    """Returns the ops that run when a session fetches a nest of tensors."""
-    waiting = [tensor.op for tensor in tf.nest.flatten(fetched)]
+    """Returns the ops that run when a session fetches a nest of tensors or ops."""
+    leaves = tf.nest.flatten(fetched)
+    waiting = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
     seen = set(waiting)
     while waiting:
         op = waiting.pop()

@@ -8,10 +8,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import sonnet as snt
 import tensorflow as tf
+import tf_keras
 
 import replicator
 from tests import helpers
@@ -159,6 +161,34 @@ def built_by_the_first_call(repl: replicator.Replicator) -> tuple[Step, list[Any
         if not kept:
             kept.append(tf.range(4.0) * repl.num_replicas)
         return [layer(x) for layer in layers], x * kept[0]
+
+    return step, []
+
+
+def preprocessing(repl: replicator.Replicator) -> tuple[Step, list[Any]]:
+    """Layers with statistics, bins, tables and constants, of both versions of Keras."""
+    numbers = np.random.default_rng(0).normal(2.0, 3.0, [12, 4]).astype(np.float32)
+    texts, counts = np.array([["a"], ["b"], ["c"]] * 4), np.arange(12)[:, None] % 5
+    calls: list[tuple[Any, tf.Tensor | None]] = []  # a layer, and its own input
+    for layers in (keras.layers, tf_keras.layers):
+        adapted = (
+            (layers.Normalization(), numbers),
+            (layers.Discretization(num_bins=4), numbers),
+            (layers.StringLookup(output_mode="tf_idf"), texts),
+            (layers.IntegerLookup(), counts),
+        )
+        for layer, values in adapted:
+            layer.adapt(values)
+        calls += [(layer, None) for layer, _ in adapted[:2]]
+        calls += [(layer, tf.constant(values)) for layer, values in adapted[2:]]
+        calls += [
+            (layers.CategoryEncoding(num_tokens=5), tf.constant(counts)),
+            (layers.Hashing(num_bins=7), tf.constant(texts)),
+            (layers.Rescaling(scale=0.1, offset=1.0), None),
+        ]
+
+    def step(x: tf.Tensor) -> Any:
+        return [layer(x if given is None else given) for layer, given in calls]
 
     return step, []
 
@@ -363,6 +393,7 @@ PROBLEMS = {
         sparse,
         looked_up,
         built_by_the_first_call,
+        preprocessing,
         collectives,
         unlike_gradients,
         made_outside,
@@ -390,36 +421,27 @@ def outcome(build: str, mode: str, name: str, count: int) -> tuple[Any, list[Any
     return result, [c for v in inside for c in helpers.components(v)]
 
 
+# Steps of graphs whose copies TensorFlow builds otherwise than eagerly.
+_GRAPHS = ("momentum", "control_flow", "function", "seeded")
+_GRAPHS += ("built_in_step", "asserting", "in_python")
+
+
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("count", [3, 4])
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_copies_compute_what_built_replicas_do(name: str, count: int) -> None:
-    expected, variables = outcome("trace", "eager", name, count)
-    result, copied = outcome("clone", "eager", name, count)
-    tf.nest.assert_same_structure(expected, result)
-    for one, two in zip(
-        tf.nest.flatten(expected), tf.nest.flatten(result), strict=True
-    ):
-        np.testing.assert_array_equal(one, two)
-    for one, two in zip(variables, copied, strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
-@pytest.mark.battery(6)
-@pytest.mark.parametrize("mode", ["function", "session"])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "mode", "count"),
     [
-        *("momentum", "control_flow", "function", "seeded"),
-        *("built_in_step", "asserting", "in_python"),
+        *((name, "eager", count) for name in PROBLEMS for count in (3, 4)),
+        *((name, mode, 3) for name in _GRAPHS for mode in ("function", "session")),
     ],
 )
-def test_in_functions_and_sessions_too(name: str, mode: str) -> None:
-    expected, _ = outcome("trace", mode, name, 3)
-    result, _ = outcome("clone", mode, name, 3)
-    for one, two in zip(
-        tf.nest.flatten(expected), tf.nest.flatten(result), strict=True
-    ):
+def test_copies_compute_what_built_replicas_do(
+    name: str, mode: str, count: int
+) -> None:
+    expected, variables = outcome("trace", mode, name, count)
+    result, copied = outcome("clone", mode, name, count)
+    tf.nest.assert_same_structure(expected, result)
+    ones = [*tf.nest.flatten(expected), *variables]
+    for one, two in zip(ones, [*tf.nest.flatten(result), *copied], strict=True):
         np.testing.assert_array_equal(one, two)
 
 
@@ -631,3 +653,26 @@ def test_a_variable_on_the_first_replicas_device(mode: str) -> None:
         is_positive = float(np.random.default_rng(r).standard_normal()) > 0
         np.testing.assert_array_equal(total[r], [12.0] * 4)
         np.testing.assert_array_equal(branch[r], [12.0 * is_positive] * 4)
+
+
+@pytest.mark.parametrize("build", ["trace", "clone"])
+def test_a_layer_that_keeps_tensors_of_its_first_call(build: Any) -> None:
+    """Keras 3 reads mean and variance in `build` only, which clones call once."""
+    repl = helpers.make(3, build=build)
+    with repl.context():
+        layer = keras.layers.Normalization()
+
+    def run() -> Any:
+        return repl.run(lambda x: layer(x), lambda context: tf.ones([2, 4]))
+
+    if build == "trace":
+        with pytest.raises(
+            replicator.ReplicatorError, match=r"(?s)test_clone.*Fix: .* layer "
+        ) as caught:
+            run()
+        assert "before the step" in str(caught.value)
+        with repl.context():
+            layer = keras.layers.Normalization()
+            layer.build((None, 4))
+    for value in run():
+        np.testing.assert_array_equal(value, np.ones([2, 4]))

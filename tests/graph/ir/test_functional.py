@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,6 @@ OPTIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "sharded": (3, {"variables": "sharded"}),
     "clone": (3, {"build": "clone"}),
 }
-Branch = Callable[[], Any]
-Flow = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -118,19 +116,6 @@ def test_it_stays_on_until_the_last_thread_is_done() -> None:
 # --- Training -------------------------------------------------------------------------
 
 
-def _branches(w: tf.Tensor, x: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    def inner() -> tf.Tensor:
-        tf.debugging.assert_less(x, 9.0)
-        return tf.matmul(x, w) * b
-
-    def outer() -> tf.Tensor:
-        return tf.cond(b[1] < 9, inner, lambda: tf.matmul(x, w))
-
-    tf.debugging.assert_greater(x, -9.0)
-    y = tf.cond(b[0] < 9, outer, lambda: tf.matmul(x, w) - w[0])
-    return y + tf.cond(tf.shape(x)[0] > 9, lambda: b, lambda: 3 * tf.gather(w, 1))
-
-
 def _loops(w: tf.Tensor, x: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     def turn(y: tf.Tensor) -> tf.Tensor:
         tf.debugging.assert_less(y, 1e6)
@@ -147,14 +132,7 @@ def _loops(w: tf.Tensor, x: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.while_loop(lambda i, _: i < 2, more, (0, x))[1]
 
 
-def _mapped(w: tf.Tensor, x: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    def rows() -> tf.Tensor:
-        return tf.map_fn(lambda row: tf.linalg.matvec(w, row, transpose_a=True), x)
-
-    return tf.cond(b[0] < 9, rows, lambda: tf.matmul(x, w)) * b
-
-
-def _trained(flow: Flow, count: int, options: dict[str, Any]) -> list[Any]:
+def _trained(count: int, options: dict[str, Any]) -> list[Any]:
     """Trains on `count` replicas, or, if that is 0, without Replicator."""
     with tf.Graph().as_default():
         repl = helpers.make(max(count, 1), **options)
@@ -167,7 +145,7 @@ def _trained(flow: Flow, count: int, options: dict[str, Any]) -> list[Any]:
 
         def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
             w, b = variables
-            loss = tf.reduce_mean(tf.reduce_sum(flow(w, x, b) ** 2, -1))
+            loss = tf.reduce_mean(tf.reduce_sum(_loops(w, x, b) ** 2, -1))
             grads = optimizer.compute_gradients(loss, variables)
             update = optimizer.apply_gradients(grads)
             return (repl.all_reduce(loss, "mean") if count else loss), update
@@ -183,123 +161,12 @@ def _trained(flow: Flow, count: int, options: dict[str, Any]) -> list[Any]:
     return [np.ravel([np.ravel(loss)[0] for loss in losses]), *values]
 
 
-@pytest.mark.battery(6)
+@pytest.mark.battery(2)
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("flow", [_branches, _loops, _mapped])
-def test_trains_as_one_device(flow: Flow, options: str) -> None:
-    got = _trained(flow, *OPTIONS[options])
-    for one, other in zip(_trained(flow, 0, {}), got, strict=True):
+def test_trains_as_one_device(options: str) -> None:
+    got = _trained(*OPTIONS[options])
+    for one, other in zip(_trained(0, {}), got, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
-
-
-# --- Effects and communication --------------------------------------------------------
-
-
-def _note(said: list[Any], *what: Any) -> None:
-    tf.py_function(lambda *told: said.append([int(t) for t in told]), what, [])
-
-
-def _said(count: int, taken: bool) -> list[list[Any]]:
-    """Runs a step with effects that nothing depends on; returns them by replica."""
-    messages: list[Any] = []
-
-    def step(r: tf.Tensor) -> tf.Tensor:
-        def yes() -> tf.Tensor:
-            _note(messages, r, 1)
-            tf.cond(~chosen, lambda: 0, lambda: [_note(messages, r, 2), 1][1])
-            return 1
-
-        def turn(i: tf.Tensor) -> tf.Tensor:
-            _note(messages, r, 3, i)
-            tf.cond(i < 1, lambda: [_note(messages, r, 4, i), 0][1], lambda: 1)
-            return i + 1
-
-        def go_on(i: tf.Tensor) -> tf.Tensor:
-            _note(messages, r, 5, i)
-            return i < 2
-
-        _note(messages, r, 0)
-        tf.cond(chosen, yes, lambda: [_note(messages, r, 6), 0][1])
-        tf.while_loop(go_on, turn, [0], parallel_iterations=1)
-        tf.cond(chosen, lambda: tf.while_loop(go_on, turn, [0]), lambda: [0])
-        _note(messages, r, 7)
-        return r
-
-    with tf.Graph().as_default():
-        chosen = v1.placeholder(tf.bool, [])
-        fetches = helpers.make(count).run(step, _own_id)
-        with _session() as session:
-            for _ in range(2):
-                session.run(fetches, {chosen: taken})
-                messages.append(None)
-    return [[x[1:] for x in messages if x and x[0] == r] for r in range(count)]
-
-
-@pytest.mark.parametrize("taken", [True, False])
-@pytest.mark.parametrize("count", [1, 2])
-def test_effects_happen_in_the_order_of_the_program(count: int, taken: bool) -> None:
-    loop = [[5, 0], [3, 0], [4, 0], [5, 1], [3, 1], [5, 2]]
-    branch = [[1], [2]] if taken else [[6]]
-    once = [[0], *branch, *loop, *loop * taken, [7]]
-    assert _said(count, taken) == [once * 2] * count
-
-
-def _writing(v: tf.Variable, yes: tf.Tensor) -> dict[str, Branch]:
-    def in_a_loop() -> tf.Tensor:
-        def turn(i: tf.Tensor) -> tf.Tensor:
-            v.assign_add(1.0, read_value=False)
-            return i + 1
-
-        return tf.while_loop(lambda i: i < tf.where(yes, 3, 0), turn, [0])[0]
-
-    def in_a_branch() -> tf.Tensor:
-        return tf.cond(yes, lambda: v.assign_add(3.0).read_value(), lambda: 0.0)
-
-    return {"branch": in_a_branch, "loop": in_a_loop}
-
-
-@pytest.mark.parametrize("options", ["one", "mirrored", "sharded"])
-@pytest.mark.parametrize("where", ["branch", "loop"])
-def test_replicas_write_in_branches_and_loops(where: str, options: str) -> None:
-    count, chosen = OPTIONS[options]
-    with tf.Graph().as_default():
-        repl = helpers.make(count, **chosen)
-        with repl.context():
-            v = tf.Variable(1.0)
-        yes = v1.placeholder(tf.bool, [])
-
-        def step() -> list[tf.Tensor]:
-            read = [v.read_value()]
-            _writing(v, yes)[where]()
-            return [*read, v.read_value(), v.assign_add(1.0).read_value()]
-
-        fetches = repl.run(step)
-        with _session() as session:
-            got = [session.run(fetches, {yes: on}) for on in (True, False)]
-    values = [set(each) for results in got for each in results]
-    assert values == [{1}, {4}, {5}, {5}, {5}, {6}]
-
-
-@pytest.mark.parametrize("traced", [False, True], ids=["itself", "traced_before"])
-@pytest.mark.parametrize("where", ["branch", "loop"])
-def test_replicas_communicate_there(where: str, traced: bool) -> None:
-    with tf.Graph().as_default():
-        repl = helpers.make(2)
-        call = tf.function(repl.all_reduce) if traced else repl.all_reduce
-
-        def step() -> tf.Tensor:
-            x = tf.constant(1.0)
-            if traced:
-                x = call(x)
-            if where == "branch":
-                return tf.cond(x < 9, lambda: call(x), lambda: x)
-            return tf.while_loop(lambda x: x < 9, call, [x])[0]
-
-        fetches = repl.run(step)
-        with _session() as session:
-            one = 2 if traced else 1
-            expected = 2 * one if where == "branch" else 16
-            assert set(session.run(fetches)) == {expected}
 
 
 # --- What was built elsewhere ---------------------------------------------------------

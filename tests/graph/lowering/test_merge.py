@@ -18,13 +18,7 @@ BUILDS = ["function", "session"]
 def _built(kind: str, num_replicas: int, step: Callable[[Any], Any]) -> tf.Graph:
     """Returns the graph of a step of one argument, the Replicator."""
     repl = helpers.make(num_replicas)
-    if kind == "session":
-        with tf.Graph().as_default() as graph:
-            repl.run(lambda: step(repl))
-        return graph
-    return (
-        tf.function(lambda: repl.run(lambda: step(repl))).get_concrete_function().graph
-    )
+    return helpers.built(repl, lambda: step(repl), kind)[0]
 
 
 def _ops(graph: tf.Graph, *types: str) -> list[tf.Operation]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from replicator.errors import MismatchError
 from replicator.graph.matching import gradients
-from tests import helpers
+from tests import helpers, sampling
 
 CROSSED = r"(?s)at .*test_gradients\.py:\d+ .*at .*test_gradients\.py:\d+ .*Fix: .*0\.0"
 
@@ -22,9 +22,12 @@ def losses(repl: Any, x: tf.Tensor, y: tf.Tensor, everywhere: bool) -> list[tf.T
     return [loss + 0.0 * y for loss in both] if everywhere else both
 
 
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("by", ["tape", "tf.gradients", "a function", "a loop"])
-@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize(
+    ("everywhere", "by", "mode"),
+    sampling.in_turn(
+        [True, False], ["tape", "tf.gradients", "a function", "a loop"], helpers.MODES
+    ),
+)
 def test_gradients_never_reach_another_loss(
     everywhere: bool, by: str, mode: str
 ) -> None:
@@ -137,8 +140,9 @@ _AROUND = {
 }
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("around", _AROUND)
+@pytest.mark.parametrize(
+    ("around", "persistent"), sampling.in_turn([*_AROUND], [False, True])
+)
 def test_a_pass_through_control_flow_is_one(around: str, persistent: bool) -> None:
     """Gradients of control flow take gradients of their own, in its branches."""
     found = []

@@ -43,28 +43,32 @@ def message(primitive: str, replica: int, key: str = "0>1#7:0", **facts: Any) ->
     return call(key, replica, primitive, {}, **facts)
 
 
-def test_calls_that_pair_in_order() -> None:
-    everyone = (0, 1, 2)
-    match.check(
-        [[call("0", r, group=everyone), call("1", r, group=everyone)] for r in everyone]
-    )
+_EVERYONE = (0, 1, 2)
+_ENDS = (0, 2)
+PAIRED: dict[str, list[list[Call]]] = {
+    "none": [[], []],
+    "in order": [
+        [call("0", r, group=_EVERYONE), call("1", r, group=_EVERYONE)]
+        for r in _EVERYONE
+    ],
+    "alone": [[call("0", group=(0,)), call("0/0", group=(0,))]],
+    # By their calls, in whatever order they were built.
+    "gradients": [
+        [call(key, 0) for key in ("0", "1", "0/0", "1/0", "1/0/0")],
+        [call(key, 1) for key in ("0", "1", "1/0", "1/0/0", "0/0")],
+    ],
+    "groups": [
+        [call("0,2:0", 0, group=_ENDS), call("0", 0, group=_EVERYONE)],
+        [call("0", 1, group=_EVERYONE)],
+        [call("0", 2, group=_EVERYONE), call("0,2:0", 2, group=_ENDS)],
+    ],
+    "a message": [[message("send", 0)], [message("recv", 1)]],
+}
 
 
-def test_no_calls() -> None:
-    match.check([[], []])
-
-
-def test_one_replica_pairs_with_itself() -> None:
-    match.check([[call("0", group=(0,)), call("0/0", group=(0,))]])
-
-
-def test_gradients_pair_by_their_calls_in_whatever_order_they_were_built() -> None:
-    match.check(
-        [
-            [call(key, 0) for key in ("0", "1", "0/0", "1/0", "1/0/0")],
-            [call(key, 1) for key in ("0", "1", "1/0", "1/0/0", "0/0")],
-        ]
-    )
+@pytest.mark.parametrize("what", PAIRED)
+def test_calls_that_pair(what: str) -> None:
+    match.check(PAIRED[what])
 
 
 def test_gradients_of_two_losses_in_another_order_are_refused() -> None:
@@ -141,21 +145,6 @@ def test_messages_may_be_differentiated_in_another_order_at_their_ends() -> None
     match.check(
         [list(pair) for pair in zip(forward, backward, strict=True)], (), passes
     )
-
-
-def test_groups_count_their_calls_by_themselves() -> None:
-    pair, everyone = (0, 2), (0, 1, 2)
-    match.check(
-        [
-            [call("0,2:0", 0, group=pair), call("0", 0, group=everyone)],
-            [call("0", 1, group=everyone)],
-            [call("0", 2, group=everyone), call("0,2:0", 2, group=pair)],
-        ]
-    )
-
-
-def test_a_send_pairs_with_a_recv() -> None:
-    match.check([[message("send", 0)], [message("recv", 1)]])
 
 
 @pytest.mark.parametrize(
@@ -254,13 +243,6 @@ def test_a_call_without_partner_is_named(longer: int) -> None:
         r".*Fix: .*same calls in the same order",
     ):
         match.check(calls)
-
-
-def test_a_replica_without_calls_is_named() -> None:
-    with pytest.raises(
-        errors.MismatchError, match=r"(?s)call 0 of replica 0.*replica 1: 0 calls\n"
-    ):
-        match.check([[call()], []])
 
 
 def test_a_gradient_without_partner_is_named() -> None:

@@ -11,31 +11,8 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
-import replicator
 from replicator import DeadlockError
 from tests import helpers, sampling
-
-
-class _Log:
-    """Records the order of events inside a running graph."""
-
-    def __init__(self, repl: replicator.Replicator) -> None:
-        self._repl = repl
-        self.lines: list[tuple[int, str, float]] = []
-
-    def note(self, what: str, value: Any = 0.0) -> None:
-        """Adds an op that adds a line when it runs."""
-        replica_id = self._repl.replica_id
-
-        def write(x: tf.Tensor) -> None:
-            self.lines.append((replica_id, what, float(x)))
-
-        tf.py_function(write, [value], [])
-
-    def of(self, replica_id: int) -> list[str]:
-        """Returns a replica's lines, in order."""
-        return [what for who, what, _ in self.lines if who == replica_id]
-
 
 # --- Between collectives -------------------------------------------------------------
 
@@ -72,65 +49,6 @@ def test_an_effect_between_collectives_makes_no_circle(name, mode, replicas):
     assert [float(v) for v in values] == [replicas**3] * replicas
 
 
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_what_an_effect_returns_may_be_communicated(mode):
-    repl = helpers.make(2)
-
-    def step_fn():
-        x = tf.constant(repl.replica_id + 1.0)
-        for _ in range(2):
-            x = tf.ensure_shape(tf.py_function(lambda t: t * 2, [x], tf.float32), [])
-            x = repl.all_reduce(tf.debugging.check_numerics(x, "NaN"), "sum")
-        return x
-
-    values = helpers.run(mode, repl, lambda: step_fn)
-    assert [float(v) for v in values] == [24.0, 24.0]
-
-
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_notes_of_a_replica_are_in_order(mode):
-    repl = helpers.make(3)
-    log = _Log(repl)
-
-    def step_fn():
-        log.note("a")
-        log.note("b")
-        x = repl.all_reduce(1.0, "sum")
-        log.note("c", x)
-        log.note("d")
-        repl.all_reduce(x, "sum")
-        log.note("e")
-
-    helpers.run(mode, repl, lambda: lambda: (step_fn(), tf.constant(0))[1], steps=3)
-    for r in range(3):
-        assert log.of(r) == list("abcde") * 3
-    assert {value for _, what, value in log.lines if what == "c"} == {3.0}
-
-
-def test_notes_of_two_steps_in_a_function_are_in_order():
-    repl = helpers.make(2)
-    log = _Log(repl)
-
-    def first():
-        log.note("first")
-        repl.all_reduce(1.0, "sum")
-        log.note("first again")
-
-    def second():
-        log.note("second")
-        repl.all_reduce(1.0, "sum")
-
-    @tf.function
-    def both():
-        repl.run(first)
-        repl.run(second)
-
-    for _ in range(5):
-        both()
-    for r in range(2):
-        assert log.of(r) == ["first", "first again", "second"] * 5
-
-
 def test_notes_around_a_step_in_a_function_are_in_order():
     repl = helpers.make(2)
     order: list[str] = []
@@ -153,45 +71,7 @@ def test_notes_around_a_step_in_a_function_are_in_order():
     assert order == ["before", "step", "step", "after"] * 20
 
 
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_an_effect_that_fails_ends_the_step(mode):
-    repl = helpers.make(2)
-
-    def step_fn():
-        x = tf.constant(0.0) / tf.cast(repl.replica_id, tf.float32)  # NaN on replica 0
-        tf.debugging.check_numerics(x, "found one")
-        return repl.all_reduce(1.0, "sum")
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match="found one"):
-        helpers.run(mode, repl, lambda: step_fn)
-
-
 # --- Reads and writes ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_reads_before_an_update_see_the_old_value(mode):
-    repl = helpers.make(3)
-
-    def make_step():
-        variable = tf.Variable(1.0)
-
-        def step_fn():
-            before = variable * 1.0
-            reduced = repl.all_reduce(before, "sum")  # 3 v
-            variable.assign(reduced)
-            between = variable * 1.0
-            variable.assign_add(repl.all_reduce(between, "mean"))  # 6 v
-            return before, between, variable.read_value()
-
-        return step_fn
-
-    for steps in (1, 3):
-        before, between, after = helpers.run(mode, repl, make_step, steps=steps)
-        start = 6.0 ** (steps - 1)
-        assert [float(v) for v in before] == [start] * 3
-        assert [float(v) for v in between] == [3 * start] * 3
-        assert [float(v) for v in after] == [6 * start] * 3
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
@@ -215,27 +95,6 @@ def test_a_late_read_of_one_replica_is_not_passed_by_the_update_of_another(mode)
 
     values = helpers.run(mode, repl, make_step, steps=5)
     assert [float(v) for v in values] == [4.0**5] * 4
-
-
-def test_updates_of_two_steps_in_a_function_are_in_order():
-    repl = helpers.make(2)
-    with repl.context():
-        variable = tf.Variable(1.0)
-
-    def double():
-        variable.assign(repl.all_reduce(variable, "sum"))
-
-    def increment():
-        variable.assign_add(repl.all_reduce(1.0, "mean"))
-
-    @tf.function
-    def both():
-        repl.run(double)
-        repl.run(increment)
-        return variable.read_value()
-
-    assert [float(both()) for _ in range(3)] == [3.0, 7.0, 15.0]
-    helpers.assert_replicas_equal([variable])
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)
@@ -337,27 +196,6 @@ def test_a_fixed_step_of_summaries_is_warned_of(tmp_path, monkeypatch):
     with tf.summary.create_file_writer(str(tmp_path)).as_default(step=step):
         repl.run(lambda x: tf.summary.scalar("x", x), args=(1.0,))
     assert not messages
-
-
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_a_lookup_table_may_be_read_in_a_step(mode):
-    repl = helpers.make(2)
-
-    def make_step():
-        table = tf.lookup.StaticHashTable(
-            tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2]), -1
-        )
-
-        def step_fn():
-            value = table.lookup(tf.constant("ab"[repl.replica_id]))
-            total = repl.all_reduce(value, "sum")
-            return total, table.lookup(tf.strings.as_string(total))
-
-        return step_fn
-
-    total, missing = helpers.run(mode, repl, make_step, steps=2)
-    assert [int(v) for v in total] == [3, 3]
-    assert [int(v) for v in missing] == [-1, -1]
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)

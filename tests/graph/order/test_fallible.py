@@ -40,6 +40,7 @@ SAFE: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {
     "bits of a known shape": (lambda x: tf.bitcast(x, tf.int32), (KNOWN,)),
     "an index": (lambda x: tf.raw_ops.ArgMax(input=x, dimension=1), (KNOWN,)),
     "a band": (lambda x: tf.linalg.band_part(x, 0, -1), (KNOWN,)),
+    "a row at a constant place": (lambda x: x[0], (KNOWN,)),
     "a safe function": (lambda x: tf.function(tf.sin)(x), (UNKNOWN,)),
 }
 FAILING: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {
@@ -57,6 +58,8 @@ FAILING: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {
         (INTEGERS, INTEGERS),
     ),
     "rows looked up": (lambda x, k: tf.gather(x, k), (KNOWN, INTEGERS)),
+    "a row at a computed place": (lambda x, k: x[k[0]], (KNOWN, INTEGERS)),
+    "Python": (lambda x: tf.numpy_function(lambda x: x, [x], tf.float32), (KNOWN,)),
     "an assertion": (
         lambda x: tf.raw_ops.Assert(condition=x[0, 0] > 0, data=[x]),
         (KNOWN,),

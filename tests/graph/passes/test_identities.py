@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import helpers
+from tests import helpers, sampling
 
 ONES = [1.0, 1.0]
 
@@ -40,11 +40,13 @@ def _once_the_write_is_done(variable: Any) -> Any:
     return before, _read(handle), variable.read_value()
 
 
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 @pytest.mark.parametrize(
-    "program",
-    [_written_by_itself, _written_through_an_identity, _once_the_write_is_done],
+    ("program", "variables", "mode"),
+    sampling.in_turn(
+        [_written_by_itself, _written_through_an_identity, _once_the_write_is_done],
+        ["mirrored", "sharded"],
+        helpers.MODES,
+    ),
 )
 def test_reads_and_writes_keep_their_order(
     program: Callable[[Any], Any], variables: str, mode: str
@@ -102,8 +104,10 @@ def _mapped(variable: Any) -> tf.Tensor:
     )
 
 
-@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
-@pytest.mark.parametrize("loss", [_rows, _whole, _mapped])
+@pytest.mark.parametrize(
+    ("loss", "variables"),
+    sampling.in_turn([_rows, _whole, _mapped], ["mirrored", "sharded"]),
+)
 def test_gradients_of_loops_that_use_a_variable(
     loss: Callable[[Any], Any], variables: str
 ) -> None:

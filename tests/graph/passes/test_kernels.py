@@ -20,6 +20,15 @@ INPUTS = RNG.standard_normal((2, 8, 768))
 COTANGENTS = RNG.standard_normal((2, 8, 512))
 
 
+@pytest.fixture(name="counts")
+def _counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns how many products each call of the pass has transposed so far."""
+    counts: list[int] = []
+    replace = kernels.replace
+    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
+    return counts
+
+
 def _replaced(
     rows: tuple[int | None, int] = (64, 512),
     matrix: tuple[int, int] = (512, 512),
@@ -119,12 +128,7 @@ def test_only_on_cpus_and_in_full_precision() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_an_option_leaves_them_as_they_are(
-    on: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = []
-    replace = kernels.replace
-    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
+def test_an_option_leaves_them_as_they_are(on: bool, counts: list[int]) -> None:
     repl = helpers.make(2, kernels=on)
     repl.run(lambda: repl.all_reduce(_product(tf.constant(COTANGENTS)[0])))
     assert counts == [2] * on
@@ -202,11 +206,8 @@ def test_inside_control_flow(
     mode: str,
     place: Callable[[tf.Tensor], tf.Tensor],
     communicates: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    counts: list[int],
 ) -> None:
-    counts = []
-    replace = kernels.replace
-    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
     repl = helpers.make(2, kernels=True)
 
     def step_fn() -> tf.Tensor:
@@ -230,10 +231,7 @@ def _merged(
     return tf.function(lambda rows: repl.all_reduce(place(rows)))(rows)
 
 
-def test_what_xla_compiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = []
-    replace = kernels.replace
-    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
+def test_what_xla_compiles_is_left_alone(counts: list[int]) -> None:
     repl = helpers.make(2, kernels=True)
 
     def step_fn() -> tuple[tf.Tensor]:
@@ -245,40 +243,9 @@ def test_what_xla_compiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert counts == [0]
 
 
-def test_a_recurrent_network_trains_as_on_one_device() -> None:
-    repl = helpers.make(2, kernels=True)
-    x = RNG.standard_normal((2, 4, 3, 256)).astype(np.float32)
-    start = tf.keras.layers.LSTM(256)
-    start.build((None, 3, 256))
-    weights = start.get_weights()
-
-    def gradients(inputs: tf.Tensor, layer: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(layer(inputs)))
-        return tape.gradient(loss, layer.trainable_variables)
-
-    with repl.context():
-        layer = tf.keras.layers.LSTM(256)
-        layer.build((None, 3, 256))
-    layer.set_weights(weights)
-
-    def step_fn() -> Any:
-        own_gradient = gradients(tf.constant(x)[repl.replica_id], layer)
-        return repl.all_reduce(own_gradient, "mean")
-
-    want = gradients(tf.reshape(x, (8, 3, 256)), start)
-    for ours, theirs in zip(repl.run(step_fn), want, strict=True):
-        scale = np.abs(theirs).max()
-        for r in range(2):
-            np.testing.assert_allclose(ours[r], theirs, rtol=0, atol=1e-5 * scale)
-
-
 def test_functions_of_whole_batches_have_them_though_rows_vary(
-    monkeypatch: pytest.MonkeyPatch,
+    counts: list[int],
 ) -> None:
-    counts = []
-    replace = kernels.replace
-    monkeypatch.setattr(kernels, "replace", lambda *of: counts.append(replace(*of)))
     autodist = replicator.AutoDist(["CPU:0", "CPU:1"], kernels=True)
     function = autodist.function(_product)
     for n in (8, 5, 1):

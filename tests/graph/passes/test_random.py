@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from tests import helpers
+from tests import helpers, sampling
 
 N = 12  # numbers per draw: enough that no two draws agree by chance
 
@@ -77,7 +77,7 @@ def sampled(seed: int | None) -> tf.Tensor:
 def pooled(seed: int | None) -> tf.Tensor:
     images = tf.reshape(tf.range(20.0 * 20), [1, 20, 20, 1])
     ratios = [1.0, 1.44, 1.44, 1.0]
-    return tf.nn.fractional_max_pool(images, ratios, True, seed=seed or 0)[1]
+    return tf.nn.fractional_max_pool(images, ratios, True, seed=seed or 7)[1]
 
 
 DRAWS: dict[str, Callable[[int | None], tf.Tensor]] = {
@@ -102,7 +102,6 @@ DRAWS: dict[str, Callable[[int | None], tf.Tensor]] = {
     "function_in_function": in_function_in_function,
     "no_device": under_no_device,
 }
-SEEDED_ONLY = {"pool"}
 
 
 def draw(
@@ -128,41 +127,19 @@ def assert_all_different(values: list[np.ndarray]) -> None:
         assert not np.array_equal(one, other)
 
 
-@pytest.mark.battery(5)
-@pytest.mark.parametrize("name", DRAWS)
-def test_replicas_draw_differently_from_one_op_seed(name: str) -> None:
-    values = draw("eager", DRAWS[name], seed=7)
-    assert_all_different(values)
+# A seed of the op, of the program, or both.
+SEEDS = [(7, None), (None, 3), (7, 3)]
 
 
-@pytest.mark.parametrize("mode", ["function", "session"])
-@pytest.mark.parametrize("name", ["normal", "dropout", "cond_in_while", "function"])
-def test_replicas_draw_differently_in_every_mode(mode: str, name: str) -> None:
-    assert_all_different(draw(mode, DRAWS[name], seed=7))
-
-
-@pytest.mark.battery(5)
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize("name", ["normal", "while", "function_in_function"])
-def test_replicas_draw_differently_under_a_global_seed(
-    mode: str, seed: int | None, name: str
-) -> None:
-    assert_all_different(draw(mode, DRAWS[name], seed, global_seed=3))
-
-
-@pytest.mark.battery(5)
-@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.battery(6)
 @pytest.mark.parametrize(
-    ("seed", "global_seed"),
-    [(7, None), (None, 3), (7, 3)],
-    ids=["op", "global", "both"],
+    ("name", "mode", "seeds"), sampling.in_turn([*DRAWS], helpers.MODES, SEEDS)
 )
-@pytest.mark.parametrize("name", ["normal", "cond_in_while"])
-def test_same_seeds_give_the_same_numbers_in_each_run(
-    mode: str, seed: int | None, global_seed: int | None, name: str
+def test_replicas_draw_differently_and_the_same_in_each_run(
+    name: str, mode: str, seeds: tuple[int | None, int | None]
 ) -> None:
-    runs = [draw(mode, DRAWS[name], seed, global_seed, steps=2) for _ in range(2)]
+    runs = [draw(mode, DRAWS[name], *seeds, steps=2) for _ in range(2)]
+    assert_all_different(runs[0])
     np.testing.assert_array_equal(*runs)
 
 

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from replicator.graph.passes import ties
+from tests import helpers
 from tests.variables import parted
 
 TABLE = np.random.RandomState(0).randn(9, 4).astype(np.float32)
@@ -31,15 +32,8 @@ def ops_of(step_of: Callable[[Any], Any], repl: Any) -> dict[str, list[tf.Operat
 
     function = tf.function(run, autograph=False)
     graph = function.get_concrete_function().graph
-    needed: dict[tf.Operation, None] = {}
-    waiting = [t.op for t in graph.outputs] + list(graph.control_outputs)
-    while waiting:
-        op = waiting.pop()
-        if op not in needed:
-            needed[op] = None
-            waiting += [t.op for t in op.inputs] + list(op.control_inputs)
     by_type = collections.defaultdict(list)
-    for op in needed:
+    for op in helpers.ops_run([*graph.outputs, *graph.control_outputs]):
         by_type[op.type].append(op)
     return by_type
 
