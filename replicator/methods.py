@@ -35,7 +35,7 @@ from replicator.primitives import (
     weighing,
 )
 from replicator.primitives import groups as grouping
-from replicator.step import draft, objects
+from replicator.step import known, objects
 from replicator.variables import compiled
 
 _Arguments = ParamSpec("_Arguments")
@@ -92,7 +92,7 @@ class InStep:
     """
 
     _devices: tuple[tuple[str, ...], ...]  # the devices of each local replica
-    _settings: draft.Settings
+    _settings: known.Settings
 
     @property
     def num_replicas(self) -> int:

@@ -21,7 +21,7 @@ from replicator.keras import model as keras_model
 from replicator.options import Options
 from replicator.options import check as check_option
 from replicator.stages import writing
-from replicator.step import building, draft, registry
+from replicator.step import building, known, registry
 from replicator.step.step_arguments import INPUT_MODES
 from replicator.strategy import choosing
 from replicator.strategy.description import Strategy
@@ -152,7 +152,7 @@ class Replicator(running.Running, methods.InStep):
         chooser, member = None, membership.member()
         if builder is not None and member is None:
             chooser = choosing.StrategyChooser(builder, self._resources, world)
-        self._settings = draft.Settings(
+        self._settings = known.Settings(
             world=world,
             options=options,
             factory=VariableFactory(

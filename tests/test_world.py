@@ -17,7 +17,7 @@ from replicator.graph.ir import placeholder
 from replicator.graph.order.effects import Ledger
 from replicator.options import Options
 from replicator.primitives import all_reduce, groups, reduce, table
-from replicator.step import building, draft, registry
+from replicator.step import building, known, registry
 from replicator.step.requests import Request
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory
@@ -69,7 +69,7 @@ class Part:
         lock = locks.StepLock()
         world = World(4, (2, 3), helpers.make(2).devices)
         self.factory = VariableFactory(world, lock)
-        self.settings = draft.Settings(
+        self.settings = known.Settings(
             world, Options(**options), self.factory, Ledger(), lock
         )
         self.steps = registry.Steps(self.settings, lambda plan: None)

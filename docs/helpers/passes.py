@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures of a step's graph after each pass of its build, taken from a real build.
 
-For this, the passes of `step/passes.py` are wrapped to record the draft after each.
+For this, the passes that `step/building.py` calls are wrapped to record the graph after
+each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +22,8 @@ from IPython.display import SVG, display
 from replicator._tf import ops as tf_ops
 from replicator.graph.ir import placeholder
 from replicator.graph.ir.kinds import has_effect
-from replicator.step import passes
-from replicator.step.draft import Draft
+from replicator.step import building
+from replicator.step.known import Traced
 
 _WIDTH, _HEIGHT, _GAP, _ROW = 190, 26, 70, 40
 _OTHER = "inputs"  # the column of ops outside all replicas' devices
@@ -64,6 +67,17 @@ class After:
     ops: tuple[Op, ...]
 
 
+def functions() -> dict[str, Callable[..., Any]]:
+    """Returns the passes by name: what building.py calls of other files of step/."""
+    return {
+        name: value
+        for name, value in vars(building).items()
+        if inspect.isfunction(value)
+        and value.__module__.startswith("replicator.step.")
+        and value.__module__ != building.__name__
+    }
+
+
 def watch(build: Callable[[], Any]) -> list[After]:
     """Returns the graph after each pass of the step that a function builds.
 
@@ -71,26 +85,34 @@ def watch(build: Callable[[], Any]) -> list[After]:
         build: Builds and runs a step.
     """
     snapshots: list[After] = []
+    results: list[Any] = []  # what step_fn has returned
 
-    def looked_at(apply: Callable[[Draft], None]) -> Callable[[Draft], None]:
-        def run(draft: Draft) -> None:
-            apply(draft)
+    def looked_at(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(apply)
+        def run(*args: Any) -> Any:
+            result = apply(*args)
+            if name == "seal_results":
+                results[:] = result
+            elif isinstance(result, Traced):
+                results[:] = result.returned
             about = (apply.__doc__ or "").partition("\n")[0]
-            snapshots.append(After(apply.__name__, about, _ops(draft)))
+            snapshots.append(After(name, about, _ops(results)))
+            return result
 
         return run
 
-    watched = tuple(looked_at(apply) for apply in passes.PASSES)
-    with mock.patch.object(passes, "PASSES", watched):
+    watched: dict[str, Any] = {
+        name: looked_at(name, apply) for name, apply in functions().items()
+    }
+    with mock.patch.multiple(building, **watched):
         build()
     return snapshots[-len(watched) :]  # the last attempt, if there were several
 
 
-def _ops(draft: Draft) -> tuple[Op, ...]:
-    ops = [
-        op for op in draft.build.graph.get_operations() if not tf_ops.is_abandoned(op)
-    ]
-    leaves = [leaf for leaf in tf.nest.flatten(draft.returned) if leaf is not None]
+def _ops(returned: Sequence[Any]) -> tuple[Op, ...]:
+    graph = tf.compat.v1.get_default_graph()
+    ops = [op for op in graph.get_operations() if not tf_ops.is_abandoned(op)]
+    leaves = [leaf for leaf in tf.nest.flatten(returned) if leaf is not None]
     stack = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
     stack += [op for op in ops if has_effect(op)]
     live: set[tf.Operation] = set()

@@ -19,7 +19,7 @@ from replicator._tf import variables as tf_variables
 from replicator.autodist import program, slots
 from replicator.graph.ir import shapes
 from replicator.graph.ir.kinds import kind_of
-from replicator.step.draft import Settings
+from replicator.step.known import Settings
 from replicator.variables.chooser import Description, VariableFacts
 
 # The arguments of a variable creator that a resource variable takes.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps: built by a list of passes, cached, and called."""
+"""Steps: built by passes, cached, and called."""

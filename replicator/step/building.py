@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a step, and rebuilds it whenever an attempt learns facts the next one needs.
+"""Builds a step by passes, again whenever an attempt learns what the next one needs.
 
-The passes of an attempt are listed in passes.py.
+Each pass takes what it needs of what is known (known.py) and returns what it adds to
+that; one that only checks returns nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,36 @@ from replicator._tf import effects, graphs, variables
 from replicator._tf import ops as tf_ops
 from replicator.cluster import peers
 from replicator.graph.ir import functional
-from replicator.graph.passes import owners
+from replicator.graph.passes import owners, pulls
 from replicator.inputs import checks, feeds
 from replicator.primitives import table
-from replicator.step import passes
-from replicator.step.draft import BuiltStep, Draft, Settings
+from replicator.step import stages
+from replicator.step.calling import (
+    call_step_fn,
+    check_results,
+    copy_replicas,
+    divide_ops,
+    follow_strategy,
+    join_calls,
+    note_undecided,
+    pull_inputs,
+)
+from replicator.step.comparing import (
+    answer_messages,
+    check_effects,
+    check_equality,
+    check_origins,
+)
+from replicator.step.finishing import (
+    check_initialized,
+    check_leftovers,
+    lower,
+    order_effects,
+    read_once,
+    seal_results,
+    transpose_products,
+)
+from replicator.step.known import Attempt, BuiltStep, Settings
 from replicator.variables.creation import VariableFactory
 
 
@@ -30,78 +56,114 @@ def build_step(
     settings: Settings,
     step_fn: Callable[..., Any],
     feed: feeds.Feed | None,
-    graph: tf.Graph,
     step_key: Any,
     args: Callable[[], Sequence[Any]],
     own_args: Sequence[Any] = (),
 ) -> BuiltStep:
-    """Builds a step into `graph`, with all of its communication in place.
+    """Builds a step into the default graph, with all of its communication in place.
 
     Args:
         settings: What all steps of the Replicator share.
         step_fn: The user's function, of one element if there is a feed.
         feed: Gives each replica its element.
-        graph: The default graph.
         step_key: Identifies step_fn in all builds of it, and is freed with it.
         args: Returns the extra arguments of step_fn, a tuple for each replica.
         own_args: The tensors in these arguments that belong to one replica only.
     """
     effects.order_captured_twice()
+    graph = tf.compat.v1.get_default_graph()
+    knowledge: dict[Any, Any] = {}
+    created: dict[str, context.Created] = {}
+    recorded: dict[int, Any] = {}
+    step = None
     with (
         functional.control_flow(),
         peers.telling(settings.peers),
         _without_garbage_collection(),
     ):
-        step = _build_until_known(
-            settings,
-            graph,
-            step_key,
-            lambda build: Draft(settings, step_fn, feed, build, args, own_args),
-        )
+        while step is None:
+            build = context.Build(
+                settings.world,
+                settings.options,
+                graph,
+                settings.ledger,
+                owners.Aliases(graph, settings.world, recorded),
+                table.GRADIENTS,
+                table.FACTS,
+                knowledge,
+                step_key=step_key,
+                created=created,
+            )
+            step = _attempt(Attempt(settings, build, step_fn, feed, args, own_args))
+            recorded = build.aliases.recorded()
         if settings.peers is not None:  # none may run a step another failed to build
             settings.peers.exchange(f"has built {checks.name_of(step_fn)}", None)
         return step
 
 
-def _build_until_known(
-    settings: Settings,
-    graph: tf.Graph,
-    step_key: Any,
-    draft: Callable[[context.Build], Draft],
-) -> BuiltStep:
-    """Builds a step, and rebuilds it while attempts learn facts the next one needs."""
-    knowledge: dict[Any, Any] = {}
-    created: dict[str, context.Created] = {}
-    recorded: dict[int, Any] = {}
-    while True:
-        knowledge_before = dict(knowledge)
-        start = graphs.operation_count(graph)
-        build = context.Build(
-            settings.world,
-            settings.options,
-            graph,
-            settings.ledger,
-            owners.Aliases(graph, settings.world, recorded),
-            table.GRADIENTS,
-            table.FACTS,
-            knowledge,
-            step_key=step_key,
-            created=created,
+def _attempt(attempt: Attempt) -> BuiltStep | None:
+    """Makes one attempt; returns None if the next one needs what it has learned."""
+    build = attempt.build
+    knowledge_before = dict(build.knowledge)
+    start = graphs.operation_count(build.graph)
+    try:
+        with (
+            _creating_variables(attempt.settings.factory),
+            effects.ordered_branches(build.graph),
+        ):
+            return _build(attempt)
+    except context.BuildAgain:
+        _abandon(build.graph, start)
+        assert build.knowledge != knowledge_before, (
+            "a build that learned nothing asked for another"
         )
-        try:
-            with _creating_variables(settings.factory), effects.ordered_branches(graph):
-                return passes.run(draft(build))
-        except context.BuildAgain:
-            _abandon(graph, start)
-            assert knowledge != knowledge_before, (
-                "a build that learned nothing asked for another"
-            )
-            recorded = build.aliases.recorded()
-        except BaseException:
-            _abandon(graph, start)
-            raise
-        finally:
-            build.traces.forget()
+        return None
+    except BaseException:
+        _abandon(build.graph, start)
+        raise
+    finally:
+        build.traces.forget()
+
+
+def _build(attempt: Attempt) -> BuiltStep:
+    """Builds a step by all passes, in order; `Replicator.stages` records it."""
+    graph, recorders = attempt.build.graph, stages.begin(attempt)
+
+    undecided = note_undecided(attempt)
+    inputs = pull_inputs(attempt)
+    traced = call_step_fn(attempt, inputs)
+    follow_strategy(attempt, undecided)
+    check_results(attempt, traced)
+    traced = divide_ops(attempt, traced)
+    for recorder in recorders:
+        recorder.traced(graph, traced.replicas[0])
+    traced = join_calls(attempt, traced)
+    traced = copy_replicas(attempt, inputs, traced)
+    for recorder in recorders:
+        recorder.copied(graph, [op for ops in traced.replicas for op in ops])
+
+    check_effects(attempt, traced)
+    check_origins(attempt, inputs, traced)
+    traced = answer_messages(attempt, traced)
+    checked = check_equality(attempt, inputs, traced)
+
+    lowered = lower(attempt, traced, checked)
+    lowered = read_once(attempt, checked, lowered)
+    transpose_products(attempt, lowered)
+
+    completion = order_effects(attempt, inputs, traced, checked, lowered)
+    returned = seal_results(attempt, traced, completion)
+    check_initialized(attempt, inputs, checked)
+    check_leftovers(attempt, inputs, returned)
+    for recorder in recorders:
+        recorder.finish(graph, stages.that_run(attempt, inputs, checked, returned))
+
+    variables = attempt.variables()
+    leaves = tf.nest.flatten(returned, expand_composites=True)
+    pulled = pulls.nbytes(variables, graph, attempt.build.world, leaves, lowered.pruned)
+    return BuiltStep(
+        returned, lowered.communications, variables, checked.writes, pulled
+    )
 
 
 @contextlib.contextmanager

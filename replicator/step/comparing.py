@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from replicator._tf import ops as tf_ops
+from replicator._tf import graphs
 from replicator.graph.ir.kinds import acting
 from replicator.graph.lowering import rewrite
 from replicator.graph.matching import unanswered
@@ -17,7 +19,7 @@ from replicator.graph.same.keys import Keys
 from replicator.inputs import checks as input_checks
 from replicator.inputs.shards import Shard
 from replicator.step import checks
-from replicator.step.draft import Draft
+from replicator.step.known import Attempt, Checked, Inputs, Traced, ops_before
 from replicator.variables import drift, elsewhere
 
 _SAME_WRITES = (
@@ -26,82 +28,78 @@ _SAME_WRITES = (
 )
 
 
-def check_effects(draft: Draft) -> None:
+def check_effects(attempt: Attempt, traced: Traced) -> None:
     """Checks the replicas' side effects; copies have those of their originals."""
-    build, factory = draft.build, draft.settings.factory
-    compared = draft.replicas[: len(build.compared)]
-    if draft.several:
-        draft.active = acting(compared)
-        checks.check_components(factory, draft.active, build)
-        checks.check_writes(factory, draft.active, build)
+    build, factory = attempt.build, attempt.settings.factory
+    if attempt.several:
+        compared = _compared(attempt, traced)
+        active = acting(compared)
+        checks.check_components(factory, active, build)
+        checks.check_writes(factory, active, build)
         checks.check_circles(compared, build)
-    random.check(draft.replicas, build.world.local)
+    random.check(traced.replicas, build.world.local)
 
 
-def check_origins(draft: Draft) -> None:
+def check_origins(attempt: Attempt, inputs: Inputs, traced: Traced) -> None:
     """Checks that a replica computes only with its own values, or equal ones."""
-    if draft.several:
-        compared = draft.replicas[: len(draft.build.compared)]
-        checks.check_foreign(compared, _elements(draft), draft.build)
-        checks.check_differentiated(
-            draft.settings.factory, compared, draft.ops_before_step, draft.build
-        )
+    if attempt.several:
+        build, compared = attempt.build, _compared(attempt, traced)
+        checks.check_foreign(compared, _elements(inputs), build)
+        before = ops_before(inputs.begin, build.graph)
+        checks.check_differentiated(attempt.settings.factory, compared, before, build)
 
 
-def answer_messages(draft: Draft) -> None:
+def _compared(attempt: Attempt, traced: Traced) -> Sequence[Sequence[tf.Operation]]:
+    """Returns the ops of the replicas that are compared: of copies, the first."""
+    return traced.replicas[: len(attempt.build.compared)]
+
+
+def answer_messages(attempt: Attempt, traced: Traced) -> Traced:
     """Supplies zero gradients for messages whose received value is never used."""
-    build = draft.build
-    ops = build.graph.get_operations()
-    draft.first_lowered_op = len(ops)
-    first = draft.ranges[0][0]
-    draft.ops_before_replicas = [
-        op for op in ops[:first] if not tf_ops.is_abandoned(op)
-    ]
-    if build.messages:
-        draft.replicas = unanswered.answer(
-            draft.replicas, draft.returned, build.world.local
-        )
-
-
-def check_equality(draft: Draft) -> None:
-    """Checks that all calls pair up, and that no write lets replicas drift apart."""
-    build, factory = draft.build, draft.settings.factory
-    draft.initializers = ordering.with_sources(factory.initializers, draft.replicas)
-    labels = Keys()
-    owned = build.aliases.label(labels)
-    draft.handles = owners.Handles(labels, owned, build.world)
-    ops = set(draft.replicas[0]).difference(draft.initializers)
-    draft.writes = any(draft.handles.written(op) for op in ops)
-    activity = f"builds {input_checks.name_of(draft.step_fn)}"
-    draft.calls_of_all = rewrite.check(
-        draft.replicas, draft.handles, draft.settings.peers, activity
+    if not attempt.build.messages:
+        return traced
+    replicas = unanswered.answer(
+        traced.replicas, traced.returned, attempt.build.world.local
     )
-    if draft.several:
+    return dataclasses.replace(traced, replicas=replicas)
+
+
+def check_equality(attempt: Attempt, inputs: Inputs, traced: Traced) -> Checked:
+    """Checks that all calls pair up, and that no write lets replicas drift apart."""
+    build, factory = attempt.build, attempt.settings.factory
+    peers = attempt.settings.peers
+    initializers = ordering.with_sources(factory.initializers, traced.replicas)
+    labels = Keys()
+    handles = owners.Handles(labels, build.aliases.label(labels), build.world)
+    ops = set(traced.replicas[0]).difference(initializers)
+    writes = any(handles.written(op) for op in ops)
+    activity = f"builds {input_checks.name_of(attempt.step_fn)}"
+    calls_of_all = rewrite.check(traced.replicas, handles, peers, activity)
+    if attempt.several:
         equal = drift.check(
             factory,
             build,
-            draft.active,
-            draft.initializers,
-            _own_inputs(draft),
-            draft.dividing,
+            acting(_compared(attempt, traced)),
+            initializers,
+            _own_inputs(attempt, inputs),
+            inputs.dividing,
         )
-        if draft.settings.peers is not None:
-            draft.settings.peers.check_equal("writes variables", equal, _SAME_WRITES)
-            used_variables = {
-                id(variable): variable for variable in build.aliases.recorded().values()
-            }
-            elsewhere.check_equal(draft.settings.peers, used_variables.values())
+        if peers is not None:
+            peers.check_equal("writes variables", equal, _SAME_WRITES)
+            elsewhere.check_equal(peers, attempt.variables())
+    end = graphs.operation_count(build.graph)
+    return Checked(initializers, handles, writes, calls_of_all, end)
 
 
-def _elements(draft: Draft) -> list[list[tf.Tensor]]:
+def _elements(inputs: Inputs) -> list[list[tf.Tensor]]:
     """Returns the inputs and arguments that only one replica has, for each replica."""
     nests = [
         element.element if isinstance(element, Shard) else element
-        for element in draft.elements or [None] * len(draft.extra_args)
+        for element in inputs.elements
     ]
     tensors_by_replica = [
         list(filter(tf.is_tensor, tf.nest.flatten(nest, expand_composites=True)))
-        for nest in zip(nests, draft.extra_args, strict=True)
+        for nest in zip(nests, inputs.extra_args, strict=True)
     ]
     count = collections.Counter(
         ident
@@ -114,10 +112,10 @@ def _elements(draft: Draft) -> list[list[tf.Tensor]]:
     ]
 
 
-def _own_inputs(draft: Draft) -> set[int] | None:
+def _own_inputs(attempt: Attempt, inputs: Inputs) -> set[int] | None:
     """Returns the ids of a replica's own inputs, if it is the only one built here."""
-    world = draft.build.world
+    world = attempt.build.world
     if world.num_local > 1 or world.num_replicas == 1:
         return None
-    inputs = (draft.elements, list(draft.own_args))
-    return set(map(id, tf.nest.flatten(inputs, expand_composites=True)))
+    own = (inputs.elements, list(attempt.own_args))
+    return set(map(id, tf.nest.flatten(own, expand_composites=True)))

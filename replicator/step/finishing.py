@@ -1,49 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes that order a step's effects and prepare its results for use outside."""
+"""Passes that finish a step that is checked: communication, effects, results.
+
+Communication is lowered, with optimizations that need it lowered.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator._tf import choice
 from replicator._tf import ops as tf_ops
-from replicator.graph.ir.kinds import has_effect
+from replicator.costs import cost, hosts
+from replicator.graph.ir.kinds import acting, has_effect
+from replicator.graph.lowering import crossing, rewrite
 from replicator.graph.matching import leftover
 from replicator.graph.order import ordering, phases, shared_resources
+from replicator.graph.passes import joins, kernels, owners, reads
+from replicator.primitives import table
 from replicator.step import outputs
-from replicator.step.draft import Draft
-from replicator.variables import in_graphs
+from replicator.step.known import Attempt, Checked, Inputs, Traced, ops_before
+from replicator.variables import in_graphs, storage
+
+_WRITTEN_BY_ONE_OP = "written by one op together with variables elsewhere"
 
 
-def order_effects(draft: Draft) -> None:
+def lower(attempt: Attempt, traced: Traced, checked: Checked) -> rewrite.Rewritten:
+    """Replaces placeholders by real ops."""
+    build, peers = attempt.build, attempt.settings.peers
+    ways = None
+    if peers is not None and checked.calls_of_all is not None:
+        ways = crossing.Ways(checked.calls_of_all, peers.process, peers.order)
+    try:
+        rewritten = rewrite.rewrite(
+            traced.replicas,
+            build.world,
+            table.LOWERINGS,
+            checked.initializers,
+            build.options.policy,
+            checked.handles,
+            ways,
+        )
+    except owners.SeveralOwners as several:
+        needs = [
+            storage.Need(shared.variable, _WRITTEN_BY_ONE_OP, errors.line_of(op))
+            for op, written in several.found
+            for shared in written
+        ]
+        storage.mirror(build, needs)
+    build.aliases.resolve()
+    return rewritten
+
+
+def read_once(
+    attempt: Attempt, checked: Checked, lowered: rewrite.Rewritten
+) -> rewrite.Rewritten:
+    """Removes repeated reads and joins of variables; reads only rows that are used."""
+    build, initializers = attempt.build, checked.initializers
+    reads.join_reads(acting(lowered.replicas), initializers)
+    replicas = reads.read_rows(lowered.replicas, initializers)
+    reads.share_reads(acting(replicas), initializers, build.aliases.by_all)
+    joins.share(replicas, _near(build.world.devices), initializers)
+    return dataclasses.replace(lowered, replicas=replicas)
+
+
+def _near(devices: Sequence[str]) -> list[list[int]]:
+    """Returns the positions of replicas that share memory, where there are several."""
+    by_host = [places for places in hosts.by_host(devices) if len(places) > 1]
+    return [
+        places for places in by_host if cost.share_memory([devices[n] for n in places])
+    ]
+
+
+def transpose_products(attempt: Attempt, lowered: rewrite.Rewritten) -> None:
+    """Transposes matrix products that are slow on CPUs."""
+    if attempt.build.options.kernels:
+        kernels.replace(lowered.replicas)
+
+
+def order_effects(
+    attempt: Attempt,
+    inputs: Inputs,
+    traced: Traced,
+    checked: Checked,
+    lowered: rewrite.Rewritten,
+) -> tf.Operation | None:
     """Orders a step's side effects, none of them before all inputs have arrived.
 
-    In a plain tf.Graph this adds an op that runs when all effects have happened, if
-    there are any; a function runs its effects by itself.
+    Returns:
+        In a plain tf.Graph, an op that runs when all effects have happened, if there
+        are any; a function runs its effects by itself.
     """
-    lowered = draft.build.graph.get_operations()[draft.first_lowered_op :]
-    feed, fed = draft.feed, draft.elements is not None
-    ready = feed.ready(draft.elements) if feed is not None and fed else []
-    replicas, initializers = draft.active, draft.initializers
-    merged = {op for ops in replicas for op in ops}.intersection(lowered)
-    added = [op for op in lowered if op not in merged and not tf_ops.is_abandoned(op)]
-    groups = [*replicas, added]
+    build, graph, initializers = (
+        attempt.build,
+        attempt.build.graph,
+        checked.initializers,
+    )
+    replicas = acting(lowered.replicas)
+    new_ops = graph.get_operations()[checked.end :]
+    merged = {op for ops in replicas for op in ops}.intersection(new_ops)
+    added = [op for op in new_ops if op not in merged and not tf_ops.is_abandoned(op)]
     acts = [
         [op for op in ops if has_effect(op) and op not in initializers]
-        for ops in groups
+        for ops in (*replicas, added)
     ]
-    if ready:
+    if attempt.feed is not None and (ready := attempt.feed.ready(inputs.elements)):
         _wait(acts, ready)
-    results = [
-        leaf.op if tf.is_tensor(leaf) else leaf
-        for leaf in draft.leaves()
-        if leaf is not None
-    ]
-    graph, ledger = draft.build.graph, draft.build.ledger
-    fitting = ledger.optimizers_ops(graph) if draft.several else None
+    results = outputs.ops_of(traced.returned)
+    fitting = build.ledger.optimizers_ops(graph) if attempt.several else None
     separate = functools.partial(
         phases.separate, initializers=initializers, fitting=fitting
     )
@@ -52,21 +121,20 @@ def order_effects(draft: Draft) -> None:
             replicas,
             added,
             merged,
-            draft.ops_before_replicas,
+            ops_before(inputs.end, graph),
             initializers,
-            bool(draft.sharing),
+            bool(build.aliases.variables()),
         )
         shared_resources.order(replicas, initializers, order)
         must_run = [op for ops in acts for op in ops]
         end = None if choice.is_step(graph) else ordering.marker("written")
-        separate(
-            [*must_run, *results], order, ops_before_step=draft.ops_before_step, end=end
-        )
-        return
+        before = ops_before(inputs.begin, graph)
+        separate([*must_run, *results], order, ops_before_step=before, end=end)
+        return None
     must_run = ordering.order_in_session(replicas, added, initializers)
     shared_resources.order(replicas, initializers, {})
     separate([*must_run, *results], {})
-    draft.completion = tf.group(*must_run, name="step") if must_run else None
+    return tf.group(*must_run, name="step") if must_run else None
 
 
 def _wait(
@@ -82,29 +150,33 @@ def _wait(
                 tf_ops.add_control_inputs(op, [gate])
 
 
-def seal_results(draft: Draft) -> None:
+def seal_results(
+    attempt: Attempt, traced: Traced, completion: tf.Operation | None
+) -> list[Any]:
     """Prepares the results of step_fn for use outside the step."""
-    if draft.several:
-        draft.returned = tf.nest.map_structure(outputs.seal, draft.returned)
-    if not draft.build.graph.building_function:
+    returned = [*traced.returned]
+    if attempt.several:
+        returned = tf.nest.map_structure(outputs.seal, returned)
+    if not attempt.build.graph.building_function:
         # Whatever is fetched, the whole step runs on all replicas: half a step would
         # let their variables drift apart.
-        draft.returned = tf.nest.map_structure(
-            lambda leaf: outputs.after(draft.completion, leaf), draft.returned
+        returned = tf.nest.map_structure(
+            lambda leaf: outputs.after(completion, leaf), returned
         )
+    return returned
 
 
-def check_initialized(draft: Draft) -> None:
+def check_initialized(attempt: Attempt, inputs: Inputs, checked: Checked) -> None:
     """Asserts in a tf.Graph that components created later on have values.
 
     A session that ran the variables' initializers before has not initialized them.
     """
-    variables = draft.build.aliases.recorded().values()
-    late = {id(v): v for v in variables if v.storage.late}.values()
+    late = [v for v in attempt.variables() if v.storage.late]
     if late:
-        in_graphs.assert_initialized(late, set(draft.ops()) - draft.initializers)
+        ops = set(attempt.build.graph.get_operations()[inputs.end :])
+        in_graphs.assert_initialized(late, ops - checked.initializers)
 
 
-def check_leftovers(draft: Draft) -> None:
+def check_leftovers(attempt: Attempt, inputs: Inputs, returned: Sequence[Any]) -> None:
     """Raises an error if a placeholder is left in the step."""
-    leftover.check(draft.ops(), draft.returned)
+    leftover.check(attempt.build.graph.get_operations()[inputs.end :], returned)

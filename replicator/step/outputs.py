@@ -78,6 +78,14 @@ def as_outputs(returned: Any, step_fn: Any) -> Any:
     return tf.nest.pack_sequence_as(returned, tensors)
 
 
+def ops_of(returned: Any) -> list[tf.Operation]:
+    """Returns the ops that compute the leaves of results."""
+    leaves = tf.nest.flatten(returned, expand_composites=True)
+    return [
+        leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves if leaf is not None
+    ]
+
+
 def seal(leaf: Any) -> Any:
     """Stops gradients taken outside the step: they are None.
 

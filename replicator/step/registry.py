@@ -14,7 +14,7 @@ from absl import logging
 from replicator import errors
 from replicator.inputs import checks, positions
 from replicator.report import plan as plans
-from replicator.step import cache, draft, epochs, stages, step_arguments
+from replicator.step import cache, epochs, known, stages, step_arguments
 from replicator.step.renewing import MANY_BUILDS
 from replicator.step.requests import Request
 from replicator.step.state import State, StepFunction
@@ -30,7 +30,7 @@ class Steps:
     """
 
     def __init__(
-        self, settings: draft.Settings, keep_plan: Callable[[plans.Plan], None]
+        self, settings: known.Settings, keep_plan: Callable[[plans.Plan], None]
     ) -> None:
         self._settings = settings
         self._keep_plan = keep_plan

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,8 @@ from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import has_effect
 from replicator.inputs import checks
 from replicator.stages.writing import Recorder, Stages
-from replicator.step.draft import Draft
+from replicator.step import outputs
+from replicator.step.known import Attempt, Checked, Inputs
 
 
 def line_of(step_fn: Callable[..., Any]) -> str:
@@ -27,28 +28,24 @@ def ran(recorders: Iterable[Stages], step_fn: Callable[..., Any]) -> None:
         recorder.ran(line_of(step_fn))
 
 
-def traced(graphs: Recorder, draft: Draft) -> None:
-    """Records what step_fn has built for the first replica."""
-    graphs.traced(draft.build.graph, draft.replicas[0])
+def begin(attempt: Attempt) -> list[Recorder]:
+    """Returns the recorders of a build, if there are any."""
+    name, line = checks.name_of(attempt.step_fn), line_of(attempt.step_fn)
+    return [recorder.begin(name, line) for recorder in attempt.settings.stages]
 
 
-def copied(graphs: Recorder, draft: Draft) -> None:
-    """Records the ops of all replicas."""
-    ops = [op for replica_ops in draft.replicas for op in replica_ops]
-    graphs.copied(draft.build.graph, ops)
-
-
-def finish(graphs: Recorder, draft: Draft) -> None:
-    """Records the finished step: those of its ops that will run."""
-    ops = [op for op in draft.ops() if not tf_ops.is_abandoned(op)]
-    leaves = [leaf for leaf in draft.leaves() if leaf is not None]
-    stack = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
-    stack += [op for op in ops if has_effect(op) and op not in draft.initializers]
-    step_ops = set(ops)
+def that_run(
+    attempt: Attempt, inputs: Inputs, checked: Checked, returned: Sequence[Any]
+) -> set[tf.Operation]:
+    """Returns those ops of a finished step that will run."""
+    ops = attempt.build.graph.get_operations()[inputs.end :]
+    step_ops = {op for op in ops if not tf_ops.is_abandoned(op)}
+    stack = outputs.ops_of(returned)
+    stack += [op for op in step_ops - checked.initializers if has_effect(op)]
     running: set[tf.Operation] = set()
     while stack:
         op = stack.pop()
         if op in step_ops and op not in running:
             running.add(op)
             stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    graphs.finish(draft.build.graph, running)
+    return running

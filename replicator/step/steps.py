@@ -26,8 +26,8 @@ from replicator.primitives import table
 from replicator.report import plan as plans
 from replicator.step import (
     building,
-    draft,
     eager_calls,
+    known,
     loops,
     names_read,
     outputs,
@@ -72,7 +72,7 @@ class Step:
 
     def __init__(
         self,
-        settings: draft.Settings,
+        settings: known.Settings,
         request: Request,
         keep_plan: Callable[[plans.Plan], None],
         function: StepFunction,
@@ -293,7 +293,6 @@ class Step:
                 self._request.step_fn,
                 inputs.feed
                 or inputs.call_args.feed(inputs.leaves, self._settings.world),
-                tf.compat.v1.get_default_graph(),
                 self._function,
                 lambda: inputs.call_args.args(inputs.leaves, devices),
                 inputs.call_args.of_one_replica(inputs.leaves),

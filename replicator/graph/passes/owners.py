@@ -75,8 +75,8 @@ class Aliases:
             functions that were traced then, and only once, still use those handles.
 
     Attributes:
-        copied: The ids of resolved handles that only the owner uses: the others read
-            and write their copies of the variable.
+        by_all: The ids of the handles that all replicas use, once these are resolved.
+            Of a variable with copies, only the owner uses the handle.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Aliases:
         self._variables: dict[int, Any] = {}
         self._recorded: dict[int, Any] = dict(recorded or {})
         self._captures = Captures()
-        self.copied: set[int] = set()
+        self.by_all: set[int] = set()
 
     def of(self, variable: Any, replica_id: int) -> tf.Tensor:
         """Returns the handle through which a replica uses an owned variable."""
@@ -186,17 +186,14 @@ class Aliases:
             shared[label] = Shared(variable.name, owner, variable)
         return shared
 
-    def resolve(self) -> set[int]:
-        """Replaces the aliases by the variables' handles; returns the handles' ids."""
-        handles = set()
+    def resolve(self) -> None:
+        """Replaces the aliases by the variables' handles."""
         for alias in self._aliases.values():
             (handle,) = alias.op.inputs
-            if self._variables[id(alias)].placement.has_copies:
-                self.copied.add(id(handle))
+            if not self._variables[id(alias)].placement.has_copies:
+                self.by_all.add(id(handle))
             tf_ops.replace(alias, handle)
             tf_ops.abandon([alias.op])  # it is not part of the step
-            handles.add(id(handle))
-        return handles
 
 
 @dataclasses.dataclass(frozen=True)
