@@ -20,7 +20,6 @@ from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 from replicator.graph.matching import control_flow
 from replicator.graph.order import effects
-from replicator.step import foreign
 from replicator.variables.creation import VariableFactory
 from replicator.world import World
 
@@ -146,60 +145,6 @@ def check_components(
                     "jit_compile=True is traced once: create another one to call "
                     "outside steps, and take gradients of tf.recompute_grad inside it.",
                 )
-
-
-def check_foreign(
-    replicas: Sequence[Sequence[tf.Operation]],
-    elements: Sequence[Sequence[tf.Tensor]],
-    build: context.Build,
-) -> None:
-    """Raises ContextError if a replica computes with another replica's tensors."""
-    use = foreign.foreign_use(replicas, elements)
-    if use is None:
-        return
-    user, op, owner, tensor = use
-    is_given = any(tensor is element for element in elements[owner])
-    raise errors.ContextError(
-        f"replica {build.compared[user]} uses a tensor that belongs to replica "
-        f"{build.compared[owner]} ({tensor.name}).",
-        [
-            "the tensor is an input or argument of step_fn"
-            if is_given
-            else f"the tensor is created at {errors.line_of(tensor.op)}",
-            f"and used at {errors.line_of(op)} ({op.type})",
-        ],
-        "do not keep tensors from one call of step_fn for the next, in attributes, "
-        "caches or lists: compute them in each call, or send them with broadcast. A "
-        "layer that keeps tensors (Keras' Normalization) is to be built before the "
-        "step: call it once, or its build(...).",
-    )
-
-
-def check_differentiated(
-    factory: VariableFactory,
-    replicas: Sequence[Sequence[tf.Operation]],
-    ops_before_step: Sequence[tf.Operation],
-    build: context.Build,
-) -> None:
-    """Raises ContextError if one replica's gradients go back beyond the step."""
-    owners = {**factory.owners(), **build.aliases.recorded()}
-    difference = foreign.differentiated(
-        replicas, ops_before_step, lambda tensor: id(tensor) in owners
-    )
-    if difference is None:
-        return
-    replica, op, forward = difference
-    raise errors.ContextError(
-        f"only replica {build.compared[replica]} differentiates what was computed from "
-        f"a variable before the step ({forward.name}); the gradients of the others "
-        "lack that part.",
-        [
-            f"it is computed at {errors.line_of(forward)}",
-            f"and differentiated at {errors.line_of(op)} ({op.type})",
-        ],
-        "compute it in step_fn, from the variable itself; or pass it through "
-        "tf.stop_gradient, if it is not to be trained.",
-    )
 
 
 def check_circles(

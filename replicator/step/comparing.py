@@ -18,7 +18,7 @@ from replicator.graph.passes import owners, random
 from replicator.graph.same.keys import Keys
 from replicator.inputs import checks as input_checks
 from replicator.inputs.shards import Shard
-from replicator.step import checks
+from replicator.step import checks, foreign
 from replicator.step.known import Attempt, Checked, Inputs, Traced, ops_before
 from replicator.variables import drift, elsewhere
 
@@ -44,9 +44,9 @@ def check_origins(attempt: Attempt, inputs: Inputs, traced: Traced) -> None:
     """Checks that a replica computes only with its own values, or equal ones."""
     if attempt.several:
         build, compared = attempt.build, _compared(attempt, traced)
-        checks.check_foreign(compared, _elements(inputs), build)
+        foreign.check_uses(compared, _elements(inputs), build)
         before = ops_before(inputs.begin, build.graph)
-        checks.check_differentiated(attempt.settings.factory, compared, before, build)
+        foreign.check_gradients(attempt.settings.factory, compared, before, build)
 
 
 def _compared(attempt: Attempt, traced: Traced) -> Sequence[Sequence[tf.Operation]]:

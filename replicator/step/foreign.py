@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds tensors of other replicas that a call of step_fn uses.
+"""Refuses tensors of other replicas, or from before the step, in a call of step_fn.
 
 A tensor that outlives the call that made it, in an attribute, a `cached_property` or a
 list, belongs to one replica: it holds that replica's values, and no gradient of the
@@ -9,18 +9,23 @@ others passes through it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 import tensorflow as tf
 
+from replicator import context, errors
 from replicator._tf import tapes
 from replicator.graph.ir import placeholder
 from replicator.graph.same.keys import OWN, Keys
+from replicator.variables.creation import VariableFactory
 
 
-def foreign_use(
-    replicas: Sequence[Sequence[tf.Operation]], elements: Sequence[Iterable[tf.Tensor]]
-) -> tuple[int, tf.Operation, int, tf.Tensor] | None:
-    """Finds a tensor of one replica that another one uses directly.
+def check_uses(
+    replicas: Sequence[Sequence[tf.Operation]],
+    elements: Sequence[Iterable[tf.Tensor]],
+    build: context.Build,
+) -> None:
+    """Raises ContextError if a replica computes with another replica's tensors.
 
     Constants and results like all_reduce's, and what is computed from them alone, are
     the same on all replicas: keeping these does no harm. Handles of resources
@@ -28,65 +33,90 @@ def foreign_use(
     from a variable is the same, too, but has no gradient on the other replicas.
 
     Args:
-        replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
-        elements: `elements[r]` are the tensors that only replica r is given.
-
-    Returns:
-        (the replica that uses the tensor, with this op, the replica that has it, the
-        tensor), or None.
+        replicas: The ops of each replica that is compared, in build order, not rewired.
+        elements: The tensors that only one replica is given, for each.
+        build: The build.
     """
-    home = {op: r for r, ops in enumerate(replicas) for op in ops}
+    home = {op: n for n, ops in enumerate(replicas) for op in ops}
     owner_of_element = {
-        id(tensor): r for r, tensors in enumerate(elements) for tensor in tensors
+        id(tensor): n for n, tensors in enumerate(elements) for tensor in tensors
     }
     keys = Keys()
     for op in home:
         if op.type == "Placeholder" and placeholder.read(op) is None:
             # It stands for a tensor from outside the step, which no replica has made.
             keys.set(op.outputs[0], keys.new())
-    for r, ops in enumerate(replicas):
-        for op in ops:
-            for tensor in op.inputs:
-                owner = owner_of_element.get(id(tensor), home.get(tensor.op, r))
-                if owner == r or tensor.dtype == tf.resource:
-                    continue
-                if keys.of(tensor).open & OWN:
-                    return r, op, owner, tensor
-    return None
+    for op, n in home.items():
+        for tensor in op.inputs:
+            owner = owner_of_element.get(id(tensor), home.get(tensor.op, n))
+            if owner == n or tensor.dtype == tf.resource:
+                continue
+            if keys.of(tensor).open & OWN:
+                user, other = build.compared[n], build.compared[owner]
+                _refuse(user, op, other, tensor, id(tensor) in owner_of_element)
 
 
-def differentiated(
+def _refuse(
+    user: int, op: tf.Operation, owner: int, tensor: tf.Tensor, is_given: bool
+) -> NoReturn:
+    raise errors.ContextError(
+        f"replica {user} uses a tensor that belongs to replica {owner} "
+        f"({tensor.name}).",
+        [
+            "the tensor is an input or argument of step_fn"
+            if is_given
+            else f"the tensor is created at {errors.line_of(tensor.op)}",
+            f"and used at {errors.line_of(op)} ({op.type})",
+        ],
+        "do not keep tensors from one call of step_fn for the next, in attributes, "
+        "caches or lists: compute them in each call, or send them with broadcast. A "
+        "layer that keeps tensors (Keras' Normalization) is to be built before the "
+        "step: call it once, or its build(...).",
+    )
+
+
+def check_gradients(
+    factory: VariableFactory,
     replicas: Sequence[Sequence[tf.Operation]],
     ops_before_step: Iterable[tf.Operation],
-    is_variable: Callable[[tf.Tensor], bool],
-) -> tuple[int, tf.Operation, tf.Operation] | None:
-    """Finds an op before the step that some replicas differentiate and others do not.
+    build: context.Build,
+) -> None:
+    """Raises ContextError if one replica's gradients go back beyond the step.
 
-    tf.gradients goes back beyond the step. There, one replica's component of a variable
-    is in use, so only that replica's gradient has this part of the derivative.
+    tf.gradients does. There, one replica's component of a variable is in use, so only
+    that replica's gradient has this part of the derivative.
 
     Args:
-        replicas: `replicas[r]` are the ops of replica r, in build order, not rewired.
+        factory: Creates the variables.
+        replicas: The ops of each replica that is compared, in build order, not rewired.
         ops_before_step: The ops in the graph before the step.
-        is_variable: Whether a tensor is the handle of a replicated variable.
-
-    Returns:
-        (a replica that differentiates it, with this op, the op before the step), or
-        None.
+        build: The build.
     """
     before_step = set(ops_before_step)
     differentiations: list[dict[tf.Operation, tf.Operation]] = [{} for _ in replicas]
-    for r, ops in enumerate(replicas):
+    for ops, by_forward in zip(replicas, differentiations, strict=True):
         for op in ops:
             forward = tapes.differentiated_by(op)
             if forward is not None and forward in before_step:
-                differentiations[r].setdefault(forward, op)
-    for r, by_forward in enumerate(differentiations):
+                by_forward.setdefault(forward, op)
+    variables = {**factory.owners(), **build.aliases.recorded()}
+    for replica_id, by_forward in zip(build.compared, differentiations, strict=True):
         for forward, op in by_forward.items():
-            on_all = all(forward in other for other in differentiations)
-            if not on_all and _depends_on(forward, is_variable):
-                return r, op, forward
-    return None
+            if all(forward in other for other in differentiations):
+                continue
+            if not _depends_on(forward, lambda tensor: id(tensor) in variables):
+                continue
+            raise errors.ContextError(
+                f"only replica {replica_id} differentiates what was computed from a "
+                f"variable before the step ({forward.name}); the gradients of the "
+                "others lack that part.",
+                [
+                    f"it is computed at {errors.line_of(forward)}",
+                    f"and differentiated at {errors.line_of(op)} ({op.type})",
+                ],
+                "compute it in step_fn, from the variable itself; or pass it through "
+                "tf.stop_gradient, if it is not to be trained.",
+            )
 
 
 def _depends_on(op: tf.Operation, is_origin: Callable[[tf.Tensor], bool]) -> bool:
