@@ -15,9 +15,8 @@ from replicator import errors
 from replicator.inputs import checks, positions
 from replicator.report import plan as plans
 from replicator.step import cache, epochs, known, stages, step_arguments
-from replicator.step.renewing import MANY_BUILDS
 from replicator.step.requests import Request
-from replicator.step.state import State, StepFunction
+from replicator.step.state import MANY_BUILDS, State, StepFunction
 from replicator.step.steps import Step, runs_here
 from replicator.variables import python_calls
 

@@ -31,14 +31,18 @@ from replicator.step import (
     loops,
     names_read,
     outputs,
-    renewing,
     repair,
     stages,
     step_arguments,
 )
-from replicator.step.renewing import MANY_BUILDS
 from replicator.step.requests import CallArguments, Request
-from replicator.step.state import State, StepCall, StepFunction
+from replicator.step.state import (
+    MANY_BUILDS,
+    State,
+    StepCall,
+    StepFunction,
+    renew,
+)
 from replicator.variables import python_calls, storage
 
 
@@ -118,7 +122,7 @@ class Step:
             return self._build(tf.compat.v1.get_default_graph(), call_args)
         with self._settings.lock:
             if not self._state.is_current():
-                renewing.renew(self._request.step_fn, self._function, self._state)
+                renew(self._request.step_fn, self._function, self._state)
             run = self._state.prepared.get(call_args.key) or self._eager_call(call_args)
             stages.ran(self._settings.stages, self._request.step_fn)
             return run(call_args.leaves)
