@@ -8,7 +8,6 @@ each.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import html
 import inspect
 import re
@@ -88,7 +87,6 @@ def watch(build: Callable[[], Any]) -> list[After]:
     results: list[Any] = []  # what step_fn has returned
 
     def looked_at(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(apply)
         def run(*args: Any) -> Any:
             result = apply(*args)
             if name == "seal_results":

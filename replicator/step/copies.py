@@ -112,7 +112,7 @@ def bring_handles(factory: VariableFactory, build: context.Build) -> None:
 def make(
     factory: VariableFactory,
     build: context.Build,
-    elements: Sequence[Any] | None,
+    elements: Sequence[Any],
     ops: Sequence[tf.Operation],
     returned: Any,
     scope: str,
@@ -134,7 +134,7 @@ def make(
     first, *others = world.local
     devices = [world.device(r) for r in world.local]
     initializers = ordering.with_sources(factory.initializers, [ops])
-    columns = _columns(elements, world.local) if elements else []
+    columns = _columns(elements, world.local)
     bring_handles(factory, build)
     used = [*build.aliases.variables().values()]
     used += [v for v in factory.owners().values() if _has_components(v)]

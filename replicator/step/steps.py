@@ -322,12 +322,6 @@ class Step:
         self._keep_plan(plan)
         return built_step.returned
 
-    def _program(self) -> feed_factory.AsynchronousProgram:
-        """Returns which of the programs that train asynchronously this is."""
-        clock = self._settings.clock
-        place = (0, 1) if clock is None else clock.place
-        return feed_factory.AsynchronousProgram(*place)
-
     def _feed(self) -> feeds.Feed | None:
         """Returns the inputs, which live outside the function being traced."""
         if self._request.source is None:
@@ -338,6 +332,8 @@ class Step:
         existing_feed = self._state.feed if eager else self._state.feed_in(graph)
         if existing_feed is not None:
             return existing_feed
+        clock = self._settings.clock
+        place = (0, 1) if clock is None else clock.place
         with peers.telling(self._settings.peers), tf.init_scope():
             feed = feed_factory.make_feed(
                 self._request.source,
@@ -345,7 +341,7 @@ class Step:
                 self._request.input_mode,
                 self._request.remainder,
                 self._settings.peers,
-                self._program(),
+                feed_factory.AsynchronousProgram(*place),
             )
         if not feed.goes_on:
             return feed  # not kept: the next build makes another
