@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from replicator.cluster import saving
+from tests.cluster import as_threads
 
 
 class _Peers:
@@ -62,3 +63,14 @@ def test_names_of_files_are_not_sent(number: int, tmp_path: pathlib.Path) -> Non
     tf.debugging.assert_equal(there, v)
     assert set(tmp_path.rglob("*")) == before
     assert second.latest == outside
+
+
+def test_all_stop_after_the_step_at_which_one_is_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    as_threads.fake_store(monkeypatch)
+
+    def stops(own: Any) -> bool:
+        return saving.StopAgreement(own, 0).stops(1, is_signalled=own.process == 1)
+
+    assert as_threads.together(stops, stops) == [True, True]

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import InputContext, InputError
-from replicator.inputs import feed_factory, iterators
+from replicator.inputs import feed_factory, feeds, iterators
 from replicator.world import World
 from tests import helpers
 
@@ -509,3 +509,27 @@ def test_the_autotuner_is_off_unless_it_was_chosen(chosen, monkeypatch):
     helpers.make(2).run(echo, input_fn)
     assert given[0].options().autotune.enabled is bool(chosen)
     assert given[0].options().deterministic is (None if chosen is None else False)
+
+
+def test_asynchronous_programs_share_a_dataset_out():
+    def elements(number):
+        feed = feed_factory.make_feed(
+            tf.data.Dataset.range(6),
+            helpers.make(1)._settings.world,
+            "per_replica",
+            program=feed_factory.AsynchronousProgram(number, 2),
+        )
+        return [int(feed.pull()[0]) for _ in range(3)]
+
+    assert [elements(number) for number in (0, 1)] == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_a_process_feeds_its_own_replicas():
+    class Whole(feeds.Feed):
+        def pull(self):
+            return ["a", "b", "c", "d"]
+
+        def initialize(self, session):
+            pass
+
+    assert feeds.PartFeed(Whole(), [1, 3]).pull() == ["b", "d"]

@@ -13,6 +13,7 @@ import tensorflow as tf
 import replicator
 from replicator.inputs import positions
 from tests import helpers
+from tests.cluster import as_threads
 
 
 def _range(context):
@@ -127,6 +128,28 @@ def test_pipelines_of_other_replicas_are_refused(tmp_path):
         replicator.InputError, match=r"(?s)of 2 pipelines, but there are 3.*as many"
     ):
         step()
+
+
+def test_each_host_goes_on_with_what_it_saved(monkeypatch):
+    as_threads.fake_store(monkeypatch)
+
+    class Feed:
+        def __init__(self):
+            self.iterators = [(iter(tf.data.Dataset.range(9)), None)]
+
+        def next(self):
+            return int(next(self.iterators[0][0]))
+
+    def goes_on(own):
+        before, after = Feed(), Feed()
+        for _ in range(1 + own.process):
+            before.next()
+        positions.Position(after, own).deserialize(
+            positions.Position(before, own).serialize()
+        )
+        return after.next()
+
+    assert as_threads.together(goes_on, goes_on) == [1, 2]
 
 
 @pytest.mark.parametrize("kind", ["generator", "py_function"])

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from replicator.keras import functions
+from tests import helpers
 from tests.keras.worlds import World, check, classifier, labels, mlp, numbers
 
 layers = keras.layers
@@ -297,3 +299,12 @@ def test_uneven_batches_of_float64_are_exact() -> None:
         check(program, tolerance=1e-13)
     finally:
         _use("float32")
+
+
+def test_batches_of_other_structures_are_other_programs() -> None:
+    def in_first(batch: Any) -> tf.Tensor:
+        return tf.constant(len(tf.nest.flatten(batch[0])))
+
+    run = functions.BatchFunction(in_first, helpers.make(2), lambda specs: specs)
+    x, y, z = (tf.ones([4, k]) for k in (1, 2, 3))
+    assert [int(run(batch)) for batch in ((x, (y, z)), ((x, y), z))] == [1, 2]

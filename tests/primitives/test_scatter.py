@@ -170,3 +170,19 @@ def test_a_size_that_turns_out_wrong_is_an_error() -> None:
 
     with pytest.raises(tf.errors.InvalidArgumentError):
         repl.run(step)
+
+
+def test_second_derivatives_where_nothing_but_zeros_comes_back() -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        x = helpers.opaque([3.0, 2.0])
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = repl.scatter(x) ** 3
+            d = tape.gradient(loss, x)
+        return outer.gradient(d, x)
+
+    np.testing.assert_allclose(repl.run(step), [[18.0, 12.0], [0.0, 0.0]])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,20 @@ def test_factors_that_products_share_are_joined_once() -> None:
     types = [op.type for op in _ops(repl, step)]
     assert types.count("MatMul") == 3
     assert types.count("ConcatV2") == 4
+
+
+def test_products_that_share_a_factor_keep_their_scales() -> None:
+    def step(repl: replicator.Replicator) -> Any:
+        *xs, dy = (helpers.opaque(_numbers(3, LARGE, seed=s)) for s in range(3))
+        products = [tf.matmul(x, dy, transpose_a=True) for x in xs]
+        return repl.all_reduce([2.0 * products[0], 3.0 * products[1]])
+
+    moved, plain = (
+        repl.run(functools.partial(step, repl))
+        for repl in (_make(2, factors=on) for on in (True, False))
+    )
+    for one, other in zip(moved, plain, strict=True):
+        np.testing.assert_allclose(one[0], other[0], atol=1e-4)
 
 
 def test_a_product_that_is_returned_too_is_reduced_as_it_is() -> None:

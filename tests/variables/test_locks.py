@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.variables import locks
+from tests import helpers
 
 
 def _in_a_thread(work: Callable[[], Any]) -> threading.Thread:
@@ -94,3 +95,16 @@ def test_two_that_wait_for_each_other_are_told_after_a_while(
     holder.join(5)
     with lock.also_held():
         pass
+
+
+def test_an_assignment_waits_until_no_step_runs() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        variable = tf.Variable(1.0)
+    thread = threading.Thread(target=variable.assign, args=(2.0,))
+    with variable.lock:
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive() and float(variable) == 1.0
+    thread.join()
+    assert float(variable) == 2.0

@@ -676,3 +676,16 @@ def test_a_layer_that_keeps_tensors_of_its_first_call(build: Any) -> None:
             layer.build((None, 4))
     for value in run():
         np.testing.assert_array_equal(value, np.ones([2, 4]))
+
+
+def test_copies_wait_for_what_the_first_replica_waits_for() -> None:
+    repl = helpers.make(2, build="clone")
+    with tf.Graph().as_default():
+        before = tf.no_op("before")
+
+        def step_fn() -> tf.Tensor:
+            with tf.control_dependencies([before]):
+                return tf.identity(helpers.opaque(1.0))
+
+        for result in repl.run(step_fn):
+            assert before in helpers.ops_run(result)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 import replicator
 from replicator.graph.ir.placeholder import Call, PrimitiveFacts, Value
@@ -61,3 +62,12 @@ def test_ways_lead_to_other_processes_only_and_have_numbers_of_their_own():
     assert inside.key > 7
     with pytest.raises(replicator.ReplicatorError, match="called twice"):
         ways.of(Call(**{**call.__dict__, "group": (0, 2)}))
+
+
+def test_gathered_parts_are_whose_the_order_of_gathers_says():
+    way = crossing.Crossing((0, 2), 0, "/device:CPU:0", 1, (2, 1, 0), 0)
+    parts = way._parts(tf.constant([7, 8, 1, 2]))
+    assert {k: part.numpy().tolist() for k, part in parts.items()} == {
+        2: [7, 8],
+        0: [1, 2],
+    }

@@ -182,3 +182,17 @@ def _check_guard(graph: tf.Graph, write: tf.Operation, fits: bool) -> None:
             return
         with pytest.raises(tf.errors.InvalidArgumentError, match="shape differs"):
             session.run(guarding)
+
+
+@pytest.mark.parametrize("index", [-1, 0, 4, 5])
+def test_a_guard_fails_if_there_is_no_such_row(index: int) -> None:
+    write = _add(_variable(rows=5), helpers.opaque([index]))
+    (guard,) = guards.add([write], {write: 0}, [write])
+    with tf.compat.v1.Session() as session:
+        if 0 <= index < 5:
+            session.run(guard)
+            return
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="rows that do not exi"
+        ):
+            session.run(guard)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator.graph.order import ordering
 from tests import helpers
 
 
@@ -196,3 +197,15 @@ def test_reads_and_writes_are_in_the_order_of_the_program(mode: str) -> None:
 
     (result,) = helpers.run(mode, repl, make_step)
     assert np.asarray(result[0]).tolist() == [1.0, 3.0, 15.0]
+
+
+def test_a_write_waits_for_the_reads_before_it_and_reads_for_the_write() -> None:
+    """Whatever the times that ops take, which a run shows only by chance."""
+    with tf.Graph().as_default():
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[])
+        reads = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).op]
+        write = tf.raw_ops.AssignVariableOp(resource=handle, value=2.0)
+        reads.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).op)
+        ordering.order_in_session([[reads[0], write, reads[1]]], [], frozenset())
+    assert write.control_inputs == [reads[0]]
+    assert reads[1].control_inputs == [write]

@@ -180,6 +180,23 @@ def test_reads_and_writes_stay_in_program_order(mode: str) -> None:
             np.testing.assert_allclose(own, value)
 
 
+def test_the_write_that_is_left_waits_for_what_all_waited_for() -> None:
+    world, labels = World.single_process(["/device:CPU:0"] * 3), Keys()
+    with tf.Graph().as_default() as graph:
+        variable = _Variable(tf.compat.v1.Variable(1.0, use_resource=True), owner=1)
+        aliases = owners.Aliases(graph, world)
+        value, before, writes = tf.constant(2.0), [tf.no_op() for _ in range(3)], []
+        for r, op in enumerate(before):
+            handle = aliases.of(variable, r)
+            with tf.control_dependencies([op]):
+                writes.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
+        handles = owners.Handles(labels, aliases.label(labels), world)
+        one_by_one = [[write] for write in writes]
+        others = owners.keep_owners_writes(one_by_one, range(3), handles, frozenset())
+    assert others == {writes[0]: writes[1], writes[2]: writes[1]}
+    assert set(writes[1].control_inputs) == set(before)
+
+
 @pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 @pytest.mark.parametrize("taken", [True, False])
