@@ -102,6 +102,19 @@ def test_steps_inputs_go_on_where_they_were() -> None:
     np.testing.assert_allclose(list(sums), [v.numpy().sum()] * 2, rtol=1e-6)
 
 
+def test_steps_that_were_built_before_write_all_components() -> None:
+    repl, v, optimizer, forward = _make(2, "sharded")
+
+    def step_fn() -> None:
+        v.assign_add(tf.ones_like(v))
+
+    repl.run(step_fn)
+    repl.run(_step(repl, jit(forward), v, optimizer))
+    repl.run(step_fn)
+    assert v.owner is None
+    helpers.assert_replicas_equal([v])
+
+
 def test_a_function_of_the_users_relies_on_the_one_component() -> None:
     """It cannot be retraced: a step that needs components is refused."""
     repl, v, optimizer, forward = _make(2, "sharded")
