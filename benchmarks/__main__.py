@@ -28,6 +28,7 @@ PROGRAMS = (
     "strategies",
     "embedding",
     "fit",
+    "normalization",
     "profile",
 )
 

@@ -48,33 +48,38 @@ def epoch(name: str, workload: workloads.Workload, batches: int) -> timing.Step:
         workload: The workload to train.
         batches: The number of batches in an epoch.
     """
-    x, y = workload.network.batch(workload.batch)
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    dataset = tf.data.Dataset.from_tensors((x, y)).repeat(batches).with_options(options)
-    model = _model(name, workload)
+    dataset, model = batches_of(workload, batches), _model(name, workload)
     return lambda: model.fit(dataset, verbose=0).history["loss"][0]
 
 
+def batches_of(workload: workloads.Workload, count: int) -> tf.data.Dataset:
+    """Returns a dataset of so many batches of a workload."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    batch = tf.data.Dataset.from_tensors(workload.network.batch(workload.batch))
+    return batch.repeat(count).with_options(options)
+
+
+def compiled_model(workload: workloads.Workload) -> keras.Model:
+    """Returns a new compiled model, with the same weights as every other."""
+    keras.utils.set_random_seed(0)
+    model = workload.make_model()
+    # Not the workload's rate: with this one the losses stay finite for many epochs.
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1e-4, momentum=workload.momentum), loss)
+    return model
+
+
 def _model(name: str, workload: workloads.Workload) -> keras.Model:
-    """Returns a contender's compiled model, with the same weights as every other's."""
-
-    def make() -> keras.Model:
-        keras.utils.set_random_seed(0)
-        model = workload.make_model()
-        # Not the workload's rate: with this one the losses stay finite for many epochs.
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(1e-4, momentum=workload.momentum), loss)
-        return model
-
+    """Returns a contender's model."""
     if name == BASELINE:
-        return make()
+        return compiled_model(workload)
     if name == RIVAL:
         with contenders.strategy_of(REPLICAS).scope():
-            return make()
+            return compiled_model(workload)
     repl = replicator.Replicator(contenders.devices(REPLICAS), **OPTIONS[name])
     with repl.context():
-        model = make()
+        model = compiled_model(workload)
     return repl.keras_model(model)
 
 

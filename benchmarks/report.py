@@ -25,6 +25,7 @@ from benchmarks import (
     hosts,
     loops,
     memory,
+    normalization,
     plots,
     profile,
     results,
@@ -59,6 +60,7 @@ PROGRAMS: Mapping[str, ModuleType] = {
         strategies,
         embedding,
         fit,
+        normalization,
         profile,
         hosts,
     )

@@ -21,6 +21,7 @@ from benchmarks import (
     fit,
     hosts,
     memory,
+    normalization,
     profile,
     steps,
     strategies,
@@ -57,6 +58,8 @@ LINEAR = 1.25  # the passes' time per replica, at 128 replicas relative to 32
 MEMORY = 0.55
 # An epoch of Keras' fit: at most these multiples of plain Keras and MirroredStrategy.
 FIT = (1.05, 0.8)
+# A step of fit with statistics of the whole batch, relative to local ones.
+STATISTICS = 1.1
 # The largest error of a predicted step.
 PREDICTED = 0.15
 # Auto's choice: at most this multiple of the fastest builder's step.
@@ -122,6 +125,7 @@ def judge(found: Mapping[str, Any]) -> list[Target]:
         *_build(found.get(build.NAME, {})),
         *_memory(found.get(memory.NAME, {})),
         *_fit(found.get(fit.NAME, {})),
+        *_statistics(found.get(normalization.NAME, {})),
         *_predicted(found.get(profile.NAME, {})),
         *_doors(found.get(doors.NAME, {})),
         *_auto(found.get(strategies.NAME, {})),
@@ -240,6 +244,19 @@ def _fastest(measured: Mapping[str, timing.Measured], other: str) -> dict[str, f
     if not {OURS, other} <= set(measured):
         return {}
     return {OURS: measured[OURS].fastest / measured[other].fastest}
+
+
+def _statistics(found: Mapping[str, Any]) -> list[Target]:
+    targets = []
+    for setting in steps.SETTINGS:
+        for size in map(str, normalization.SIZES):
+            measured = found.get(setting, {}).get(size)
+            title = f"{steps.NAMES['resnet20'].title}, {size} examples"
+            what = f"step of fit, {title}, oneDNN {setting}: of {normalization.LOCAL}"
+            clock = normalization.WALL
+            values = {OURS: normalization.ratio(measured, clock)} if measured else {}
+            targets.append(Target(what, STATISTICS, values))
+    return targets
 
 
 def _predicted(found: Mapping[str, Any]) -> list[Target]:

@@ -21,6 +21,7 @@ from benchmarks import (
     embedding,
     fit,
     loops,
+    normalization,
     strategies,
 )
 from benchmarks.contenders import BASELINE, OURS, RIVAL
@@ -45,6 +46,7 @@ _RUNS = [
     ("embedding", "--onednn=off", "off", [BASELINE, *embedding.BUILDERS]),
     ("fit", "--only=small", "off small", [*fit.NAMES]),
     ("loops", "--only=1", "1", [*loops.STEPS]),
+    ("normalization", "--onednn=on", "on 4", [*normalization.NAMES]),
     ("profile", "--only=deep", "deep", ["1", "2", "4"]),
     ("scaling", "--only=large --replica_counts=1", "large 1", [OURS]),
     ("steps", "--only=small --onednn=off", "off small", _STEPS),
@@ -130,6 +132,7 @@ def test_all_programs_run_one_after_the_other(tmp_path: pathlib.Path) -> None:
             "--links=loopback --only=4KiB --torch=none/python",
             "--torch=none/python does not exist; `make bench-hosts` makes it",
         ),
+        ("normalization", "--only=7", "unknown: 7; have 128, 32"),
         ("peers.__main__", "--only=jax", "unknown: jax; have torch, JAX"),
         ("profile", "--only=gan", "unknown: gan; have "),
         ("report", "--results_dir=nowhere", "nowhere holds no results; run python"),

@@ -17,6 +17,7 @@ from benchmarks import (
     hosts,
     loops,
     memory,
+    normalization,
     profile,
     scaling,
     steps,
@@ -43,6 +44,10 @@ _STRATEGIES = {
     BASELINE: as_dict(0.001),
     "Mirrored": {**as_dict(0.004), "nbytes": 2048, "unknown": 0, "predicted": 0.0025},
     "PS": {**as_dict(0.002), "nbytes": 4096, "unknown": 1, "predicted": 0.001},
+}
+_STATISTICS = {
+    normalization.WHOLE: {"wall": [0.3, 0.2, 0.6], "processor": [0.2] * 3},
+    normalization.LOCAL: {"wall": [0.2, 0.2, 0.2], "processor": [0.1] * 3},
 }
 _HOSTS = {hosts.ONE_REMOTE: 0.03, OURS: 0.06, hosts.MIRRORED: 0.09, hosts.DDP: 0.48}
 _XLA = {BASELINE: 0.004, f"{BASELINE}, XLA": 0.002, OURS: 0.005, f"{OURS}, XLA": 0.001}
@@ -126,6 +131,11 @@ _TABLES: list[tuple[Any, Any, list[list[str]]]] = [
                 "Replicator, mirrored, 100 B, 100 B, 100 B, 1.00, 1.00, 1.00",
             ]
         ],
+    ),
+    (
+        normalization,
+        {"off": {"32": _STATISTICS}},
+        [["32 examples, oneDNN off, 300.0, 200.0, 1.50, 200.0, 100.0, 2.00"]],
     ),
     (
         profile,

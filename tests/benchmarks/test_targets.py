@@ -15,6 +15,7 @@ from benchmarks import (
     fit,
     hosts,
     memory,
+    normalization,
     profile,
     steps,
     strategies,
@@ -56,6 +57,11 @@ def _fit(plain: float, rival: float) -> Any:
     return {"on": {"lstm": by_name({BASELINE: plain, RIVAL: rival, OURS: 1.0})}}
 
 
+def _statistics(whole: float) -> Any:
+    seconds = ((normalization.WHOLE, whole), (normalization.LOCAL, 1.0))
+    return {"on": {"32": {name: {normalization.WALL: [s]} for name, s in seconds}}}
+
+
 def _hosts(ours: float) -> Any:
     sums = by_name({OURS: ours, hosts.SOCKETS: 0.055, hosts.GLOO: 0.045})
     large = by_name({hosts.ONE_REMOTE: 0.03, OURS: ours, hosts.DDP: 0.48})
@@ -94,6 +100,8 @@ _JUDGED = [
     (memory, _BYTES, [(0.51, True), (0.6, False)]),
     (fit, _fit(1.0, 1.4), [(1.0, True), (1 / 1.4, True)]),
     (fit, _fit(0.9, 1.2), [(1 / 0.9, False), (1 / 1.2, False)]),
+    (normalization, _statistics(1.1), [(1.1, True)]),
+    (normalization, _statistics(1.2), [(1.2, False)]),
     (hosts, _hosts(0.06), [(2, True), (8, True), (12 / 11, True), (4 / 3, True)]),
     (
         hosts,
