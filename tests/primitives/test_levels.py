@@ -259,7 +259,7 @@ def _dense(repl: replicator.Replicator) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("layout", paper_hosts.LAYOUTS, ids=str)
 def test_factors(layout: tuple[int, ...]) -> None:
-    ran = paper_hosts.run(layout, _dense)
+    ran = paper_hosts.run(layout, _dense, factors=True)
     _assert_close(ran.values, _alone(len(layout), _dense))
     assert [row.algorithm for row in ran.plan] == ["factors"]
     assert ran.sent == ran.planned
