@@ -16,7 +16,6 @@ import pytest
 import tensorflow as tf
 
 from replicator._tf import choice, graphs, ops
-from replicator._tf.fast import calls
 from replicator.graph.order import ordering
 from tests import helpers
 from tests._tf import shared
@@ -41,6 +40,11 @@ def _twin(request: pytest.FixtureRequest) -> Any:
 def _fast(request: pytest.FixtureRequest) -> Any:
     """For what plain/ leaves to TensorFlow."""
     return _names_of(request.param)
+
+
+def _calls() -> Any:
+    """Returns the module that imports what these tests need of TensorFlow."""
+    return importlib.import_module("replicator._tf.fast.calls")
 
 
 def _traced(twin: Any, build: Callable[[], Any]) -> Any:
@@ -90,7 +94,7 @@ def test_calls_ask_for_what_is_captured_at_each_call(twin):
 
 
 def test_calls_can_be_cancelled(twin):
-    manager = calls._cancellation.CancellationManager()
+    manager = _calls()._cancellation.CancellationManager()
     call = twin.prepare_call(_traced(twin, lambda: [tf.constant(1.0)]))
     assert float(manager.get_cancelable_function(call)()[0]) == 1.0
     manager.start_cancel()
@@ -123,6 +127,7 @@ def test_calls_raise_what_the_function_would(twin):
 
 @pytest.mark.parametrize("only_cpus", [False, True])
 def test_calls_have_the_settings_of_the_process(fast, only_cpus):
+    calls = _calls()
     runtime = calls._context.context()
     before = runtime.function_call_options
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=7)

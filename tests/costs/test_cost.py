@@ -74,16 +74,23 @@ def test_buckets_hold_each_tensor_once_and_stay_small(sizes: list[int]) -> None:
         assert len(bucket) == 1 or sum(4 * sizes[k] for k in bucket) <= 120_000
 
 
-def test_small_tensors_of_one_dtype_share_a_bucket() -> None:
-    column = [tf.zeros([5])] * 2
-    other = [tf.zeros([5], tf.float16)] * 2
-    assert cost.buckets([column, other, column, other], POLICY) == [[0, 2], [1, 3]]
+SMALL, HALF = tf.TensorSpec([5]), tf.TensorSpec([5], tf.float16)
+TOGETHER: dict[str, tuple[list[tf.TensorSpec], cost.Policy, list[list[int]]]] = {
+    "of one dtype": ([SMALL, HALF, SMALL, HALF], POLICY, [[0, 2], [1, 3]]),
+    "of like rows": (
+        [tf.TensorSpec(s) for s in ([5, 3], [2, 3], [5, 4], [3], [], [0, 3])],
+        POLICY,
+        [[0, 1, 5], [2], [3, 4]],
+    ),
+    "alone": ([SMALL, SMALL], cost.Policy(fusion=False), [[0], [1]]),
+}
 
 
-def test_tensors_share_a_bucket_only_if_their_rows_are_alike() -> None:
-    shapes = [[5, 3], [2, 3], [5, 4], [3], [], [0, 3]]
-    columns = [[tf.zeros(shape)] * 2 for shape in shapes]
-    assert cost.buckets(columns, POLICY) == [[0, 1, 5], [2], [3, 4]]
+@pytest.mark.parametrize("what", TOGETHER)
+def test_which_tensors_share_a_bucket(what: str) -> None:
+    specs, policy, expected = TOGETHER[what]
+    columns = [[tf.zeros(spec.shape, spec.dtype)] * 2 for spec in specs]
+    assert cost.buckets(columns, policy) == expected
 
 
 def test_a_tensor_of_unknown_size_has_a_bucket_of_its_own() -> None:
@@ -97,12 +104,6 @@ def test_a_tensor_of_unknown_size_has_a_bucket_of_its_own() -> None:
             [static, static],
         ]
         assert cost.buckets(columns, POLICY) == [[0, 3], [1], [2]]
-
-
-def test_without_fusion_each_tensor_travels_alone() -> None:
-    columns = [[tf.zeros([2])] * 2, [tf.zeros([2])] * 2]
-    assert cost.buckets(columns, POLICY) == [[0, 1]]
-    assert cost.buckets(columns, cost.Policy(fusion=False)) == [[0], [1]]
 
 
 # --- The choice of an algorithm -------------------------------------------------------
