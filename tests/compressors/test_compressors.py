@@ -10,8 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import replicator
 from replicator import compressors
@@ -52,24 +50,6 @@ def test_casts(name: str, dtype: Any, op: str) -> None:
     np.testing.assert_array_equal(reduced(values, name, op=op), expected)
 
 
-@given(
-    replicas=st.integers(2, 5),
-    scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e30]),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=10, deadline=None)
-def test_int8_is_off_by_less_than_a_step_per_replica(
-    replicas: int, scale: float, seed: int
-) -> None:
-    values = random(replicas, 6, 7, seed=seed) * np.float32(scale)
-    values[0] *= 3
-    step = np.abs(values).max((1, 2)).sum() / (127 - replicas)
-    result = reduced(values, "int8")
-    assert np.abs(result - values.sum(0)).max() < replicas * step * 1.001
-    multiples = result / step
-    np.testing.assert_allclose(multiples, multiples.round(), atol=1e-3)
-
-
 def test_int8_is_right_on_average() -> None:
     """Numbers between two multiples of the step are rounded up as often as down."""
     values = np.full([2, 20_000], 0.3, "f")
@@ -82,44 +62,6 @@ def test_int8_is_right_on_average() -> None:
     assert abs((result == 2).mean() - 0.09) < 0.02
 
 
-def test_int8_of_the_largest_numbers_there_can_be() -> None:
-    """All replicas' largest at one place: the sum still fits into 8 bits."""
-    values = random(5, 1000)
-    values[:, 17] = np.abs(values).max() * 2
-    values[:, 18] = -values[:, 17]
-    result = reduced(values, "int8")
-    expected = values.sum(0)
-    np.testing.assert_allclose(result[17:19], expected[17:19], rtol=0.05)
-
-
-def test_int8_of_zeros_is_zeros() -> None:
-    np.testing.assert_array_equal(reduced(np.zeros([2, 9], "f"), "int8"), np.zeros(9))
-
-
-def test_int8_is_for_64_replicas_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replicator.compressors.int8._MOST_REPLICAS", 1)
-    with pytest.raises(
-        replicator.ArgumentError,
-        match=r"(?s)int8 cannot add up what 2 replicas send.*test_compressors.*bf16",
-    ):
-        reduced(random(2, 4), "int8")
-
-
-@pytest.mark.parametrize("ratio", [0.05, 0.5, 1.0])
-def test_topk(ratio: float) -> None:
-    values = random(3, 6, 10)
-    expected = np.zeros([60], "f")
-    for row in values.reshape(3, 60):
-        places = np.argsort(-np.abs(row))[: int(np.ceil(ratio * 60))]
-        expected[places] += row[places]
-    result = reduced(values, compressors.TopK(ratio))
-    np.testing.assert_array_equal(result, expected.reshape(6, 10))
-
-
-def test_topk_sends_one_number_at_least() -> None:
-    assert reduced(np.array([[1.0, -2.0], [3.0, 1.0]], "f"), "topk").tolist() == [3, -2]
-
-
 def power_iteration(
     values: np.ndarray, rank: int, q: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +71,7 @@ def power_iteration(
     return p @ q.T, q
 
 
-def test_powersgd_is_a_power_iteration() -> None:
+def test_powersgd_is_a_power_iteration_from_step_to_step() -> None:
     values = random(3, 30, 20).astype("d")
     repl = helpers.make(3)
     with repl.context():
@@ -139,18 +81,11 @@ def test_powersgd_is_a_power_iteration() -> None:
         )
     q = tf.random.stateless_normal([20, 2], [0, 2], dtype=tf.float64).numpy()
     given_ = replicator.PerReplica(*map(tf.constant, values))
-    exact = values.sum(0)
-    best = np.linalg.svd(exact)
-    best = (best.U[:, :2] * best.S[:2]) @ best.Vh[:2]
-    errors = []
-    for _ in range(40):
+    for _ in range(4):
         w.assign(tf.zeros_like(w))
         repl.run(lambda x: optimizer.apply([x], [w]), args=[given_])
         expected, q = power_iteration(values, 2, q)
         np.testing.assert_allclose(-w.numpy(), expected, atol=1e-9)
-        errors.append(np.abs(w.numpy() + best).max())
-    # The warm start: the steps together find the best matrix of rank 2.
-    assert errors[-1] < 0.05 * errors[0]
 
 
 @pytest.mark.parametrize("scale", [2.0**-80, 2.0**80])
