@@ -105,29 +105,3 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been_and_returns_rise(
     assert f"Results are in {tmp_path / 'broken'}" in printed
     picture = tmp_path / "whole" / "curves.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("--environment=CartPole-v9", "--environment=CartPole-v9: "),
-        ("--environment=nothing/Here-v0", "--environment=nothing/Here-v0: "),
-        ("--environment=Blackjack-v1", "Blackjack-v1 has observations Tuple("),
-        ("--pairs=31", "--pairs=31 cannot be divided evenly among 2 replicas"),
-        ("--noise=-1", "--noise=-1.0: must be a positive number"),
-        ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
-        ("--resume", "--resume: there is no checkpoint in "),
-    ],
-)
-def test_a_mistake_ends_with_one_line(
-    given: str, said: str, tmp_path: pathlib.Path
-) -> None:
-    ended = programs.call("evolution", f"--output_dir={tmp_path}", given)
-    programs.assert_refused(ended, "evolution", said)
-
-
-@pytest.mark.slow
-def test_the_default_run_keeps_the_pole_up(tmp_path: pathlib.Path) -> None:
-    ended = programs.run("evolution", f"--output_dir={tmp_path}")
-    assert ended.status == 0, ended.stderr
-    assert programs.history(tmp_path)["policy"][-1] >= 400

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import pathlib
-import shutil
 from typing import Any
 
 import numpy as np
@@ -167,41 +166,6 @@ def test_a_run_leaves_losses_and_samples(finished: pathlib.Path) -> None:
     assert grid.shape == (2 * 28 * example.ROWS, 2 * 28 * example.COLUMNS, 4)
     assert grid[..., :3].std() > 0.01
     assert (finished / "curves.png").exists()
-
-
-@pytest.mark.slow
-def test_a_run_that_is_resumed_reaches_the_same_losses_and_samples(
-    finished: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    folder = shutil.copytree(finished, tmp_path / "copy")
-    for path in (folder / "checkpoints").glob("ckpt-20.*"):
-        path.unlink()
-    flags = (f"--output_dir={folder}", "--steps=20", *SMALL)
-    programs.call_well("gan", *flags, "--resume")
-    assert programs.history(folder) == programs.history(finished)
-    pictures = [(f / "samples.png").read_bytes() for f in (folder, finished)]
-    assert pictures[0] == pictures[1]
-
-
-@pytest.mark.battery(3)
-@pytest.mark.parametrize(
-    ("flag", "said"),
-    [
-        ("--global_batch_size=63", "63 examples cannot be divided evenly among 2"),
-        ("--global_batch_size=6000", "more than the 5000 training examples"),
-        ("--generator_rate=0", "must be a positive number"),
-        ("--noise=0", "--noise=0: 0 is not an integer in the range"),
-        ("--steps=0", "--steps=0: 0 is not an integer in the range"),
-        ("--devices=CPU:0,CPU:0", "CPU:0"),
-        ("--resume", "there is no checkpoint in"),
-        ("extra", "unexpected argument 'extra'"),
-    ],
-)
-def test_a_mistake_ends_it_with_one_line(
-    flag: str, said: str, tmp_path: pathlib.Path
-) -> None:
-    ended = programs.call("gan", f"--output_dir={tmp_path}", flag)
-    programs.assert_refused(ended, "gan", said)
 
 
 @pytest.mark.slow

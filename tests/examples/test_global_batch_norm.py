@@ -173,19 +173,3 @@ def test_the_program_says_how_wrong_each_is() -> None:
     assert outputs > 1
     assert gradients > 1
     assert right < 0.5
-
-
-@pytest.mark.parametrize(
-    ("flag", "said"),
-    [
-        ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
-        ("--learning_rate=0", "--learning_rate=0.0: must be a positive number"),
-        ("--offset=inf", "--offset=inf: must be a finite number"),
-        ("--global_batch_size=999998", "999998 is more than the"),
-        ("--epochs=0", "--epochs=0: 0 is not an integer in the range"),
-        ("extra", "unexpected argument 'extra'"),
-    ],
-)
-def test_a_mistake_ends_it_with_one_line_and_status_2(flag: str, said: str) -> None:
-    ended = programs.call("global_batch_norm", flag)
-    programs.assert_refused(ended, "global_batch_norm", said)

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/graph_mode.py trains, on two devices as on one."""
 
-import pathlib
 import re
 
 import pytest
 
-from tests import forks
-
-_ROOT = pathlib.Path(__file__).parents[2]
+from tests.examples import programs
 
 
 def _run(*flags):
-    result = forks.run([_ROOT / "examples" / "graph_mode.py", *flags], timeout=600)
-    assert result.returncode == 0, result.stderr
-    return [float(x) for x in re.findall(r"(?:loss|accuracy) ([\d.]+)", result.stdout)]
+    printed = programs.call_well("graph_mode", *flags)
+    return [float(x) for x in re.findall(r"(?:loss|accuracy) ([\d.]+)", printed)]
 
 
 @pytest.mark.slow
@@ -26,7 +22,7 @@ def test_the_program_learns_the_same_on_one_device_and_on_two():
 
 
 def test_three_lines_of_it_know_of_replicas():
-    text = (_ROOT / "examples" / "graph_mode.py").read_text()
+    text = (programs.EXAMPLES / "graph_mode.py").read_text()
     assert [int(n) for n in re.findall(r"  # (\d)$", text, re.M)] == [1, 2, 3]
     program = [line for line in text.splitlines() if not line.endswith(("1", "2", "3"))]
     code = "\n".join(program).partition('"""\n')[2]

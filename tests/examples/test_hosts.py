@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import pathlib
 import shutil
@@ -17,18 +16,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import forks, namespaces
+from tests import namespaces
 from tests.examples import programs
+from tests.examples.programs import history
 from tests.launch.stub import MARK
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PROGRAM = str(_ROOT / "examples" / "hosts.py")
 _LAUNCH = [sys.executable, "-m", "replicator.launch", "--nnodes=2"]
-_ENVIRONMENT = {
-    **{k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")},
-    "PYTHONPATH": str(_ROOT),
-    "PYTHONUNBUFFERED": "1",  # lines are read as they are printed
-}
 _LIMIT = 600  # seconds; machines may be busy
 _STEPS = 22  # of an epoch: 1437 // 64
 
@@ -37,17 +32,13 @@ def run(*flags: object, launch: tuple[str, ...] = ()) -> str:
     """Runs the example on two servers, which must succeed; returns its output."""
     result = subprocess.run(
         [*_LAUNCH, *launch, _PROGRAM, *map(str, flags)],
-        env=_ENVIRONMENT,
+        env=programs.ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=_LIMIT,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
-
-
-def history(folder):
-    return json.loads((folder / "history.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +112,7 @@ def test_a_run_that_is_ended_goes_on_as_if_it_had_not_been(finished, tmp_path):
     flags = [f"--output_dir={tmp_path}", "--epochs=1000"]
     with subprocess.Popen(
         [*_LAUNCH, _PROGRAM, *flags],
-        env=_ENVIRONMENT,
+        env=programs.ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -153,7 +144,7 @@ def test_a_run_may_go_on_with_other_hosts_but_not_with_other_settings(
     assert len(history(folder)["loss"]) == 3 * _STEPS
     result = subprocess.run(
         [*_LAUNCH, _PROGRAM, *flags, "--seed=2"],
-        env=_ENVIRONMENT,
+        env=programs.ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=_LIMIT,
@@ -164,53 +155,12 @@ def test_a_run_may_go_on_with_other_hosts_but_not_with_other_settings(
     assert "Traceback" not in result.stderr
 
 
-# --- Usage errors --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("flag", "said"),
-    [
-        ("extra", "unexpected argument 'extra'"),
-        pytest.param(
-            "--epochs=0",
-            "--epochs=0: 0 is not an integer in the range",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "--learning_rate=nan",
-            "--learning_rate=nan: must be a positive number",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "--output_dir=/dev/null/here",
-            "/dev/null/here is not writable",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "--resume", "--resume: there is no checkpoint in ", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "--seed=1",
-            "connect found no description of hosts. Fix: ",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_mistake_is_one_line_and_status_2(flag, said, tmp_path):
-    command = [_PROGRAM, f"--output_dir={tmp_path / 'new'}", flag]
-    result = forks.run(command, _ENVIRONMENT)
-    assert result.returncode == 2, result.stderr
-    line = result.stderr.splitlines()[-1]
-    assert line.startswith("hosts.py: error: ") and said in line
-    assert "Traceback" not in result.stderr
-
-
 @pytest.mark.slow
 def test_a_batch_that_the_replicas_do_not_divide_is_one_line(tmp_path):
     flags = [f"--output_dir={tmp_path}", "--global_batch_size=63"]
     result = subprocess.run(
         [*_LAUNCH, _PROGRAM, *flags],
-        env=_ENVIRONMENT,
+        env=programs.ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=_LIMIT,

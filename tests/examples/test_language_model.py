@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import pathlib
-import shutil
 
 import keras
 import numpy as np
@@ -136,43 +135,6 @@ def test_a_run_tells_of_perplexity_and_leaves_a_sample(
     sample = (folder / "sample.txt").read_text()
     assert sample.startswith("def é") and sample in printed
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_a_run_that_is_resumed_reaches_the_same_losses_and_sample(
-    finished: tuple[pathlib.Path, str], tmp_path: pathlib.Path
-) -> None:
-    folder = shutil.copytree(finished[0], tmp_path / "copy")
-    for path in (folder / "checkpoints").glob("ckpt-20.*"):
-        path.unlink()
-    flags = ("--steps=20", "--prompt=def é", "--sample_bytes=20", *SMALL)
-    programs.call_well("language_model", f"--output_dir={folder}", "--resume", *flags)
-    assert programs.history(folder) == programs.history(finished[0])
-    samples = [(f / "sample.txt").read_text() for f in (folder, finished[0])]
-    assert samples[0] == samples[1]
-
-
-@pytest.mark.battery(3)
-@pytest.mark.parametrize(
-    ("flag", "said"),
-    [
-        ("--global_batch_size=63", "63 examples cannot be divided evenly among 2"),
-        ("--global_batch_size=9999998", "windows of text"),
-        ("--context=1", "--context=1: 1 is not an integer in the range"),
-        ("--width=6", "--width=6: must be a multiple of the 4 heads"),
-        ("--prompt=", "must not be empty"),
-        ("--temperature=0", "--temperature=0: 0.0 is not a number in the range"),
-        ("--learning_rate=inf", "must be a positive number"),
-        ("--devices=TPU:7", "TPU:7"),
-        ("--resume", "there is no checkpoint in"),
-        ("extra", "unexpected argument 'extra'"),
-    ],
-)
-def test_a_mistake_ends_it_with_one_line(
-    flag: str, said: str, tmp_path: pathlib.Path
-) -> None:
-    ended = programs.call("language_model", f"--output_dir={tmp_path}", flag)
-    programs.assert_refused(ended, "language_model", said)
 
 
 @pytest.mark.slow

@@ -227,25 +227,6 @@ def test_a_run_leaves_what_it_says_and_goes_on(tmp_path: pathlib.Path) -> None:
     assert list((tmp_path / "summaries").glob("events.out.tfevents.*"))
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("--environment=CartPole-v9", "--environment=CartPole-v9: "),
-        ("--environment=Pendulum-v1", "expected a Box of observations"),
-        ("--batch_size=15", "15 examples cannot be divided evenly among 2"),
-        ("--discount=1.5", "--discount=1.5: 1.5 is not"),
-        ("--actors=0", "--actors=0: 0 is not"),
-        ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
-        ("--resume", "--resume: there is no checkpoint in "),
-    ],
-)
-def test_a_mistake_ends_with_one_line(
-    given: str, said: str, tmp_path: pathlib.Path
-) -> None:
-    ended = programs.call("learner", f"--output_dir={tmp_path}", given)
-    programs.assert_refused(ended, "learner", said)
-
-
 def actors_of(pid: int) -> list[int]:
     """Returns the actor processes of a learner."""
     actors = []

@@ -137,32 +137,3 @@ def test_every_test_image_counts_once_and_a_run_may_go_on_with_other_stages(
         assert accuracy * 360 == pytest.approx(round(accuracy * 360), abs=1e-6)
     for picture in ("curves.png", "plan.png"):
         assert (tmp_path / "whole" / picture).read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("--global_batch_size=62", "=62 cannot be cut into 4 micro-batches of one"),
-        ("--micro_batches=0", "--micro_batches=0: 0 is not an integer in the range"),
-        ("--pipelines=2 --devices=CPU:0,CPU:1,CPU:2", "--pipelines=2 on 3 devices"),
-        ("--devices=CPU:0,CPU:1,CPU:2,CPU:3,CPU:4", "devices: each must have the same"),
-        ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
-        ("--global_batch_size=4000", "more than the 1437 training examples"),
-        ("--mode=both", "should be one of <messages|devices>"),
-    ],
-)
-def test_a_mistake_ends_with_one_line(
-    given: str, said: str, tmp_path: pathlib.Path
-) -> None:
-    ended = programs.call("pipeline", f"--output_dir={tmp_path}", *given.split())
-    programs.assert_refused(ended, "pipeline", said)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["messages", "devices"])
-def test_the_default_run_is_right_about_96_of_100_images(
-    mode: str, tmp_path: pathlib.Path
-) -> None:
-    ended = programs.run("pipeline", f"--output_dir={tmp_path}", f"--mode={mode}")
-    assert ended.status == 0, ended.stderr
-    assert programs.history(tmp_path)["accuracy"][-1] >= 0.96

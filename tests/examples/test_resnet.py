@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
@@ -78,44 +77,3 @@ def test_four_images_on_each_replica_train_as_sixteen_on_one(replicas: int) -> N
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
     for actual, value in zip(variables, expected, strict=True):
         np.testing.assert_allclose(actual, value, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_resumed_reaches_the_same_losses(
-    finished: tuple[pathlib.Path, str], tmp_path: pathlib.Path
-) -> None:
-    folder = shutil.copytree(finished[0], tmp_path / "copy")
-    for path in (folder / "checkpoints").glob("ckpt-8.*"):
-        path.unlink()
-    printed = train(folder, "--epochs=2", "--resume")
-    assert "epoch 1/2" not in printed and "epoch 2/2" in printed
-    assert programs.history(folder) == programs.history(finished[0])
-
-
-@pytest.mark.battery(3)
-@pytest.mark.parametrize(
-    ("flag", "said"),
-    [
-        ("--global_batch_size=63", "63 examples cannot be divided evenly among 2"),
-        ("--global_batch_size=4002", "more than the 4000 training examples"),
-        ("--learning_rate=nan", "must be a positive number"),
-        ("--width=0", "--width=0: 0 is not an integer in the range"),
-        ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
-        ("--resume", "there is no checkpoint in"),
-        ("extra", "unexpected argument 'extra'"),
-    ],
-)
-def test_a_mistake_ends_it_with_one_line(
-    flag: str, said: str, tmp_path: pathlib.Path
-) -> None:
-    ended = programs.call("resnet", f"--output_dir={tmp_path}", flag)
-    programs.assert_refused(ended, "resnet", said)
-
-
-@pytest.mark.slow
-def test_the_default_run_is_right_about_97_of_100_images(
-    tmp_path: pathlib.Path,
-) -> None:
-    ended = programs.run("resnet", f"--output_dir={tmp_path}")
-    assert ended.status == 0, ended.stderr
-    assert programs.history(tmp_path)["accuracy"][-1] >= 0.97

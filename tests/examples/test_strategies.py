@@ -1,27 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/strategies.py, run as a user runs it: in a process of its own."""
 
-import os
-import pathlib
 import re
 
 import pytest
 
-from tests import forks
+from tests.examples import programs
 
-_ROOT = pathlib.Path(__file__).parents[2]
-_PROGRAM = _ROOT / "examples" / "strategies.py"
-_PATH = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
-_ENVIRONMENT = {
-    **{k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")},
-    "PYTHONPATH": _PATH,
-}
 _VOCABULARY, _COLUMNS = 1000, 16
-
-
-def run(*flags):
-    """Runs the example to its end."""
-    return forks.run([_PROGRAM, *flags], _ENVIRONMENT, timeout=600)
 
 
 def rows(printed):
@@ -39,11 +25,11 @@ def mebibytes(cell):
 @pytest.mark.slow
 def test_five_strategies_reach_one_loss_and_hold_what_they_say():
     small = ["--steps=30", f"--vocabulary={_VOCABULARY}", f"--columns={_COLUMNS}"]
-    result = run(*small)
-    assert result.returncode == 0, result.stderr
+    ended = programs.call("strategies", *small)
+    assert ended.status == 0, ended.stderr
     for name in ("mirrored", "ps", "partitioned", "parallax", "bf16"):
-        assert f"{name}: 100%" in result.stderr
-    actual = rows(result.stdout)
+        assert f"{name}: 100%" in ended.stderr
+    actual = rows(ended.stdout)
     mebibytes_held = {
         name: [mebibytes(c) for c in cells[1:3]] for name, cells in actual.items()
     }
@@ -62,28 +48,3 @@ def test_five_strategies_reach_one_loss_and_hold_what_they_say():
     assert max(exact) - min(exact) <= 2e-4
     assert losses["bf16"] == pytest.approx(losses["mirrored"], abs=0.01)
     assert losses["mirrored"] < 6.8  # initially log(1000) = 6.91
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        (["--steps=1"], "--steps"),
-        (["--learning_rate=nan"], "must be a positive number"),
-        (["--devices=CPU:0,CPU:0"], "CPU:0"),
-        (["--devices=TPU:7", "--batch_size=1"], "TPU:7"),
-        (
-            ["--strategies=ps,none"],
-            "--strategies=ps,none: expected some of mirrored, ps",
-        ),
-        (["--strategies="], "expected some of mirrored"),
-        (["--batch_size=63"], "does not divide evenly by 2 replicas"),
-        (["more"], "unexpected argument 'more'"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(flags, said):
-    result = run(*flags)
-    assert result.returncode == 2
-    errors = [line for line in result.stderr.splitlines() if "strategies.py:" in line]
-    assert len(errors) == 1 and said in errors[0]
-    assert "Traceback" not in result.stderr

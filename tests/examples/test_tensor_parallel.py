@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import pathlib
-import shutil
 from typing import Any
 
 import numpy as np
@@ -167,58 +165,3 @@ def test_between_the_matrices_of_a_layer_nothing_travels(
         for name, sums in step.plan.by_primitive.items()
     }
     assert actual == expected
-
-
-@pytest.mark.slow
-def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been(
-    tmp_path: pathlib.Path,
-) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    flags = ["--batch_size=256", "--epochs=2"]
-    printed = programs.call_well("tensor_parallel", f"--output_dir={whole}", *flags)
-    shutil.copytree(whole, broken)
-    for path in (broken / "checkpoints").glob("ckpt-10.*"):
-        path.unlink()  # as if it had been stopped after the first epoch
-    flags.append("--resume")
-    again = programs.call_well("tensor_parallel", f"--output_dir={broken}", *flags)
-
-    assert "epoch 2/2  loss" in printed
-    assert f"Results are in {whole}" in printed
-    assert "epoch 2/2  loss" in again
-    assert "epoch 1/2" not in again
-    resumed, expected = programs.history(broken), programs.history(whole)
-    np.testing.assert_allclose(resumed["loss"], expected["loss"], rtol=0, atol=1e-6)
-    assert resumed["accuracy"] == expected["accuracy"]
-    for picture in ("curves.png", "plan.png"):
-        assert (whole / picture).read_bytes().startswith(b"\x89PNG")
-    one = "--devices=CPU:0"
-    ended = programs.call("tensor_parallel", f"--output_dir={whole}", *flags, one)
-    message = "the run began with --number_of_devices=2, not 1"
-    programs.assert_refused(ended, "tensor_parallel", message)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("--devices=CPU:0,CPU:1,CPU:2", "8 heads cannot be divided evenly among 3"),
-        ("--devices=CPU:0,GPU:99", "GPU:99 does not exist"),
-        ("--batch_size=4000", "more than the 1437 training examples"),
-        ("--learning_rate=0", "--learning_rate=0.0: must be a positive number"),
-        ("--resume", "--resume: there is no checkpoint in "),
-    ],
-)
-def test_a_mistake_ends_with_one_line(
-    given: str, said: str, tmp_path: pathlib.Path
-) -> None:
-    ended = programs.call("tensor_parallel", f"--output_dir={tmp_path}", given)
-    programs.assert_refused(ended, "tensor_parallel", said)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["--nosequence_parallel", "--sequence_parallel"])
-def test_the_default_run_is_right_about_96_of_100_images(
-    how: str, tmp_path: pathlib.Path
-) -> None:
-    ended = programs.run("tensor_parallel", f"--output_dir={tmp_path}", how)
-    assert ended.status == 0, ended.stderr
-    assert programs.history(tmp_path)["accuracy"][-1] >= 0.96
