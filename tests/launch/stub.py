@@ -54,6 +54,25 @@ sys.stdin.read()
 """
 
 
+# The start of programs. `say` writes a line atomically, whoever else writes; `wait`
+# waits for a file or a condition.
+BEGIN = """
+import json, os, signal, socket, subprocess, sys, time
+cluster = json.loads(os.environ["REPLICATOR_CLUSTER"])
+task, hosts = cluster.get("task", 0), cluster["hosts"]
+restarts = int(os.environ["REPLICATOR_RESTARTS"])
+signal.signal(2, signal.SIG_DFL)  # ends without a traceback
+
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+
+def wait(what):
+    while not (what() if callable(what) else os.path.exists(what)):
+        time.sleep(0.02)
+"""
+
+
 class Place:
     """A folder with a stub of the package, and an environment that imports it.
 
@@ -144,3 +163,32 @@ def wait_until(condition: Any, told: Any = lambda: "") -> Any:
         assert time.monotonic() < limit, f"waited in vain: {told()}"
         time.sleep(0.02)
     return value
+
+
+def line_of(started: subprocess.Popen[str], word: str) -> str:
+    """Returns the next line of a launcher's output that has a word; waits for it."""
+    assert started.stdout
+    while word not in (line := started.stdout.readline()):
+        assert line, started.stderr and started.stderr.read()
+    return line
+
+
+def ready(started: subprocess.Popen[str], count: int = 1) -> dict[str, int]:
+    """Waits until programs say "ready" and their ids; returns these, by host."""
+    pids: dict[str, int] = {}
+    while len(pids) < count:
+        prefix, _, pid = line_of(started, "ready ").partition("ready ")
+        pids[prefix.strip("[] ")] = int(pid)
+    return pids
+
+
+def lines_of(stdout: str, word: str) -> list[str]:
+    """Returns the lines that begin with a word, after the prefix, in order of hosts."""
+    return sorted(line for line in stdout.splitlines() if f"] {word}" in line)
+
+
+def only(stderr: str) -> str:
+    """Returns the launcher's only line of output."""
+    assert "Traceback" not in stderr
+    (line,) = [line for line in stderr.splitlines() if "replicator.launch:" in line]
+    return line

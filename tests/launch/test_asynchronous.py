@@ -11,24 +11,9 @@ import pytest
 
 from replicator.launch import commands, flags
 from replicator.launch.hosts import LaunchError
-from tests.launch.stub import Place, wait_until
-from tests.launch.test_between import _of
+from tests.launch.stub import BEGIN, Place, lines_of
 
 _FLAGS = ("--mode=async", "--nnodes=3")
-_BEGIN = """
-import json, os, signal, socket, sys, time
-cluster = json.loads(os.environ["REPLICATOR_CLUSTER"])
-task, servers = cluster["task"], cluster["hosts"]
-restarts = int(os.environ["REPLICATOR_RESTARTS"])
-
-def say(*words):
-    sys.stdout.write(" ".join(map(str, words)) + "\\n")
-    sys.stdout.flush()
-
-def wait(path):
-    while not os.path.exists(path):
-        time.sleep(0.02)
-"""
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -36,7 +21,7 @@ def test_every_program_is_told_of_all_and_of_the_servers(
     servers: int, place: Place
 ) -> None:
     place.program(
-        _BEGIN + "for server in servers:\n"
+        BEGIN + "for server in hosts:\n"
         "    name, _, port = server['address'].rpartition(':')\n"
         "    with socket.create_connection((name, int(port))) as connection:\n"
         "        connection.shutdown(socket.SHUT_WR)\n"
@@ -46,8 +31,8 @@ def test_every_program_is_told_of_all_and_of_the_servers(
     more = ("--nproc-per-node=2", "--heartbeat=4.5", f"--servers={servers}")
     result = place.launch(*_FLAGS, *more, "train.py", "--servers=7")
     assert result.returncode == 0, result.stderr
-    assert len(_of(result.stdout, "reached server")) == 3 * servers
-    for task, line in enumerate(_of(result.stdout, "told")):
+    assert len(lines_of(result.stdout, "reached server")) == 3 * servers
+    for task, line in enumerate(lines_of(result.stdout, "told")):
         index, restarts, cluster = json.loads(line.partition("told ")[2])
         assert (index, restarts) == (["--servers=7"], 0)
         assert cluster.pop("task") == task
@@ -64,42 +49,6 @@ def test_every_program_is_told_of_all_and_of_the_servers(
         }
 
 
-def test_others_go_on_when_one_fails_and_its_status_is_the_launchers(
-    place: Place,
-) -> None:
-    place.program(
-        _BEGIN + "if task == 1:\n    sys.exit(7)\ntime.sleep(1)\nsay('done', task)\n"
-    )
-    result = place.launch(*_FLAGS, "train.py")
-    assert result.returncode == 7
-    assert _of(result.stdout, "done") == [
-        "[localhost-0] done 0",
-        "[localhost-2] done 2",
-    ]
-    (message,) = [
-        line for line in result.stderr.splitlines() if "replicator.launch" in line
-    ]
-    assert message == (
-        "replicator.launch: localhost-1: the program has ended: status 7; "
-        "2 of 3 programs continue"
-    )
-
-
-def test_the_one_that_failed_is_started_again_alone(place: Place) -> None:
-    place.program(
-        _BEGIN + "if task == 1 and not restarts:\n    sys.exit(7)\n"
-        "if task == 1:\n    open('back', 'w')\n"
-        "wait('back')\n"
-        "say('done', restarts)\n"
-    )
-    result = place.launch(*_FLAGS, "--max-restarts=2", "train.py")
-    assert result.returncode == 0, result.stderr
-    assert _of(result.stdout, "done") == [
-        f"[localhost-{k}] done {int(k == 1)}" for k in range(3)
-    ]
-    assert "status 7; restarting it, 1 of 2" in result.stderr
-
-
 _LEFT = (
     "import subprocess\n"
     "ignore = 'import signal,time;signal.signal(15,signal.SIG_IGN);print(flush=1)'\n"
@@ -112,7 +61,7 @@ _LEFT = (
 def test_a_failure_is_named_before_what_it_left_behind_has_ended(place: Place) -> None:
     """And so are those that fail meanwhile."""
     place.program(
-        _BEGIN + "if restarts:\n    sys.exit(0)\n"
+        BEGIN + "if restarts:\n    sys.exit(0)\n"
         f"if task == 1:\n    {_LEFT.replace(chr(10), chr(10) + '    ')}sys.exit(7)\n"
         "if task == 2:\n    wait('named')\n    sys.exit(8)\n"
         "wait('both')\n"
@@ -128,37 +77,6 @@ def test_a_failure_is_named_before_what_it_left_behind_has_ended(place: Place) -
             os.kill(pid, signal.SIGKILL)
         _, stderr = started.communicate(timeout=300)
     assert started.returncode == 0, stderr
-    place.expect_nothing_left()
-
-
-def test_a_server_that_ends_ends_all_and_all_start_anew(place: Place) -> None:
-    place.program(
-        _BEGIN + "say('life', restarts)\n"
-        "if restarts:\n    sys.exit(0)\n"
-        "open(f'up-{task}', 'w')\n"
-        "signal.pause()\n"
-    )
-    with place.start(*_FLAGS, "--max-restarts=1", "train.py") as started:
-        wait_until(lambda: len(list(place.folder.glob("up-*"))) == 3)
-        serving = place.processes("replicator.serve")
-        os.kill(min(serving), signal.SIGKILL)
-        for pid in serving:
-            if os.path.exists(f"/proc/{pid}"):
-                os.kill(pid, signal.SIGKILL)
-        stdout, stderr = started.communicate(timeout=300)
-    assert started.returncode == 0, stderr
-    assert len(_of(stdout, "life 1")) == 3
-    assert "localhost-0: its server has ended, with the variables on it" in stderr
-    place.expect_nothing_left()
-
-
-def test_ctrl_c_leaves_nothing_behind(place: Place) -> None:
-    place.program(_BEGIN + "open(f'up-{task}', 'w')\nsignal.pause()\n")
-    with place.start(*_FLAGS, "train.py") as started:
-        wait_until(lambda: len(list(place.folder.glob("up-*"))) == 3)
-        started.send_signal(signal.SIGINT)
-        started.communicate(timeout=300)
-    assert started.returncode == 128 + signal.SIGINT
     place.expect_nothing_left()
 
 

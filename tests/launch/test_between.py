@@ -7,66 +7,15 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
 
 import pytest
 
 from tests.launch import sshd
-from tests.launch.stub import Place, wait_until
+from tests.launch.stub import BEGIN, Place, lines_of, only, ready, wait_until
 
 _FLAGS = ("--mode=between", "--nnodes=2")
-# The start of each program. `say` writes a line atomically, whoever else writes.
-_BEGIN = """
-import json, os, signal, socket, sys, time
-cluster = json.loads(os.environ["REPLICATOR_CLUSTER"])
-task, hosts = cluster["task"], cluster["hosts"]
-own, other = hosts[task]["address"], hosts[-1 - task]["address"]
-restarts = int(os.environ["REPLICATOR_RESTARTS"])
-
-def say(*words):
-    sys.stdout.write(" ".join(map(str, words)) + "\\n")
-    sys.stdout.flush()
-
-def wait(condition):
-    while not condition():
-        time.sleep(0.02)
-"""
+_BEGIN = f"{BEGIN}own, other = hosts[task]['address'], hosts[-1 - task]['address']\n"
 _WAIT = _BEGIN + "say('ready', os.getpid())\nsignal.pause()\n"
-_STUBBORN = _BEGIN + (
-    "import subprocess\n"
-    "signal.signal(15, lambda *_: say('no'))\n"
-    "ignore = 'import signal,time;signal.signal(15,signal.SIG_IGN);print(flush=1)'\n"
-    "command = [sys.executable, '-c', ignore + ';time.sleep(1000)']\n"
-    "left = subprocess.Popen(command, start_new_session=True, stdout=-1)\n"
-    "left.stdout.readline()\n"
-    "say('ready', os.getpid())\n"
-    "while True:\n"
-    "    time.sleep(100)\n"
-)
-
-
-def _ready(started: subprocess.Popen[str], count: int = 2) -> dict[str, int]:
-    """Waits until `count` programs run; returns their ids, by host."""
-    assert started.stdout
-    results: dict[str, int] = {}
-    while len(results) < count:
-        line = started.stdout.readline()
-        assert line, started.stderr and started.stderr.read()
-        if " ready " in line:
-            results[line[1 : line.index("]")]] = int(line.split()[-1])
-    return results
-
-
-def _of(stdout: str, word: str) -> list[str]:
-    """Returns the lines that begin with a word, after the prefix, in order of hosts."""
-    return sorted(line for line in stdout.splitlines() if f"] {word}" in line)
-
-
-def _only(stderr: str) -> str:
-    """Returns the launcher's only line of output."""
-    assert "Traceback" not in stderr
-    (line,) = [line for line in stderr.splitlines() if "replicator.launch:" in line]
-    return line
 
 
 def test_every_program_is_told_of_all(place: Place) -> None:
@@ -77,7 +26,7 @@ def test_every_program_is_told_of_all(place: Place) -> None:
     flags = (*_FLAGS, "--nproc-per-node=3", "--heartbeat=4.5", "--env=STUB=of the flag")
     result = place.launch(*flags, "train.py", "--nnodes=7", "-m")
     assert result.returncode == 0, result.stderr
-    lines = _of(result.stdout, "told")
+    lines = lines_of(result.stdout, "told")
     reports = [json.loads(line.partition("told ")[2]) for line in lines]
     assert [line[:13] for line in lines] == ["[localhost-0]", "[localhost-1]"]
     for task, (*facts, cluster) in enumerate(reports):
@@ -134,7 +83,7 @@ def test_the_ports_are_free_and_lead_to_the_programs(place: Place) -> None:
     place.program(MEET)
     result = place.launch(*_FLAGS, "train.py")
     assert result.returncode == 0, result.stderr
-    assert _of(result.stdout, "heard") == [
+    assert lines_of(result.stdout, "heard") == [
         "[localhost-0] heard 1",
         "[localhost-1] heard 0",
     ]
@@ -153,80 +102,6 @@ def test_lines_have_the_hosts_names_and_files(place: Place) -> None:
     }
 
 
-def test_the_first_that_fails_ends_all(place: Place) -> None:
-    place.program(
-        _BEGIN + "if task == 1:\n"
-        "    wait(lambda: os.path.exists('up'))\n"
-        "    sys.exit(7)\n"
-        "signal.signal(15, lambda *_: (say('ended by SIGTERM'), sys.exit(3)))\n"
-        "open('up', 'w')\n"
-        "signal.pause()\n"
-    )
-    result = place.launch(*_FLAGS, "train.py")
-    assert result.returncode == 7
-    assert _of(result.stdout, "ended") == ["[localhost-0] ended by SIGTERM"]
-    assert _only(result.stderr) == (
-        "replicator.launch: localhost-1: the program has ended: status 7"
-    )
-
-
-def test_what_does_not_end_is_killed(place: Place) -> None:
-    place.program(_STUBBORN)
-    with place.start(*_FLAGS, "--grace=0.3", "train.py") as started:
-        os.kill(_ready(started)["localhost-0"], 9)
-        stdout, stderr = started.communicate(timeout=60)
-    assert started.returncode == 137
-    assert _of(stdout, "no") == ["[localhost-1] no"]
-    assert "localhost-0: the program has ended: killed by SIGKILL" in _only(stderr)
-    place.expect_nothing_left()
-
-
-def test_what_failed_is_said_while_others_end(place: Place) -> None:
-    place.program(_STUBBORN)
-    with place.start(*_FLAGS, "--grace=1000", "train.py") as started:
-        assert started.stderr
-        ready = _ready(started)
-        os.kill(ready["localhost-1"], 9)
-        message = "replicator.launch: localhost-1: the program has ended: killed by SIG"
-        while message not in (line := started.stderr.readline()):
-            assert line
-        assert ready["localhost-0"] in place.processes()
-        started.terminate()  # while others are being ended, a signal kills them
-        started.communicate(timeout=60)
-    place.expect_nothing_left()
-
-
-def test_who_is_killed_is_why_others_fail(place: Place) -> None:
-    place.program(
-        _BEGIN + "if task == 0:\n"
-        "    open('failed', 'w')\n"
-        "    sys.exit(7)\n"
-        "wait(lambda: os.path.exists('failed'))\n"
-        "time.sleep(0.2)\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    result = place.launch(*_FLAGS, "train.py")
-    assert result.returncode == 137
-    assert "localhost-1: the program has ended: killed by SIGKILL" in _only(
-        result.stderr
-    )
-
-
-def test_a_program_that_ends_well_leaves_others_alone(place: Place) -> None:
-    place.program(
-        _BEGIN + "if task == 0:\n"
-        "    open('pid', 'w').write(str(os.getpid()))\n"
-        "    sys.exit()\n"
-        "wait(lambda: os.path.exists('pid') and open('pid').read())\n"
-        "wait(lambda: not os.path.exists('/proc/' + open('pid').read()))\n"
-        "time.sleep(0.5)\n"
-        "say('went on')\n"
-    )
-    result = place.launch(*_FLAGS, "train.py")
-    assert result.returncode == 0, result.stderr
-    assert _of(result.stdout, "went") == ["[localhost-1] went on"]
-
-
 @pytest.mark.slow
 def test_failures_start_all_anew_on_other_ports(place: Place) -> None:
     place.program(
@@ -239,70 +114,14 @@ def test_failures_start_all_anew_on_other_ports(place: Place) -> None:
     )
     result = place.launch(*_FLAGS, "--max-restarts=2", "train.py")
     assert result.returncode == 0, result.stderr
-    lines = [line for line in _of(result.stdout, "attempt") if "localhost-0" in line]
+    lines = [
+        line for line in lines_of(result.stdout, "attempt") if "localhost-0" in line
+    ]
     assert [line.split()[2] for line in lines] == ["0", "1", "2"]
     assert len({line.split()[3] for line in lines}) == 3
     assert "restarting all, 2 of 2" in result.stderr
     result = place.launch(*_FLAGS, "--max-restarts=1", "train.py")
     assert result.returncode == 4
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("status", [0, 3])
-def test_signals_reach_all(place: Place, number: int, status: int) -> None:
-    place.program(
-        _BEGIN + "def end(number, _):\n"
-        "    say('heard', number)\n"
-        f"    sys.exit({status} if task else 0)\n"
-        f"signal.signal({int(number)}, end)\n"
-        "say('ready', os.getpid())\n"
-        "signal.pause()\n"
-    )
-    with place.start(*_FLAGS, "--max-restarts=3", "train.py") as started:
-        _ready(started)
-        started.send_signal(number)
-        stdout, stderr = started.communicate(timeout=60)
-    assert started.returncode == status
-    number = int(number)
-    heard = [f"[localhost-{k}] heard {number}" for k in (0, 1)]
-    assert _of(stdout, "heard") == heard
-    assert stderr == ""
-    place.expect_nothing_left()
-
-
-def test_the_second_signal_kills(place: Place) -> None:
-    place.program(_STUBBORN)
-    with place.start(*_FLAGS, "--grace=1000", "train.py") as started:
-        _ready(started)
-        started.terminate()
-        assert started.stdout
-        while "no" not in started.stdout.readline():
-            pass
-        started.terminate()
-        started.communicate(timeout=60)
-    assert started.returncode == 137
-    place.expect_nothing_left()
-
-
-def test_nothing_outlives_a_launcher_that_is_killed(place: Place) -> None:
-    place.program(_STUBBORN)
-    with place.start(*_FLAGS, "--grace=0.3", "train.py") as started:
-        _ready(started)
-        assert len(place.processes()) >= 7
-        started.kill()
-    place.expect_nothing_left()
-
-
-def test_a_program_that_is_stopped_is_ended(place: Place) -> None:
-    place.program(_WAIT)
-    with place.start(*_FLAGS, "--heartbeat=1", "train.py") as started:
-        os.kill(_ready(started)["localhost-1"], signal.SIGSTOP)
-        _, stderr = started.communicate(timeout=60)
-    assert started.returncode == 137
-    message = "silent for 0.7 seconds (it was stopped): killed"
-    assert f"[localhost-1] replicator.launch: {message}" in stderr
-    assert "localhost-1: the program has ended: killed by SIGKILL" in stderr
-    place.expect_nothing_left()
 
 
 # The error of replicator.connect if a port is taken, here by its text alone.
@@ -368,7 +187,7 @@ def test_programs_here_and_there(place: Place, remote: sshd.Server) -> None:
     flags = _here_and_there(remote)
     result = place.launch(*flags, "--verbose", "train.py")
     assert result.returncode == 0, result.stderr
-    assert _of(result.stdout, "heard") == [
+    assert lines_of(result.stdout, "heard") == [
         "[127.0.0.2] heard 1",
         "[localhost] heard 0",
     ]
@@ -376,34 +195,12 @@ def test_programs_here_and_there(place: Place, remote: sshd.Server) -> None:
     assert message in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_signals_leave_nothing_there(
-    place: Place, remote: sshd.Server, number: int
-) -> None:
-    place.program(_WAIT)
-    with place.start(*_here_and_there(remote), "train.py") as started:
-        _ready(started)
-        started.send_signal(number)
-        started.communicate(timeout=60)
-    place.expect_nothing_left()
-
-
-def test_a_program_that_fails_there(place: Place, remote: sshd.Server) -> None:
-    place.program(_WAIT)
-    with place.start(*_here_and_there(remote), "train.py") as started:
-        os.kill(_ready(started)["127.0.0.2"], 9)
-        _, stderr = started.communicate(timeout=60)
-    assert started.returncode == 137
-    assert "127.0.0.2: the program has ended: killed by SIGKILL" in _only(stderr)
-    place.expect_nothing_left()
-
-
 def test_a_host_that_is_lost_is_why_others_fail(
     place: Place, remote: sshd.Server
 ) -> None:
     place.program(_WAIT)
     with place.start(*_here_and_there(remote), "train.py") as started:
-        here = _ready(started)["localhost"]
+        here = ready(started, 2)["localhost"]
         keeper = pathlib.Path(f"/proc/{here}/stat").read_text().split()[3]
         os.kill(here, signal.SIGABRT)  # slightly earlier, as TensorFlow aborts it
         wait_until(lambda: not os.path.exists(f"/proc/{keeper}"))
@@ -412,7 +209,7 @@ def test_a_host_that_is_lost_is_why_others_fail(
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 255
     message = "127.0.0.2: the program has ended: the connection to its host is lost"
-    assert message in _only(stderr)
+    assert message in only(stderr)
     place.expect_nothing_left()
 
 
@@ -428,7 +225,7 @@ def test_a_frozen_host_is_named_and_not_one_that_fails_by_it(
     )
     flags = (*_here_and_there(remote), "--heartbeat=3")
     with place.start(*flags, "train.py") as started:
-        here = _ready(started)["localhost"]
+        here = ready(started, 2)["localhost"]
         connections = remote.connections()
         for pid in connections:
             os.kill(pid, signal.SIGSTOP)
@@ -438,7 +235,7 @@ def test_a_frozen_host_is_named_and_not_one_that_fails_by_it(
             os.kill(pid, signal.SIGKILL)
     assert started.returncode == 255
     message = "127.0.0.2: the program has ended: the connection to its host is lost"
-    assert message in _only(stderr)
+    assert message in only(stderr)
     place.expect_nothing_left()
 
 
@@ -449,4 +246,4 @@ def test_a_program_that_is_not_there_is_one_line(
     result = place.launch("--mode=between", hosts, *flags, "train.py")
     assert result.returncode == 2
     message = f"127.0.0.2: there is no train.py in {folder}; --sync copies the working"
-    assert message in _only(result.stderr)
+    assert message in only(result.stderr)

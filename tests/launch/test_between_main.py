@@ -16,7 +16,7 @@ import replicator
 from tests import helpers
 from tests.between import programs
 from tests.launch import sshd
-from tests.launch.stub import Place
+from tests.launch.stub import Place, ready
 
 pytestmark = pytest.mark.slow
 _ROOT = str(pathlib.Path(replicator.__file__).parent.parent)
@@ -105,14 +105,7 @@ def test_a_program_that_is_killed_in_a_step(place: Place, killed: int) -> None:
     place.program(_STEPS)
     more = ("--heartbeat=5", "--max-restarts=1", "train.py")
     with place.start(*_FLAGS, *more, PYTHONPATH=_ROOT) as started:
-        assert started.stdout
-        pids: dict[str, int] = {}
-        while len(pids) < 2:
-            line = started.stdout.readline()
-            assert line, started.stderr and started.stderr.read()
-            if "ready" in line:
-                pids[line[1 : line.index("]")]] = int(line.split()[-1])
-        os.kill(pids[f"localhost-{killed}"], 9)
+        os.kill(ready(started, 2)[f"localhost-{killed}"], 9)
         stdout, stderr = started.communicate(timeout=300)
     assert started.returncode == 0, stderr
     message = f"localhost-{killed}: the program has ended: killed by SIGKILL"
@@ -182,12 +175,12 @@ def test_other_ports_where_one_is_taken(place: Place, task: int) -> None:
 
 
 _ENDS = """
-import signal, sys, time
+import os, signal, sys, time
 import replicator
 
 BEFORE
 cluster = replicator.connect()
-print("ready", flush=True)
+print("ready", os.getpid(), flush=True)
 while True:
     time.sleep(0.1)
 """
@@ -200,12 +193,7 @@ def test_joining_leaves_sigterm_to_the_program(
 ) -> None:
     place.program(_ENDS.replace("BEFORE", before))
     with place.start(*_FLAGS, "--grace=1000", "train.py", PYTHONPATH=_ROOT) as started:
-        assert started.stdout
-        count = 0
-        while count < 2:
-            line = started.stdout.readline()
-            assert line, started.stderr and started.stderr.read()
-            count += "ready" in line
+        ready(started, 2)
         started.terminate()
         stdout, _ = started.communicate(timeout=300)
     assert started.returncode == status

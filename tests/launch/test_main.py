@@ -10,7 +10,7 @@ import pytest
 
 import replicator
 from tests.launch import sshd
-from tests.launch.stub import Place
+from tests.launch.stub import Place, line_of
 
 _ROOT = str(pathlib.Path(replicator.__file__).parent.parent)
 _SUM = """
@@ -65,9 +65,7 @@ def test_a_server_that_is_killed_in_a_step(place: Place) -> None:
     with place.start(
         "--nnodes=2", "--max-restarts=0", "train.py", PYTHONPATH=_ROOT
     ) as started:
-        assert started.stdout
-        while "ready" not in (line := started.stdout.readline()):
-            assert line, started.stderr and started.stderr.read()
+        line_of(started, "ready")
         os.kill(place.servers()[0], 9)
         _, stderr = started.communicate(timeout=120)
     assert started.returncode == 137

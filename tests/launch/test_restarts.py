@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
-from tests.launch.stub import Place
+from tests.launch.stub import BEGIN, Place, line_of
 
-_COPES = """
-import json, os, pathlib, socket, sys, time
-facts = json.loads(os.environ["REPLICATOR_CLUSTER"])
-path = pathlib.Path(facts["file"])
-assert json.loads(path.read_text()) == facts
+_COPES = (
+    BEGIN
+    + """
+import pathlib
+path = pathlib.Path(cluster["file"])
+assert json.loads(path.read_text()) == cluster
 path.with_name("resilient").touch()
 
 def answers(host):
@@ -27,31 +27,19 @@ def answers(host):
 def now():
     return json.loads(path.read_text())["hosts"]
 
-def wait(condition):
-    limit = time.monotonic() + 50
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
-
-print("ready", os.getpid(), flush=True)
+say("ready", os.getpid())
 """
+)
 _AGAIN = """
 for _ in range(2):
-    wait(lambda: not all(map(answers, facts["hosts"])))
-    wait(lambda: all(map(answers, facts["hosts"])))
-    print("again", now() == facts["hosts"], flush=True)
+    wait(lambda: not all(map(answers, hosts)))
+    wait(lambda: all(map(answers, hosts)))
+    say("again", now() == hosts)
 """
 _FEWER = """
 wait(lambda: len(now()) == 1)
-print("fewer", now()[0]["name"], answers(now()[0]), flush=True)
+say("fewer", now()[0]["name"], answers(now()[0]))
 """
-
-
-def _line(started: subprocess.Popen[str], word: str) -> str:
-    assert started.stdout
-    while word not in (line := started.stdout.readline()):
-        assert line, started.stderr and started.stderr.read()
-    return line
 
 
 def _kill_server(place: Place) -> None:
@@ -62,10 +50,10 @@ def _kill_server(place: Place) -> None:
 def test_a_server_starts_again_where_it_was(place: Place) -> None:
     place.program(_COPES + _AGAIN)
     with place.start("--nnodes=2", "--max-restarts=2", "train.py") as started:
-        _line(started, "ready")
+        line_of(started, "ready")
         for _ in range(2):
             _kill_server(place)
-            assert _line(started, "again") == "again True\n"
+            assert line_of(started, "again") == "again True\n"
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 0, stderr
     message = "its server has ended: killed by SIGKILL; restarting it, 2 of 2"
@@ -78,7 +66,7 @@ def test_a_server_starts_again_where_it_was(place: Place) -> None:
 def test_restarts_come_to_an_end(place: Place) -> None:
     place.program(_COPES + "wait(lambda: False)")
     with place.start("--nnodes=2", "--max-restarts=0", "train.py") as started:
-        _line(started, "ready")
+        line_of(started, "ready")
         _kill_server(place)
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 137
@@ -89,9 +77,9 @@ def test_restarts_come_to_an_end(place: Place) -> None:
 def test_fewer_hosts_go_on(place: Place) -> None:
     place.program(_COPES + _FEWER)
     with place.start("--nnodes=2", "--min-nodes=1", "train.py") as started:
-        _line(started, "ready")
+        line_of(started, "ready")
         _kill_server(place)
-        assert _line(started, "fewer").endswith("True\n")
+        assert line_of(started, "fewer").endswith("True\n")
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 0, stderr
     assert "continuing with 1 of 2 hosts, without localhost-" in stderr
@@ -104,9 +92,9 @@ def test_fewer_hosts_go_on(place: Place) -> None:
 def test_fewer_than_that_do_not(place: Place) -> None:
     place.program(_COPES + _FEWER + "wait(lambda: False)")
     with place.start("--nnodes=2", "--min-nodes=1", "train.py") as started:
-        _line(started, "ready")
+        line_of(started, "ready")
         _kill_server(place)
-        _line(started, "fewer")
+        line_of(started, "fewer")
         _kill_server(place)
         _, stderr = started.communicate(timeout=60)
     assert started.returncode == 137, stderr
@@ -118,7 +106,7 @@ def test_a_server_that_does_not_start_again(place: Place) -> None:
     flags = ("--nnodes=2", "--max-restarts=1", "--env=STUB", "--grace=1", "train.py")
     broken = place.folder.parent / "path" / "replicator" / "serve" / "__main__.py"
     with place.start(*flags, STUB="said") as started:
-        _line(started, "ready")
+        line_of(started, "ready")
         broken.write_text("raise SystemExit('replicator.serve: no good')")
         _kill_server(place)
         _, stderr = started.communicate(timeout=60)

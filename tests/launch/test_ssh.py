@@ -21,7 +21,7 @@ from replicator.launch import machines, output, ssh, sync, versions
 from replicator.launch.flags import Job
 from replicator.launch.hosts import JobHost, LaunchError
 from tests.launch import sshd
-from tests.launch.stub import Place
+from tests.launch.stub import Place, line_of, only
 
 _READY = "import os\nprint('ready', os.environ['REPLICATOR_CLUSTER'], flush=True)\n"
 _WAIT = _READY + "import signal\nsignal.pause()\n"
@@ -29,17 +29,7 @@ _WAIT = _READY + "import signal\nsignal.pause()\n"
 
 def _cluster(started: subprocess.Popen[str]) -> dict:
     """Waits until the program runs; returns its cluster description."""
-    assert started.stdout
-    while "ready" not in (line := started.stdout.readline()):
-        assert line, started.stderr and started.stderr.read()
-    return json.loads(line.partition(" ")[2])
-
-
-def _only(stderr: str) -> str:
-    """Returns the launcher's only line of output."""
-    assert "Traceback" not in stderr
-    (line,) = [line for line in stderr.splitlines() if "replicator.launch:" in line]
-    return line
+    return json.loads(line_of(started, "ready").partition(" ")[2])
 
 
 def test_a_server_runs_on_another_host(place: Place, remote: sshd.Server) -> None:
@@ -71,29 +61,6 @@ def test_hosts_here_and_there(place: Place, remote: sshd.Server) -> None:
     assert here["address"].partition(":")[0] == "127.0.0.1"
 
 
-def test_a_server_that_dies_there_ends_all(place: Place, remote: sshd.Server) -> None:
-    place.program(_WAIT)
-    with place.start(*remote.flags, "train.py") as started:
-        _cluster(started)
-        os.kill(place.servers()[0], 9)
-        _, stderr = started.communicate(timeout=60)
-    assert started.returncode == 137
-    assert "127.0.0.2: its server has ended: killed by SIGKILL" in _only(stderr)
-    place.expect_nothing_left()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_signals_leave_nothing_there(
-    place: Place, remote: sshd.Server, number: int
-) -> None:
-    place.program(_WAIT)
-    with place.start(*remote.flags, "train.py") as started:
-        _cluster(started)
-        started.send_signal(number)
-        started.communicate(timeout=60)
-    place.expect_nothing_left()
-
-
 def test_a_cut_connection_is_found_on_both_sides(
     place: Place, remote: sshd.Server
 ) -> None:
@@ -110,63 +77,29 @@ def test_a_cut_connection_is_found_on_both_sides(
             os.kill(pid, signal.SIGKILL)
     assert started.returncode == 255
     assert "127.0.0.2: its server has ended: the connection to its host is lost" in (
-        _only(stderr)
+        only(stderr)
     )
 
 
-def test_a_closed_connection_is_lost(place: Place, remote: sshd.Server) -> None:
-    place.program(_WAIT)
-    with place.start(*remote.flags, "train.py") as started:
-        _cluster(started)
-        for pid in remote.connections():
-            os.kill(pid, signal.SIGKILL)
-        _, stderr = started.communicate(timeout=60)
-    assert started.returncode == 255
-    assert "the connection to its host is lost" in _only(stderr)
-
-
-def test_a_host_that_comes_back_is_used_again(
-    place: Place, remote: sshd.Server
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        (".ssh/known_hosts", "", "its host key is unknown or not the one in"),
+        (".ssh/known_hosts", "{address} {key}", "its host key is unknown or not the"),
+        ("authorized_keys", "", "authentication failed; --identity names a key"),
+    ],
+    ids=["unknown host", "changed host", "unknown user"],
+)
+def test_keys_that_nobody_knows_are_refused(
+    place: Place, remote: sshd.Server, file: str, text: str, said: str
 ) -> None:
-    place.program(
-        "import os\n"
-        "if os.environ['REPLICATOR_RESTARTS'] == '1':\n"
-        "    raise SystemExit\n" + _WAIT
-    )
-    with place.start(*remote.flags, "--max-restarts=1", "train.py") as started:
-        _cluster(started)
-        for pid in remote.connections():
-            os.kill(pid, signal.SIGKILL)
-        _, stderr = started.communicate(timeout=60)
-    assert started.returncode == 0, stderr
-
-
-def test_an_unknown_host_key_is_refused(place: Place, remote: sshd.Server) -> None:
-    (remote.root / ".ssh" / "known_hosts").write_text("")
+    address = (remote.root / ".ssh" / "known_hosts").read_text().split()[0]
+    key = (remote.root / "authorized_keys").read_text()
+    (remote.root / file).write_text(text.format(address=address, key=key))
     place.program(_READY)
     result = place.launch(*remote.flags, "train.py")
     assert result.returncode == 255
-    assert "its host key is unknown or not the one in" in _only(result.stderr)
-
-
-def test_a_changed_host_key_is_refused(place: Place, remote: sshd.Server) -> None:
-    known_hosts = remote.root / ".ssh" / "known_hosts"
-    other = (remote.root / "authorized_keys").read_text()
-    known_hosts.write_text(f"{known_hosts.read_text().split()[0]} {other}")
-    place.program(_READY)
-    result = place.launch(*remote.flags, "train.py")
-    assert result.returncode == 255
-    assert "its host key is unknown or not the one in" in _only(result.stderr)
-
-
-def test_a_key_that_nobody_knows_is_refused(place: Place, remote: sshd.Server) -> None:
-    (remote.root / "authorized_keys").write_text("")
-    place.program(_READY)
-    result = place.launch(*remote.flags, "train.py")
-    assert result.returncode == 255
-    assert "127.0.0.2: authentication failed; --identity names a key" in (
-        _only(result.stderr)
-    )
+    assert f"127.0.0.2: {said}" in only(result.stderr)
 
 
 @pytest.mark.parametrize("flag", ["--insecure", "--tunnel", "--mode=between"])
@@ -200,7 +133,7 @@ def test_what_is_missing_is_one_line(
     if "PYTHONPATH" in flag:  # an unknown interpreter
         flags.append(f"--python={os.path.realpath(sys.executable)}")
     result = place.launch(*flags, flag, "train.py")
-    line = _only(result.stderr)
+    line = only(result.stderr)
     assert said in line
     assert result.returncode == status
 
@@ -232,7 +165,7 @@ def test_the_users_configuration_is_read(
     if jump:
         assert result.returncode == 2
         assert "target is reached through another host, which only --tunnel" in (
-            _only(result.stderr)
+            only(result.stderr)
         )
         result = place.launch(*flags, "--tunnel", "train.py")
     assert result.returncode == 0, result.stderr
@@ -268,30 +201,29 @@ def test_a_proxy_command_ends_without_a_word(place: Place, remote: sshd.Server) 
     assert "Unknown child process" not in stderr
 
 
-def test_unreachable_hosts_are_one_line(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("name", "flag", "said"),
+    [
+        (sshd.ADDRESS, "--ssh-port={port}", "refused"),
+        ("no-such-host.invalid", "--insecure", ""),
+        ("a" * 250, "--insecure", "hosts have no such names"),
+        ("a..b", "--insecure", "hosts have no such names"),
+    ],
+    ids=["port", "unknown", "long", "empty"],
+)
+def test_unreachable_hosts_are_one_line(
+    place: Place, name: str, flag: str, said: str
+) -> None:
     pytest.importorskip("asyncssh", reason="there is no asyncssh")
     place.program(_READY)
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind((sshd.ADDRESS, 0))
         port = taken.getsockname()[1]
-        result = place.launch(
-            f"--hosts={sshd.ADDRESS}", f"--ssh-port={port}", "train.py"
-        )
+        flags = (f"--hosts={name}", flag.format(port=port))
+        result = place.launch(*flags, "train.py")
     assert result.returncode == 255
-    assert "127.0.0.2: unreachable: " in (line := _only(result.stderr))
-    assert "refused" in line
-    result = place.launch("--hosts=no-such-host.invalid", "train.py")
-    assert result.returncode == 255
-    assert "no-such-host.invalid: unreachable: " in _only(result.stderr)
-
-
-@pytest.mark.parametrize("name", ["a" * 250, "a..b"])
-def test_names_that_no_host_can_have_are_one_line(place: Place, name: str) -> None:
-    pytest.importorskip("asyncssh", reason="there is no asyncssh")
-    place.program(_READY)
-    result = place.launch(f"--hosts={name}", "--insecure", "train.py")
-    assert result.returncode == 255
-    assert f"{name}: unreachable: hosts have no such names" in _only(result.stderr)
+    line = only(result.stderr)
+    assert f"{name}: unreachable: " in line and said in line
 
 
 def test_exposed_servers_are_refused() -> None:
@@ -399,16 +331,3 @@ async def _copy(remote: sshd.Server, tmp_path: pathlib.Path) -> None:
     finally:
         connected.connection.close()
         await connected.connection.wait_closed()
-
-
-def test_waits_for_a_server_over_ssh_no_longer_than_told(
-    place: Place, remote: sshd.Server
-) -> None:
-    place.program(_READY)
-    with place.start(
-        *remote.flags, "--env=STUB=mute", "--start-timeout=3", "train.py"
-    ) as started:
-        _, stderr = started.communicate(timeout=60)
-    assert started.returncode == 1
-    assert "127.0.0.2: not up after 3 seconds" in _only(stderr)
-    place.expect_nothing_left()

@@ -10,7 +10,7 @@ import pytest
 
 import replicator
 from tests.cluster import faulty
-from tests.launch.stub import Place
+from tests.launch.stub import Place, line_of
 
 pytestmark = pytest.mark.slow
 
@@ -75,12 +75,9 @@ def test_sigterm_saves_and_a_later_launch_goes_on(
     place.program(_PROGRAM)
     arguments = (*_FLAGS, "train.py", "wait", "never", "saved")
     with place.start(*arguments, PYTHONPATH=_ROOT) as started:
-        assert started.stdout
         message = ""
         while "loss 10 " not in message:
-            line = started.stdout.readline()
-            assert line, started.stderr and started.stderr.read()
-            message += line
+            message += line_of(started, "loss ")
         started.terminate()
         stdout, stderr = started.communicate(timeout=300)
     assert started.returncode == 143, stderr

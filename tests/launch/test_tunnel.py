@@ -12,7 +12,7 @@ import pytest
 
 from replicator.launch import relay
 from tests.launch import sshd
-from tests.launch.stub import Place
+from tests.launch.stub import Place, line_of
 from tests.launch.test_between import MEET
 
 # Asks each server by its address, and for each other's and the program's own.
@@ -106,9 +106,7 @@ def test_nothing_but_the_tunnel_reaches_servers(
     with place.start(
         *remote.flags, "--tunnel", "train.py", TMPDIR=str(folders)
     ) as started:
-        assert started.stdout
-        while "ready" not in (line := started.stdout.readline()):
-            assert line, started.stderr and started.stderr.read()
+        line = line_of(started, "ready")
         servers = place.processes("replicator.serve --port")
         assert servers
         for pid in servers:
@@ -153,9 +151,7 @@ def test_doors_are_closed_to_other_users_of_this_machine(
     place.program(_ASK + "import signal\nsignal.pause()\n")
     hosts, *flags = remote.flags
     with place.start(f"{hosts},localhost", *flags, "--tunnel", "train.py") as started:
-        assert started.stdout
-        while "ready" not in (line := started.stdout.readline()):
-            assert line, started.stderr and started.stderr.read()
+        line = line_of(started, "ready")
         ports = [word.rpartition(":")[2] for word in line.split()[1:]]
         assert len(ports) == 2
         asked = [sys.executable, "-I", "-S", "-c"]
@@ -185,9 +181,7 @@ def test_folders_are_removed_on_hosts_that_are_cut_off(
 ) -> None:
     place.program(_ASK + "import signal\nsignal.pause()\n")
     with place.start(*remote.flags, "--tunnel", "train.py") as started:
-        assert started.stdout
-        while "ready" not in (line := started.stdout.readline()):
-            assert line, started.stderr and started.stderr.read()
+        line_of(started, "ready")
         (relayed, *_) = [
             line for line in place.processes("relay.py").values() if "accept" in line
         ]
