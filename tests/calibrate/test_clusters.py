@@ -15,7 +15,7 @@ import pytest
 from replicator.calibrate import clusters
 from replicator.costs import hosts as places
 from replicator.costs import rates
-from tests import forks, paper_hosts
+from tests import paper_hosts
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -136,20 +136,3 @@ def test_all_reduces_between_servers(cluster: dict[str, str]) -> None:
     assert result.stdout.split("\n")[:4] == [
         f"{name} {bytes_between} True" for name in ("hub", "shuffled", "tree", "ring")
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--cluster", "--devices=CPU:0"), "--cluster takes all devices"),
-        (("--cluster", "--replicas=2"), "--cluster takes all devices"),
-        (("--cluster",), "replicator.launch"),
-    ],
-)
-def test_bad_arguments_are_one_line(arguments: tuple[str, ...], said: str) -> None:
-    names = ("REPLICATOR_CLUSTER", "TF_CONFIG", "REPLICATOR_HOSTFILE")
-    environment = {k: v for k, v in os.environ.items() if k not in names}
-    environment["PYTHONPATH"] = str(_ROOT)
-    result = forks.run(["-m", "replicator.calibrate", *arguments], environment)
-    assert result.returncode == 2
-    assert said in result.stderr and "Traceback" not in result.stderr

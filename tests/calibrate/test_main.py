@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
-import subprocess
 
 import pytest
 
@@ -13,16 +13,12 @@ from replicator.costs import rates
 from tests import forks, helpers
 
 
-def _program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return forks.run(["-m", "replicator.calibrate", *arguments], timeout=600)
-
-
 @pytest.mark.slow
 def test_the_program_writes_what_a_replicator_reads(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "rates.json"
-    result = _program(
-        "--devices=CPU:0,CPU:1", "--kibibytes=1,64", "--rounds=1", f"--output={path}"
-    )
+    flags = ("--devices=CPU:0,CPU:1", "--kibibytes=1,64", "--rounds=1")
+    command = ["-m", "replicator.calibrate", *flags, f"--output={path}"]
+    result = forks.run(command, timeout=600)
     assert result.returncode == 0, result.stderr
     for shown in ("message", "GB/s", "shuffled", "64.0 KiB"):
         assert shown in result.stdout
@@ -49,12 +45,18 @@ def test_the_program_writes_what_a_replicator_reads(tmp_path: pathlib.Path) -> N
         ("--output=no/folder/rates.json", "--output: FileNotFoundError"),
         ("--output=/", "--output: IsADirectoryError"),
         ("--devices=GPU:7,GPU:8", "GPU:7 does not exist"),
+        ("--cluster --devices=CPU:0", "--cluster takes all devices"),
+        ("--cluster --replicas=2", "--cluster takes all devices"),
+        ("--cluster", "replicator.launch"),
         ("more", "unknown argument 'more'"),
         ("--what", "Unknown command line flag 'what'"),
     ],
 )
 def test_bad_arguments_are_one_line(given: str, said: str) -> None:
-    result = _program(given)
+    hosts = ("REPLICATOR_CLUSTER", "TF_CONFIG", "REPLICATOR_HOSTFILE")
+    environment = {k: v for k, v in os.environ.items() if k not in hosts}
+    command = ["-m", "replicator.calibrate", *given.split()]
+    result = forks.run(command, environment, timeout=600)
     assert result.returncode == 2
     (line,) = [shown for shown in result.stderr.splitlines() if said in shown]
     assert "Traceback" not in result.stderr

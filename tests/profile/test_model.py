@@ -38,13 +38,6 @@ def test_a_hub_on_a_network_has_the_speed_up_of_the_inequality(replicas):
     assert step.pays == (ratio < r - 1) == (step.speed_up > 1)
 
 
-@pytest.mark.parametrize("pays", [False, True])
-def test_it_pays_as_long_as_the_ratio_is_below_replicas_less_one(pays):
-    prediction = model.Predicted(4, 1.0 + (2.9 if pays else 3.1), 1.0)
-    assert prediction.pays is pays
-    assert (prediction.speed_up > 1) is pays
-
-
 @pytest.mark.parametrize("replicas", [1, 2, 4, 8])
 def test_what_was_measured_is_predicted_of_itself(replicas):
     rows = made.row(group=tuple(range(replicas))), made.row("permute", number=1)
@@ -60,40 +53,30 @@ def test_what_was_measured_is_predicted_of_itself(replicas):
     )
 
 
-def test_cores_that_are_busy_are_divided_among_all_replicas():
-    # Each replica's 0.2 s of work fill both cores for 0.1 s; nothing is lost.
-    measurement = made.measured(compute=0.2, alone=0.11, work=0.2, fixed=0.01)
-    for replicas in (1, 2, 4, 64):
-        step = model.on_these_devices(measurement, replicas, _CALIBRATION)
-        assert step.step == pytest.approx(0.01 + 0.1 * replicas)
-    assert not any(
-        model.on_these_devices(measurement, r, _CALIBRATION).speed_up > 1.1
-        for r in (2, 64)
-    )
-
-
-def test_replicas_of_one_thread_each_share_no_core_until_there_are_more_of_them():
-    measurement = made.measured(
-        compute=0.1, alone=0.1, work=0.1, fixed=0.0, cores=4, replicas=2
-    )
-    steps = {
-        r: model.on_these_devices(measurement, r, _CALIBRATION).step for r in (2, 4, 8)
-    }
-    assert steps == pytest.approx({2: 0.1, 4: 0.1, 8: 0.2})
-
-
-def test_what_sharing_was_measured_to_lose_is_lost_with_more_replicas():
-    measurement = made.measured(compute=0.3, alone=0.11, work=0.2, fixed=0.01)
-    assert model.on_these_devices(measurement, 4, _CALIBRATION).step == pytest.approx(
-        0.01 + 0.6
-    )
-
-
-@pytest.mark.parametrize("replicas", [2, 3, 8, 64])
-def test_what_one_does_for_all_does_not_grow(replicas):
-    measurement = made.measured(compute=0.2, once=0.05)
-    step = model.on_these_devices(measurement, replicas, _CALIBRATION)
-    assert step.step == pytest.approx(0.01 + 0.05 + 0.1 * replicas)
+@pytest.mark.parametrize(
+    ("facts", "steps"),
+    [
+        # Each replica's 0.2 s of work fill both cores for 0.1 s; nothing is lost.
+        ({}, {1: 0.11, 2: 0.21, 4: 0.41, 64: 6.41}),
+        # One thread each: no core is shared until there are more of them.
+        (
+            {"compute": 0.1, "alone": 0.1, "work": 0.1, "fixed": 0.0, "cores": 4},
+            {2: 0.1, 4: 0.1, 8: 0.2},
+        ),
+        # What sharing was measured to lose is lost with more replicas.
+        ({"compute": 0.3}, {4: 0.61}),
+        # What one does for all does not grow.
+        ({"once": 0.05}, {2: 0.26, 3: 0.36, 8: 0.86, 64: 6.46}),
+        # Devices of their own compute at the same time.
+        ({"cores": None, "compute": 0.12}, {8: 0.13}),
+    ],
+    ids=["busy", "threads", "lost", "once", "apart"],
+)
+def test_steps_are_as_by_hand(facts, steps):
+    measurement = made.measured(**facts)
+    for replicas, step in steps.items():
+        predicted = model.on_these_devices(measurement, replicas, _CALIBRATION)
+        assert predicted.step == pytest.approx(step)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16])
@@ -166,16 +149,12 @@ def test_bounds_are_cores_that_are_never_idle_and_whole_steps_one_after_another(
     )
 
 
-def test_what_was_measured_is_bounded_by_how_it_varied():
+@pytest.mark.parametrize(("replicas", "name"), [(1, "alone"), (2, "step")])
+def test_what_was_measured_is_bounded_by_how_it_varied(replicas, name):
     measurement = made.measured(busy=0.3, spread=0.2)
-    two = model.on_these_devices(measurement, 2, _CALIBRATION)
-    assert (two.low, two.high) == pytest.approx(
-        (measurement.step / 1.2, measurement.step * 1.2)
-    )
-    one = model.on_these_devices(measurement, 1, _CALIBRATION)
-    assert (one.low, one.high) == pytest.approx(
-        (measurement.alone / 1.2, measurement.alone * 1.2)
-    )
+    own = model.on_these_devices(measurement, replicas, _CALIBRATION)
+    seconds = getattr(measurement, name)
+    assert (own.low, own.high) == pytest.approx((seconds / 1.2, seconds * 1.2))
 
 
 def test_hosts_hide_the_shorter_of_computing_and_communication_at_best():
@@ -189,13 +168,6 @@ def test_hosts_hide_the_shorter_of_computing_and_communication_at_best():
             == prediction.step
             == pytest.approx(measurement.alone + prediction.sync)
         )
-
-
-def test_devices_of_their_own_compute_at_the_same_time():
-    measurement = made.measured(cores=None, compute=0.12, replicas=2)
-    assert model.on_these_devices(measurement, 8, _CALIBRATION).step == pytest.approx(
-        0.13
-    )
 
 
 def test_a_hub_on_shared_cores_grows_as_its_work():

@@ -32,21 +32,23 @@ def _row(**changes: Any) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "text"),
+    ("form", "value", "text"),
     [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536, "1.5 KiB"),
-        (3 * 2**20, "3.0 MiB"),
-        (5 * 2**30, "5.0 GiB"),
-        (7 * 2**40, "7.0 TiB"),
-        (2**60, "1048576.0 TiB"),
-        (None, "?"),
+        (units.size, 0, "0 B"),
+        (units.size, 1023, "1023 B"),
+        (units.size, 1024, "1.0 KiB"),
+        (units.size, 1536, "1.5 KiB"),
+        (units.size, 3 * 2**20, "3.0 MiB"),
+        (units.size, 5 * 2**30, "5.0 GiB"),
+        (units.size, 2**60, "1048576.0 TiB"),
+        (units.size, None, "?"),
+        (units.duration, 0.0, "0 ms"),
+        (units.duration, 0.0123456, "12.3 ms"),
+        (units.duration, 1.5, "1.50 s"),
     ],
 )
-def test_sizes_are_shown_in_their_unit(nbytes: int | None, text: str) -> None:
-    assert units.size(nbytes) == text
+def test_numbers_are_shown_in_their_unit(form: Any, value: Any, text: str) -> None:
+    assert form(value) == text
 
 
 def test_a_row_is_called_by_what_the_replicas_agreed_on() -> None:
@@ -181,10 +183,3 @@ def test_plans_of_hosts_are_kept_as_json() -> None:
         assert changed != text
         with pytest.raises(errors.ArgumentError, match="not the JSON text of a plan"):
             Plan.from_json(changed)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "0 ms"), (0.0123456, "12.3 ms"), (1.5, "1.50 s")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert units.duration(seconds) == text

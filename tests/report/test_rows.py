@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import linecache
 import os
@@ -16,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import errors, report
+from replicator import errors, report, strategy
 from replicator.graph.ir.placeholder import Value
 from replicator.graph.lowering.record import Link
 from replicator.plan import Plan, Row, Total
@@ -29,12 +30,6 @@ _ROOT = pathlib.Path(__file__).parents[2]
 def _plan(num_replicas: int, make: Callable[[replicator.Replicator], Any]) -> Plan:
     repl = helpers.make(num_replicas, algorithm=None)  # the cheapest, for every run
     return repl.build(make(repl)).plan
-
-
-def _one(num_replicas: int, call: Callable[[replicator.Replicator], Any]) -> Row:
-    """Returns the only row of a step that makes one call."""
-    (row,) = _plan(num_replicas, lambda repl: lambda: call(repl))
-    return row
 
 
 def _marked(row: Row) -> str:
@@ -171,38 +166,104 @@ def test_replicas_that_ask_from_different_lines_have_them_all() -> None:
     assert first == second + 1
 
 
+# --- Synchronizers -------------------------------------------------------------------
+
+
+def _applied(**options: Any) -> Plan:
+    repl = helpers.make(2, **options)
+    with repl.context():
+        variables = [tf.Variable([1.0] * 4, name=f"v{k}") for k in range(3)]
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
+
+    def step_fn() -> Any:
+        optimizer.apply([v * 1.0 for v in variables], variables)
+        return repl.all_reduce(1.0)
+
+    return repl.build(step_fn).plan
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"strategy": strategy.AllReduce(chunk_size=2)},
+            ["all-reduce group 0, all-reduce group 1"],
+        ),
+        ({"strategy": strategy.PSLoadBalancing()}, ["PS 0, PS 1"]),
+        ({"strategy": strategy.PS(local_proxy_variable=True)}, ["PS 0", ""]),
+        ({"variables": "sharded"}, ["PS 0"]),
+    ],
+)
+def test_rows_say_the_synchronizers_of_variables(
+    options: dict[str, Any], expected: list[str]
+) -> None:
+    plan = _applied(**options)
+    assert [row.synchronizer for row in plan] == [*expected, ""]
+    assert Plan.from_json(plan.to_json()) == plan
+    text = io.StringIO()
+    plan.print(text)
+    assert expected[0].split(", ")[0] in text.getvalue()
+    old = plan.to_json().replace('"synchronizer"', '"unknown"')
+    assert {row.synchronizer for row in Plan.from_json(old)} == {""}
+
+
 # --- Bytes ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", ["sum", "mean", "max"])
-@pytest.mark.parametrize("num_replicas", [1, 2, 4])
-def test_an_all_reduce_goes_to_a_hub_and_back(num_replicas: int, op: str) -> None:
-    row = _one(num_replicas, lambda repl: repl.all_reduce(tf.ones([5, 7]), op))
-    own, others = 5 * 7 * 4, num_replicas - 1
-    assert sorted(row.sent) == [own] * others + [others * own]
-    assert row.nbytes == 2 * others * own
+def _of_two(repl: replicator.Replicator) -> Any:
+    if repl.replica_id == 1:
+        return tf.constant(0.0)
+    return repl.all_reduce(tf.constant(1.0), group=repl.group([0, 2]))
 
 
-@pytest.mark.parametrize("num_replicas", [1, 3])
-def test_a_broadcast_leaves_the_root(num_replicas: int) -> None:
-    root = num_replicas - 1
-    row = _one(
-        num_replicas, lambda repl: repl.broadcast(tf.ones([6], tf.float64), root)
-    )
-    assert row.sent == (0,) * root + (root * 6 * 8,)
-    assert row.links == tuple(Link(root, r, 48) for r in range(root))
+def _ordered(repl: replicator.Replicator) -> Any:
+    repl.barrier()
+    return tf.constant(1.0)
 
 
-def test_an_all_gather_goes_to_a_hub_and_comes_back_joined() -> None:
-    def call(repl: replicator.Replicator) -> Any:
-        return repl.all_gather(tf.ones([repl.replica_id + 1, 2]), axis=0)
+def _together(repl: replicator.Replicator) -> Any:
+    return repl.all_reduce([tf.ones([3]), tf.ones([4]), tf.ones([], tf.int64)])
 
-    row = _one(3, call)
-    shares, joined = (8, 16, 24), 48
-    hub = max(range(3), key=lambda r: row.sent[r] or 0)
-    expected = [2 * joined if r == hub else shares[r] for r in range(3)]
-    assert list(row.sent) == expected
-    assert row.operands[1] == (Value("float32", (2, 2)),)
+
+@pytest.mark.parametrize(
+    ("num_replicas", "call", "sent"),
+    [
+        # To a hub and back.
+        (1, lambda repl: repl.all_reduce(tf.ones([5, 7])), (0,)),
+        (2, lambda repl: repl.all_reduce(tf.ones([5, 7]), "mean"), (140, 140)),
+        (4, lambda repl: repl.all_reduce(tf.ones([5, 7]), "max"), (140,) * 3 + (420,)),
+        (2, _together, (36, 36)),
+        (3, _of_two, (0, 4, 4)),
+        # From the root.
+        (1, lambda repl: repl.broadcast(tf.ones([6], tf.float64), 0), (0,)),
+        (3, lambda repl: repl.broadcast(tf.ones([6], tf.float64), 2), (0, 0, 96)),
+        # Shares to a hub, which sends the whole of 48 bytes to two others.
+        (
+            3,
+            lambda repl: repl.all_gather(tf.ones([repl.replica_id + 1, 2]), axis=0),
+            (16, 24, 96),
+        ),
+        (3, _ordered, (0, 0, 0)),
+    ],
+)
+def test_each_replica_sends_what_a_manual_count_says(
+    num_replicas: int, call: Callable[[Any], Any], sent: tuple[int, ...]
+) -> None:
+    (row,) = _plan(num_replicas, lambda repl: lambda: call(repl))
+    by_replica = dict.fromkeys(range(num_replicas), 0)
+    for link in row.links:
+        by_replica[link.source] += link.nbytes or 0
+    assert sorted(by_replica.values()) == list(sent)
+    assert row.nbytes == sum(sent)
+
+
+def test_rows_say_who_sends_what_to_whom() -> None:
+    (row,) = _plan(3, lambda repl: lambda: _of_two(repl))
+    assert row.group == (0, 2)
+    assert row.links == (Link(0, 2, 4), Link(2, 0, 4))
+    call = lambda repl: lambda: repl.broadcast(tf.ones([12]), 2)  # noqa: E731
+    (row,) = _plan(3, call)
+    assert row.sent == (0, 0, 96) and row.links == (Link(2, 0, 48), Link(2, 1, 48))
 
 
 def test_a_reduce_scatter_sends_each_replica_its_slice() -> None:
@@ -219,25 +280,6 @@ def test_a_reduce_scatter_sends_each_replica_its_slice() -> None:
     row = _plan(3, make)[1]
     assert (row.primitive, row.backward) == ("reduce_scatter", True)
     assert row.sent == (16, 16, 16)  # two others, two floats each
-
-
-def test_tensors_that_travel_together_add_up() -> None:
-    def call(repl: replicator.Replicator) -> Any:
-        return repl.all_reduce([tf.ones([3]), tf.ones([4]), tf.ones([], tf.int64)])
-
-    row = _one(2, call)
-    assert row.nbytes == 2 * (12 + 16 + 8)
-
-
-def test_only_the_group_sends() -> None:
-    def call(repl: replicator.Replicator) -> Any:
-        if repl.replica_id == 1:
-            return tf.constant(0.0)
-        return repl.all_reduce(tf.constant(1.0), group=repl.group([0, 2]))
-
-    row = _one(3, call)
-    assert row.group == (0, 2)
-    assert row.links == (Link(0, 2, 4), Link(2, 0, 4))
 
 
 def test_a_message_has_one_row_with_the_lines_of_both_ends() -> None:
@@ -260,15 +302,6 @@ def test_a_message_has_one_row_with_the_lines_of_both_ends() -> None:
     assert row.sent == (0, 16)
     numbers = [int(line.split(":")[-1].split()[0]) for line in row.lines]
     assert numbers[0] == numbers[1] + 2
-
-
-def test_a_barrier_sends_nothing() -> None:
-    def call(repl: replicator.Replicator) -> Any:
-        repl.barrier()
-        return tf.constant(1.0)
-
-    row = _one(3, call)
-    assert (row.primitive, row.algorithm, row.nbytes) == ("barrier", "order", 0)
 
 
 def test_unknown_sizes_are_none_and_counted_apart() -> None:
