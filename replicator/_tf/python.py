@@ -70,6 +70,9 @@ def copy_python_function(token: str, copies: dict[str, str]) -> str:
         graph = tf.compat.v1.get_default_graph()
         while getattr(graph, "outer_graph", None) is not None:
             graph = graph.outer_graph
+        # A graph into which ops were copied, as a session's, may have none yet.
+        if not hasattr(graph, "_py_funcs_used_in_graph"):
+            graph._py_funcs_used_in_graph = []
         graph._py_funcs_used_in_graph.append(copied)
         copies[token] = _script_ops._py_funcs.insert(copied)
     return copies[token]

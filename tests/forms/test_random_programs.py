@@ -61,7 +61,8 @@ def test_random_programs_of_sharded_variables(first):
 
 
 # 171: a shape is inferred of no rows, in a graph, where == compares identities.
-@pytest.mark.parametrize("seed", [*(NEWER + k for k in (0, 1, 4, 5, 8)), 171])
+# 904: copies call a Python function in a graph that called none before.
+@pytest.mark.parametrize("seed", [*(NEWER + k for k in (0, 1, 4, 5, 8)), 171, 904])
 def test_a_random_graph(seed):
     door = sessions.of_setting(seed)
     assert not _faults(seed, door, 2 + seed % 2, of=sessions.GraphProgram)
