@@ -15,7 +15,7 @@ from typing import TextIO
 from replicator import errors
 from replicator.graph.ir.placeholder import Call, OperandPolicy
 from replicator.graph.lowering.record import Communication
-from replicator.report import files, reading
+from replicator.report import files, reading, units
 from replicator.report.rows import Row, Rows
 
 
@@ -38,6 +38,13 @@ class Plan(Rows):
             devices of others, outside control flow, which no row counts; None if a size
             is unknown.
     """
+
+    def __repr__(self) -> str:
+        """Returns one line, where the rows would be a page: `print` shows them."""
+        total = self.totals.per_step
+        sent = f"{total.communications} communications in each step, "
+        sent += units.size(total.nbytes) + " and more" * bool(total.unknown)
+        return f"<Plan of {len(self)} rows: {sent}; print() shows it>"
 
     def print(self, file: TextIO | None = None) -> None:
         """Prints the rows and the totals as tables, by rich.

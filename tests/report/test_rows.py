@@ -59,6 +59,9 @@ def test_the_rows_of_a_step_that_communicates_everywhere() -> None:
         ("all_reduce", "sum", "loop body", None, True, "the gradients"),
         ("all_reduce", "mean", "top level", 1, True, "the gradients"),
     ]
+    totals = plan.totals.per_step
+    words = f"<Plan of {len(plan)} rows: {totals.communications} communications in each"
+    assert repr(plan).startswith(words) and "\n" not in repr(plan)
     assert plan[2].options == {"root": 1}
     assert {r.group for r in plan} == {(0, 1)}
     assert plan[0].operands == ((Value("float32", (2,)),),) * 2
