@@ -11,7 +11,7 @@ from tensorflow.python.framework import function_def_to_graph as _from_definitio
 from tensorflow.python.framework import ops as _ops
 
 from replicator._tf.frames import copy_line
-from replicator._tf.functions import _function, function_called
+from replicator._tf.functions import _function, function_called, named
 
 _OF_THE_ORIGINAL = ("_class", "_output_shapes", "_read_only_resource_inputs")
 
@@ -86,8 +86,7 @@ def _define_functions(
     """Registers the functions that an op calls where its copy is added."""
     names = [op.type]  # also a function's name
     for value in attributes.values():
-        names += [value.func.name] if value.HasField("func") else []
-        names += [function.name for function in value.list.func]
+        names += [function.name for function in named(value)]
     for name in names:
         function = _function(op, name)
         if function is not None:

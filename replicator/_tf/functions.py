@@ -17,6 +17,11 @@ from replicator._tf.choice import Nodes
 from replicator._tf.ops import is_abandoned
 
 
+def named(value: Any) -> Sequence[Any]:
+    """Returns the functions that an attribute names: NameAttrLists, to be changed."""
+    return [value.func] if value.HasField("func") else value.list.func
+
+
 def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:
     """Returns (attribute, body) of each function that `op` calls, in a fixed order.
 
@@ -26,10 +31,8 @@ def called_graphs(op: tf.Operation) -> list[tuple[str, tf.Graph]]:
     bodies = []
     # Reversed: TensorFlow traces cond before body and then_branch before else_branch.
     for name, value in sorted(op.node_def.attr.items(), reverse=True):
-        names = [value.func.name] if value.HasField("func") else []
-        names += [function.name for function in value.list.func]
-        for function in names:
-            body = getattr(_function(op, function), "graph", None)
+        for function in named(value):
+            body = getattr(_function(op, function.name), "graph", None)
             if body is not None:
                 bodies.append((name, body))
     return bodies
@@ -50,10 +53,10 @@ def _function(op: tf.Operation, name: str) -> Any:
     return None
 
 
-def count_functions(op: tf.Operation) -> int:
-    """Returns how many functions `op` calls, including those that exist only in C++."""
-    attributes = op.node_def.attr.values()
-    return sum(value.HasField("func") + len(value.list.func) for value in attributes)
+def names_called(op: tf.Operation) -> list[str]:
+    """Returns the names of the functions `op` calls, including those only in C++."""
+    values = op.node_def.attr.values()
+    return [function.name for value in values for function in named(value)]
 
 
 def functions_called(op: tf.Operation) -> list[tuple[str, int]]:
@@ -63,9 +66,7 @@ def functions_called(op: tf.Operation) -> list[tuple[str, int]]:
     """
     positions = []
     for attribute, value in sorted(op.node_def.attr.items()):
-        names = [f.name for f in value.list.func]
-        names += [value.func.name] if value.HasField("func") else []
-        for position, name in enumerate(names):
+        for position, name in enumerate(f.name for f in named(value)):
             function = _function(op, name)
             if getattr(function, "graph", None) is not None and not compiled(op, name):
                 positions.append((attribute, position))

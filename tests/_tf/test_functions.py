@@ -176,7 +176,7 @@ def test_copy_functions_makes_them_known_with_those_that_they_call():
         assert shared.evaluate(result, graph) == 7.0
 
 
-def test_count_functions():
+def test_functions_are_called_and_named():
     @tf.function(autograph=False)
     def around(x):
         ops = [
@@ -188,7 +188,10 @@ def test_count_functions():
             ops[0] = ops[0].inputs[0].op
         while ops[1].type == "Identity":
             ops[1] = ops[1].inputs[0].op
-        assert [functions.count_functions(op) for op in ops] == [2, 3, 0]
+        names = [functions.names_called(op) for op in ops]
+        assert [len(set(called)) for called in names] == [2, 3, 0]
+        branches = functions.named(ops[1].node_def.attr["branches"])
+        assert [branch.name for branch in branches] == names[1]
 
     around.get_concrete_function(tf.constant(1.0))
 

@@ -159,7 +159,11 @@ class Template:
             for k, tensor in enumerate(op.outputs)
             if tensor.dtype in (tf.resource, tf.variant)
         ]
-        self._calls = {n: _called(op) for n, op in enumerate(ops) if kind_of(op).calls}
+        self._calls = {
+            n: tf_functions.names_called(op)
+            for n, op in enumerate(ops)
+            if kind_of(op).calls
+        }
         self._functions: dict[str, Function] = {}
         for n, names in self._calls.items():
             for name in names:
@@ -270,7 +274,7 @@ class Template:
             fact(nodes[n], new)
         for n in self._calls if functions else ():
             for value in nodes[n].attr.values():
-                for function in _named(value):
+                for function in tf_functions.named(value):
                     function.name = functions.get(function.name, function.name)
         return definition
 
@@ -366,17 +370,6 @@ def _function(
             template = Template(graph, ops, original, ledger, known)
             known[name] = Function(graph, outputs, template)
     return known[name]
-
-
-def _called(op: tf.Operation) -> list[str]:
-    """Returns the names of the functions that an op calls."""
-    values = op.node_def.attr.values()
-    return [function.name for value in values for function in _named(value)]
-
-
-def _named(value: Any) -> Iterable[Any]:
-    """Returns the functions that an attribute names."""
-    return [value.func] if value.HasField("func") else value.list.func
 
 
 def _live(

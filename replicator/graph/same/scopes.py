@@ -308,7 +308,7 @@ class Scope(Keys):
     def functions(self, op: tf.Operation) -> list[Any]:
         """Returns the functions that an op calls; [] if one of them is only in C++."""
         graphs = [graph for _, graph in functions.called_graphs(op)]
-        return graphs if len(graphs) == functions.count_functions(op) else []
+        return graphs if len(graphs) == len(functions.names_called(op)) else []
 
     def inside(self, op: tf.Operation, n: int) -> Scope:
         """Returns the scope of the n-th function that an op calls."""
