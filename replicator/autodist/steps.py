@@ -197,16 +197,18 @@ class Steps:
             resources = [t for op in needed.resources for t in op.outputs]
             given = [self._variables.behind(t) for t in needed.handles]
             given += [t for op in needed.resources for t in self._resource(op).outputs]
+            rows = tuple(
+                None if k is None else len(x)
+                for (_, x), k in zip(fed, which, strict=True)
+            )
             plan, layouts = assembly.plan_of(
-                *(self._repl, [*tensors, *needed.handles, *resources], which, given),
-                [op for op in targets if op in needed.ops],
+                *(self._repl, [*tensors, *needed.handles, *resources], which, rows),
+                *(given, [op for op in targets if op in needed.ops]),
                 program.reads_first(needed.ops),
             )
-            rows = [
-                len(x) for (_, x), k in zip(fed, which, strict=True) if k is not None
-            ]
-            if rows and not self._has_warned:
-                self._has_warned = told.warn_of_gathers(plan, rows[0])
+            known = [n for n in rows if n is not None]
+            if known and not self._has_warned:
+                self._has_warned = told.warn_of_gathers(plan, known[0])
             with tf.device(self._program() or "CPU:0"):
                 feeds = list(map(_placeholder, tensors))
                 elements = assembly.divided(self.num_replicas, which, layouts, feeds)

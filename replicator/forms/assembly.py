@@ -40,16 +40,19 @@ def pattern(rows: Pattern, few: int) -> Pattern:
     return tuple([None if n is None else numbers[n] for n in rows])
 
 
-def layouts_of(which: Pattern) -> dict[int, Layout]:
+def _layouts(which: Pattern, rows: Pattern) -> dict[int, Layout]:
     """Returns a layout for each number in a pattern."""
-    numbers = [k for k in which if k is not None]
-    return {k: Layout(f"batch {k}" if k else "batch") for k in numbers}
+    batches = {k: n for k, n in zip(which, rows, strict=True) if k is not None}
+    return {
+        k: Layout(f"batch {k}" if k else "batch", rows=n) for k, n in batches.items()
+    }
 
 
 def plan_of(
     repl: Any,
     inputs: Sequence[tf.Tensor],
     which: Pattern,
+    rows: Pattern,
     given: Sequence[Any],
     targets: Sequence[tf.Operation],
     after: Mapping[tf.Operation, Sequence[tf.Operation]] | None = None,
@@ -60,11 +63,12 @@ def plan_of(
         repl: The Replicator.
         inputs: The tensors that are given.
         which: Which of the first ones are batches.
+        rows: How many rows each of these has now, None if that is unknown.
         given: What is given for the others: tensors, and the library's variables.
         targets: What is computed.
         after: Ops that come before others, though nothing in the graph says so.
     """
-    layouts = layouts_of(which)
+    layouts = _layouts(which, rows)
     forms = [REPLICATED if k is None else Sharded(0, layouts[k]) for k in which]
     facts = [Fact(form) for form in [*forms, *map(_form_of, given)]]
     is_local = repl._settings.local_statistics and layouts

@@ -164,13 +164,22 @@ class WholeBatchFunction:
                 self._functions[which] = function
             return self._functions[which]
 
-    def plan(self, which: Pattern) -> tuple[GraphPlan, dict[int, Layout]]:
-        """Returns the plan for a pattern, and the layouts of its batches."""
-        graph = self._traced.graph
+    def plan(
+        self, which: Pattern, rows: Pattern | None = None
+    ) -> tuple[GraphPlan, dict[int, Layout]]:
+        """Returns the plan for a pattern, and the layouts of its batches.
+
+        Args:
+            which: The pattern.
+            rows: How many rows each argument has now, None where that is unknown.
+        """
+        graph, rows = self._traced.graph, rows or (None,) * len(which)
         # In an order that is the same in all processes.
         controls = sorted(graph.control_outputs, key=lambda op: op.name)
         targets = [*controls, *(t.op for t in graph.outputs)]
-        return plan_of(self._repl, graph.inputs, which, self._captured, targets)
+        return plan_of(
+            self._repl, graph.inputs, which, rows, self._captured, targets
+        )
 
     def _build(self, which: Pattern) -> Callable[[], Any]:
         def build() -> Any:
@@ -210,8 +219,13 @@ class WholeBatchFunction:
         Returns:
             What the function returns for them.
         """
-        plan, layouts = self.plan(which)
-        self._warn(plan, which, tensors)
+        current = self._arguments.tensors or tensors
+        rows = tuple(
+            None if k is None else shapes.size(x, 0)
+            for x, k in zip(current, which, strict=True)
+        )
+        plan, layouts = self.plan(which, rows)
+        self._warn(plan, rows)
         with tf.device("CPU:0"):  # where batches are: each part moves once
             elements = divided(self._repl.num_replicas, which, layouts, tensors)
         joined, _ = replayed(
@@ -220,16 +234,12 @@ class WholeBatchFunction:
         )
         return self._packed(joined)
 
-    def _warn(
-        self, plan: GraphPlan, which: Pattern, tensors: Sequence[tf.Tensor]
-    ) -> None:
+    def _warn(self, plan: GraphPlan, rows: Pattern) -> None:
         """Warns once of what costs much, if it is known how long batches are."""
-        current = self._arguments.tensors or tensors
-        batches = [x for x, k in zip(current, which, strict=True) if k is not None]
-        rows = shapes.size(batches[0], 0) if batches else None
-        if self._warns and rows is not None:
+        known = [n for n in rows if n is not None]
+        if self._warns and known:
             self._warns = False
-            told.warn_of_gathers(plan, rows)
+            told.warn_of_gathers(plan, known[0])
 
     def _sums(self, plan: GraphPlan) -> homes.Sums:
         trained = list(self._repl._settings.factory.trained().values())

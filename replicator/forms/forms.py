@@ -49,10 +49,12 @@ class Layout:
         name: For plans and messages.
         depth: In how many bodies of conditionals and loops it was made. It means
             nothing outside of these.
+        rows: How many rows all have in the call that it was made for, None if that is
+            unknown. Others may have more: it only says what is likely to cost less.
     """
 
-    def __init__(self, name: str, depth: int = 0) -> None:
-        self.name, self.depth = name, depth
+    def __init__(self, name: str, depth: int = 0, rows: int | None = None) -> None:
+        self.name, self.depth, self.rows = name, depth, rows
 
     def __repr__(self) -> str:
         return self.name

@@ -116,20 +116,20 @@ class Sums:
         self._attributes: dict[tf.Operation, Any] = {}
 
     def added(
-        self, tensors: Sequence[tf.Tensor], own: Sequence[tf.Tensor]
+        self, tensors: Sequence[tf.Tensor | None], own: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Returns what tensors of all replicas add up to.
 
         They are added in one call, which the library divides into buckets.
 
         Args:
-            tensors: Of the graph for one device.
+            tensors: Of the graph for one device; None: of no tensor of that.
             own: The summands of this replica.
         """
         return self._totals.add_up(own, list(map(self._home, tensors)))
 
-    def _home(self, tensor: tf.Tensor) -> Any:
-        homes = self._variables.get(tensor.ref())
+    def _home(self, tensor: tf.Tensor | None) -> Any:
+        homes = None if tensor is None else self._variables.get(tensor.ref())
         return homes[0] if homes else None
 
     def attributes(self, op: tf.Operation) -> Any:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from replicator._tf import copying, frames
 from replicator.forms import homes, propagate, sizes, updates
 from replicator.forms.conversions import Conversions, in_graph
-from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
+from replicator.forms.forms import REPLICATED, UNSET, Fact, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, has_effect
 from replicator.forms.rule import OpPlan
 from replicator.forms.values import Value
@@ -82,13 +82,13 @@ class Replica(Conversions):
 
     def build(self, todo: Sequence[tf.Operation]) -> None:
         """Builds ops, those that wait for communication after all others."""
+        before = self._plan.before
         while todo:
             later: dict[tf.Operation, None] = {}
             awaited: dict[Value, tf.Tensor] = {}
             for op in todo:
-                is_later = later and any(one in later for one in self._plan.before(op))
-                waits = {} if is_later else self._waits(op)
-                if is_later or waits:
+                waits = self._waits(op)
+                if waits or (later and not later.keys().isdisjoint(before(op))):
                     later[op] = None
                     awaited.update(waits)
                 else:
@@ -97,14 +97,17 @@ class Replica(Conversions):
             todo = list(later)
 
     def _waits(self, op: tf.Operation) -> dict[Value, tf.Tensor]:
-        """Returns what must be communicated before an op can be built."""
+        """Returns what must be communicated before an op can be built.
+
+        An input that is not built yet is no reason to wait with the others.
+        """
         plan = self._plan.plans[op]
         if plan.build_local is not None:
             return {}
         return {
             value: self._plan.twins.first(tensor).deref()
             for tensor, need in zip(op.inputs, plan.needs, strict=True)
-            if (value := self.value(tensor)).waits_for(need)
+            if (value := self._values.get(tensor.ref())) and value.waits_for(need)
         }
 
     def _communicate(self, awaited: dict[Value, tf.Tensor]) -> None:
@@ -113,19 +116,21 @@ class Replica(Conversions):
         for value in awaited:
             form = value.sent_as
             key = form.axis if isinstance(form, Sharded) else form
-            by_form.setdefault(key, []).append(value)
-        for values in by_form.values():
+            by_form.setdefault(Partial() if key == UNSET else key, []).append(value)
+        for key, values in by_form.items():
             form, first = values[0].sent_as, awaited[values[0]]
             with frames.on_behalf_of(first.op):
                 own = [value.sent() for value in values]
-                if form == Partial():
-                    tensors = [awaited[value] for value in values]
-                    results = self._sums.added(tensors, own)
-                elif isinstance(form, Sharded):
+                if isinstance(form, Sharded):
                     results = self.gathered(own, form)
+                elif key == Partial():
+                    tensors = [
+                        None if value.sent_as == UNSET else awaited[value]
+                        for value in values
+                    ]
+                    results = self._sums.added(tensors, own)
                 else:
-                    how = form.how if isinstance(form, Partial) else "sum"
-                    results = self.sums(own, how)
+                    results = self.sums(own, key.how)
             for value, result in zip(values, results, strict=True):
                 value.keep(REPLICATED, result)
 

@@ -18,6 +18,7 @@ from replicator.graph.ir import shapes
 
 _SHARE = 0.1  # of what a step sends, which a gather may take unsaid
 _FEW = 2**20  # bytes, of which nothing is said either
+_SHORTER = "UnsortedSegment"  # gathers only what is shorter than its results
 _NODE = re.compile(r"node ([\w./-]+)")
 
 
@@ -32,7 +33,11 @@ def warn_of_gathers(plan: GraphPlan, rows: int) -> bool:
         Whether there is one.
     """
     sent = dict(_sent(plan, rows))
-    gathers = {t: n for t, n in sent.items() if isinstance(t[1], Sharded)}
+    gathers = {
+        (tensor, form, op): size
+        for (tensor, form, op), size in sent.items()
+        if isinstance(form, Sharded) and not op.type.startswith(_SHORTER)
+    }
     if not gathers:
         return False
     (tensor, _, op), size = max(gathers.items(), key=lambda item: item[1])

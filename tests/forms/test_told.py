@@ -49,3 +49,21 @@ def test_what_is_summed_is_not_said(monkeypatch):
     monkeypatch.setattr(logging, "warning", pytest.fail)
     mean = helpers.make(2).function(lambda x: (tf.reduce_mean(x), x * 2))
     assert float(mean(ROWS)[0]) == 1
+
+
+def test_rows_of_a_longer_table_are_not_said(monkeypatch):
+    monkeypatch.setattr(logging, "warning", pytest.fail)
+    autodist = helpers.make(2)
+    with autodist.scope():
+        table = tf.Variable(np.ones([20_000, 128], np.float32))
+
+    @autodist.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
+        slope = tf.convert_to_tensor(tape.gradient(loss, table))
+        table.assign_sub(0.1 * slope)
+        return tf.reduce_max(slope)
+
+    assert float(step(np.arange(4_000) // 2)) == 2
+    assert [row.primitive for row in autodist.replicator.plan] == ["all_gather"]

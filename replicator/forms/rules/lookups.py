@@ -4,7 +4,7 @@
 Numbers of rows of a sharded tensor, as Where and Range make them, have a local version,
 by which each replica finds its own rows (`tf.boolean_mask`), and adds up gradients for
 these. Any other numbers are of rows of a table: that is looked up whole, and what is
-added up for its rows is a sum over the replicas.
+added up for its rows is a sum over the replicas, or gathered if the table is longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow as tf
 from replicator._tf import functions
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_sums, plan, rule
-from replicator.forms.sizes import elements, fitting, ints
+from replicator.forms.sizes import elements, fitting, ints, product
 from replicator.graph.ir import shapes
 
 
@@ -114,7 +114,30 @@ def segments(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     is_own = ids.form == form and _per_own_row(ids, size, op.inputs[2])
     if how == "sum" and is_own and ids.rows is not None:
         return plan(op, [form, LOCAL, LOCAL], Sharded(0, ids.rows))
+    if _is_longer(op, size, ids.form, form):
+        return None  # the rows are gathered: an embedding's gradient, say
     return plan(op, [form, form], Partial(how))
+
+
+def _is_longer(op: tf.Operation, count: Fact, ids: Form, form: Sharded) -> bool:
+    """Whether results for segments are longer than the rows that they are made of.
+
+    Args:
+        op: Adds up rows.
+        count: What is known of the number of segments.
+        ids: The form of their numbers.
+        form: That of the rows.
+    """
+    found = ints(count)
+    if found is None:
+        # Different row numbers, as optimizers find them when all are gathered, are as
+        # many as rows, at most.
+        return ids == REPLICATED and op.inputs[1].op.type.startswith("Unique")
+    sizes: list[Any] = list(shapes.sizes(op.inputs[1]))
+    per_row, rows = form.factor, form.layout.rows
+    sizes[form.axis] = per_row * rows if per_row and rows else None
+    total = product(sizes)
+    return total is not None and total < found[0]
 
 
 @rule("ScatterNd")

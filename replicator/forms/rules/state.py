@@ -106,8 +106,9 @@ def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
     Which axis is a batch changes no number, only who computes what.
     """
-    layout = Layout(f"rows of {op.name}", scope.depth)
     of_rows = [one and not scope.in_branch for one in _are_batches(op.outputs)]
+    rows = shapes.size(op.outputs[of_rows.index(True)], 0) if any(of_rows) else None
+    layout = Layout(f"rows of {op.name}", scope.depth, rows)
 
     def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         results = list(replica.once(op, inputs))

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from replicator.forms.rules import lookups
-from tests.forms import laws
+from tests.autodist import helpers as on_replicas
+from tests.forms import helpers, laws
 from tests.forms.laws import SUM, WHOLE, Inputs, Sample
 
 raw = tf.raw_ops
@@ -164,3 +165,45 @@ def test_among_others() -> None:
     law = laws.Law(OTHERS, 2)
     for n in (5, 2, 1):
         law.check(n)
+
+
+@pytest.mark.parametrize("how", ["sum", "max"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_what_is_shorter_is_sent(how, width):
+    # Rows are gathered for a longer table; for a shorter one, its rows are combined.
+    def made_of(table):
+        def make():
+            kernel = getattr(tf.math, f"unsorted_segment_{how}")
+            return lambda ids: kernel(
+                tf.cast(ids, tf.float32) ** 2, ids % table, table
+            ), []
+
+        return make
+
+    spec = [tf.TensorSpec([None, width], tf.int32)]
+    for table in (7 * width, 7 * width + 1):
+        _, repl = helpers.run(made_of(table), spec, [7, 9])
+        is_gathered = "all_gather" in helpers.primitives(repl)
+        assert is_gathered == (table > 7 * width), table
+
+
+def test_rows_of_different_numbers_are_sent_with_these():
+    # As optimizers of TensorFlow 1 take an embedding's gradient. The loss's sum and the
+    # weights' gradient are one message, and all of the rows are another.
+    def program(session_of):
+        ids = tf.compat.v1.placeholder(tf.int32, [None, 2])
+        table = tf.compat.v1.get_variable("table", initializer=np.float32(TABLE))
+        weights = tf.compat.v1.get_variable("weights", initializer=np.ones(6, "f"))
+        rows = tf.reshape(tf.nn.embedding_lookup(table, ids), [-1, 6])
+        loss = tf.reduce_mean(tf.square(rows * weights - 1.0))
+        train = tf.compat.v1.train.AdamOptimizer(0.1).minimize(loss)
+        session = session_of()
+        fed = {ids: np.array([[0, 1], [1, 3], [0, 0], [3, 3], [1, 0]])}
+        return [session.run([loss, train], fed)[0] for _ in range(3)]
+
+    autodist = on_replicas.make(2)
+    with tf.Graph().as_default(), autodist.scope():
+        losses = program(autodist.create_distributed_session)
+        sent = helpers.primitives(autodist.replicator)
+    assert sent == ["all_gather", "all_reduce"]
+    np.testing.assert_allclose(losses, on_replicas.in_sessions(program, 1), rtol=1e-5)
