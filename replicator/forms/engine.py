@@ -177,9 +177,8 @@ class WholeBatchFunction:
         # In an order that is the same in all processes.
         controls = sorted(graph.control_outputs, key=lambda op: op.name)
         targets = [*controls, *(t.op for t in graph.outputs)]
-        return plan_of(
-            self._repl, graph.inputs, which, rows, self._captured, targets
-        )
+        given = self._captured
+        return plan_of(self._repl, graph.inputs, which, rows, given, targets)
 
     def _build(self, which: Pattern) -> Callable[[], Any]:
         def build() -> Any:

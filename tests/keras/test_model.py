@@ -126,6 +126,18 @@ def test_gradients_travel_as_the_strategy_says() -> None:
 
 
 @pytest.mark.slow
+def test_gradients_of_large_layers_travel_as_factors() -> None:
+    # Keras passes the gradients of all layers through one op; products are seen behind.
+    repl = helpers.make(2, factors=True)
+    with repl.context():
+        inner = [layers.Dense(512), layers.Dense(1)]
+        model = repl.keras_model(keras.Sequential([keras.Input([512]), *inner]))
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    x = numbers(0, 8, 512)
+    model.fit(x, x[:, :1], batch_size=8, verbose=0)
+    assert ["factors" in row.algorithm for row in repl.plan] == [True]
+
+
 def test_mixed_precision() -> None:
     def make() -> keras.Model:
         keras.config.set_dtype_policy("mixed_float16")

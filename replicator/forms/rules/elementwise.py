@@ -8,11 +8,13 @@ which is still to be taken, passes through what is linear.
 from __future__ import annotations
 
 import functools
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from replicator._tf import ops
+from replicator.forms import sizes
 from replicator.forms.equations import by_axes
 from replicator.forms.forms import REPLICATED, Fact, Sharded, Unset, joined
 from replicator.forms.rule import (
@@ -133,8 +135,22 @@ def ensured(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None
 
 @rule(MOVING)
 def identities(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
-    """The rule of ops that pass on what they are given, in whatever form."""
-    return OpPlan([fact.form for fact in facts], facts)
+    """The rule of ops that pass on what they are given, in whatever form.
+
+    Only control edges tell them from their inputs, as no gradient leaves a step.
+    Without them, a sum is seen to be one of products: Keras' optimizers pass all
+    gradients through one IdentityN, which computes each as long as one is used.
+    """
+    has_edges = op.control_inputs or ops.control_outputs(op)
+    is_built = has_edges or any(map(sizes.has_local, facts))
+    forms = [fact.form for fact in facts]
+    return OpPlan(forms, facts, build=None if is_built else _passed_on)
+
+
+def _passed_on(
+    replica: Any, op: tf.Operation, inputs: Sequence[tf.Tensor]
+) -> Sequence[tf.Tensor]:
+    return inputs
 
 
 @rule("ZerosLike OnesLike")

@@ -251,3 +251,19 @@ def test_rows_that_broadcast_on_one_device_are_not_lost() -> None:
     np.testing.assert_array_equal(run(x), step(x))
     with pytest.raises(tf.errors.InvalidArgumentError):
         run(x[:1])
+
+
+def test_what_only_passes_on_is_built_where_control_edges_need_it() -> None:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tf.identity(v.assign_add(tf.reduce_sum(x)))]):
+            seen = tf.identity(v.read_value())
+        return tf.stop_gradient(tf.identity_n([x, x * seen])[1])
+
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    with repl.context():
+        v = tf.Variable(0.0)
+    run = engine.WholeBatchFunction(step, repl, [tf.TensorSpec([None])])
+    np.testing.assert_array_equal(run(np.float32([1, 2, 3])), [6, 12, 18])
+    built = run.function((0,)).graph.get_operations()
+    kinds = [op.type for op in built if op.name.startswith("replica_0")]
+    assert "IdentityN" not in kinds
