@@ -33,6 +33,32 @@ def _cast(r: int) -> tf.Tensor:
 
 # The difference between the two replicas, and its text in the error.
 DIFFERENT: dict[str, tuple[Call, str]] = {
+    "all_reduce op": (
+        lambda repl, r: repl.all_reduce(_x(), ["sum", "max"][r]),
+        "op",
+    ),
+    "all_reduce algorithm": (
+        lambda repl, r: repl.all_reduce(_x(), algorithm=["hub", "ring"][r]),
+        "algorithm",
+    ),
+    "all_reduce weight": (
+        lambda repl, r: repl.all_reduce(_x(), "mean", [None, 1][r]),
+        "op",
+    ),
+    "all_reduce dtype": (
+        lambda repl, r: repl.all_reduce(_cast(r)),
+        r"dtype \(float32\[4, 6\] and float64\[4, 6\]\)",
+    ),
+    "all_reduce shape": (lambda repl, r: repl.all_reduce(_grown(r)), "shape"),
+    "all_reduce leaves": (
+        lambda repl, r: repl.all_reduce([_x()] * (r + 1)),
+        "number of tensors",
+    ),
+    "all_gather axis": (lambda repl, r: repl.all_gather(_x(), r), "axis"),
+    "all_gather rows": (
+        lambda repl, r: repl.all_gather(_grown(r, 1), 0),
+        r"shape \(float32\[\?, 6\] and float32\[\?, 8\]\)",
+    ),
     "broadcast root": (lambda repl, r: repl.broadcast(_x(), r), "root"),
     "broadcast dtype": (lambda repl, r: repl.broadcast(_cast(r)), "dtype"),
     "broadcast spec shape": (
@@ -136,6 +162,7 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
     "map_reduce": lambda repl, **kwargs: repl.map_reduce(tf.sin, [_x()], **kwargs),
     "map_gather": lambda repl, **kwargs: repl.map_gather(tf.sin, [_x()], **kwargs),
     "all_reduce": lambda repl, **kwargs: repl.all_sum(_x(), **kwargs),
+    "barrier": lambda repl, **kwargs: repl.barrier(**kwargs),
 }
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
@@ -143,12 +170,17 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_group_without_the_caller_is_refused(name: str) -> None:
     repl = helpers.make(3)
+
+    def step() -> tf.Tensor:
+        COLLECTIVES[name](repl, group=repl.group([0, 2]))
+        return _x()
+
     with pytest.raises(
         errors.ArgumentError,
         match=rf"(?s)^{name} on replica 1 was given the group \[0, 2\], in which it is "
         r"not.*at tests.*Fix: ",
     ):
-        repl.run(lambda: COLLECTIVES[name](repl, group=repl.group([0, 2])) and _x())
+        repl.run(step)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

@@ -84,6 +84,7 @@ def test_gradients_of_unknown_rank(name: str) -> None:
 
 
 DIFFERENT = [([3], [1]), ([1], [3]), ([], [3]), ([3, 3], [3]), ([2], [3])]
+DIFFERENT += [([2, 3], [3, 2]), ([4], [4, 1])]  # of as many elements
 
 
 def _disagreements() -> Iterator[tuple[str, Any, int | None]]:

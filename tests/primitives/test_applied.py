@@ -8,46 +8,42 @@ of all replicas' losses, whether or not the step also updates variables.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import replicator
 from replicator.primitives import applied
 from tests import helpers
-
-SIZES = [6, 5, 2]  # on three replicas: evenly, unevenly, and one without examples
-X = np.random.default_rng(1).normal(size=[6, 2])
-W = np.array([[0.5, -0.3], [0.2, 0.7]])
-
-Repl = replicator.Replicator | None  # None: one device
+from tests.primitives.losses import (
+    SIZES,
+    Repl,
+    W,
+    X,
+    contrasted,
+    gathered,
+    mean,
+    one_device,
+    taken,
+    unknown,
+    update,
+    update_in_a_session,
+)
 
 
 def _sum(repl: Repl, x: Any) -> Any:
     return x if repl is None else repl.all_reduce(x)
 
 
-def _mean(repl: Repl, x: Any) -> Any:
-    return x if repl is None else repl.all_reduce(x, "mean", repl.weight)
-
-
 def _weighed(repl: Repl, loss: Any) -> Any:
     return loss if repl is None else loss * tf.cast(repl.weight, loss.dtype)
-
-
-def _contrasted(repl: Repl, hidden: Any) -> Any:
-    """A mean whose gradients come from all replicas."""
-    every = hidden if repl is None else repl.all_gather(hidden, axis=0)
-    return tf.reduce_mean(tf.reduce_logsumexp(hidden @ tf.transpose(every), axis=1))
 
 
 def _energy(repl: Repl, w: Any, x: Any) -> Any:
     """One number per example, relative to all examples."""
     z = tf.tanh(x @ w)
-    return tf.reduce_sum((z - _mean(repl, tf.reduce_mean(z, 0))) ** 3, 1)
+    return tf.reduce_sum((z - mean(repl, tf.reduce_mean(z, 0))) ** 3, 1)
 
 
 def _slope(repl: Repl, w: Any, x: Any) -> Any:
@@ -58,18 +54,12 @@ def _slope(repl: Repl, w: Any, x: Any) -> Any:
     return tape.gradient(total, x)
 
 
-def _taken(loss_fn: Callable[[], Any], w: Any) -> Any:
-    with tf.GradientTape() as tape:
-        loss = loss_fn()
-    return tape.gradient(loss, w)
-
-
 # --- Another gradient is a value ------------------------------------------------------
 
 
 def _adversarial(repl: Repl, w: Any, x: Any) -> Any:
     moved = x + tf.stop_gradient(_slope(repl, w, x))
-    return _taken(lambda: tf.reduce_mean(_energy(repl, w, moved)), w)
+    return taken(lambda: tf.reduce_mean(_energy(repl, w, moved)), w)
 
 
 def _adversarial_under_one_tape(repl: Repl, w: Any, x: Any) -> Any:
@@ -77,7 +67,7 @@ def _adversarial_under_one_tape(repl: Repl, w: Any, x: Any) -> Any:
         moved = x + tf.stop_gradient(_slope(repl, w, x))
         return tf.reduce_mean(_energy(repl, w, moved))
 
-    return _taken(loss, w)
+    return taken(loss, w)
 
 
 def _adversarial_in_a_function(repl: Repl, w: Any, x: Any) -> Any:
@@ -93,13 +83,13 @@ def _sampled(repl: Repl, w: Any, x: Any) -> Any:
     def loss() -> Any:
         return tf.reduce_mean(_energy(repl, w, x) - _energy(repl, w, samples))
 
-    return _taken(loss, w)
+    return taken(loss, w)
 
 
 def _multiplied(repl: Repl, w: Any, x: Any) -> Any:
     """A network whose inputs are multiplied by a gradient, then squared."""
     slope = _slope(repl, w, x)
-    return _taken(lambda: tf.reduce_mean((slope * (x @ w)) ** 2), w)
+    return taken(lambda: tf.reduce_mean((slope * (x @ w)) ** 2), w)
 
 
 def _invariant(repl: Repl, w: Any, x: Any) -> Any:
@@ -115,26 +105,21 @@ def _invariant(repl: Repl, w: Any, x: Any) -> Any:
             risk = _sum(repl, squares) / count / replicas
         return risk * replicas + _sum(repl, tape.gradient(risk, scale)) ** 2
 
-    return _taken(loss, w)
+    return taken(loss, w)
 
 
 def _first_order(repl: Repl, w: Any, x: Any) -> Any:
     """First-order MAML: the inner step is by a gradient that was combined by hand."""
     fast = tf.convert_to_tensor(w)
-    with tf.GradientTape() as tape:
-        tape.watch(fast)
-        loss = _weighed(repl, _contrasted(repl, tf.tanh(x @ fast)))
-    fast -= tf.stop_gradient(_sum(repl, tape.gradient(loss, fast)))
-    with tf.GradientTape() as tape:
-        tape.watch(fast)
-        loss = _contrasted(repl, tf.tanh((x + 0.3) @ fast))
-    return tape.gradient(loss, fast)
+    d = taken(lambda: _weighed(repl, gathered(repl, fast, x)), fast)
+    fast -= tf.stop_gradient(_sum(repl, d))
+    return taken(lambda: gathered(repl, fast, x + 0.3), fast)
 
 
 def _curvature_taken_too(repl: Repl, w: Any, x: Any) -> Any:
     """The applied gradient is differentiated, for something that is not applied."""
     with tf.GradientTape() as outer:
-        applied = _taken(lambda: _contrasted(repl, tf.tanh(x @ w)), w)
+        applied = taken(lambda: gathered(repl, w, x), w)
     outer.gradient(applied, w)
     return applied
 
@@ -147,7 +132,7 @@ def _head(repl: Repl, w: Any, x: Any) -> Any:
     hidden = tf.tanh(x @ w)
     with tf.GradientTape() as tape:
         tape.watch(hidden)
-        loss = _contrasted(repl, hidden)
+        loss = contrasted(repl, hidden)
     return tape.gradient(loss, hidden)
 
 
@@ -160,21 +145,21 @@ def _given_on(repl: Repl, w: Any, x: Any) -> Any:
 
 def _by_a_product(repl: Repl, w: Any, x: Any) -> Any:
     upstream = _head(repl, w, x)
-    return _taken(lambda: tf.reduce_sum(upstream * tf.tanh(x @ w)), w)
+    return taken(lambda: tf.reduce_sum(upstream * tf.tanh(x @ w)), w)
 
 
 def _by_a_stopped_product(repl: Repl, w: Any, x: Any) -> Any:
     def loss() -> Any:
         return tf.reduce_sum(tf.stop_gradient(_head(repl, w, x)) * tf.tanh(x @ w))
 
-    return _taken(loss, w)
+    return taken(loss, w)
 
 
 def _in_functions(repl: Repl, w: Any, x: Any) -> Any:
     first = tf.function(lambda: _head(repl, w, x))
     surrogate = tf.function(lambda d: tf.reduce_sum(d * tf.tanh(x @ w)))
     upstream = first()
-    return _taken(lambda: surrogate(upstream), w)
+    return taken(lambda: surrogate(upstream), w)
 
 
 def _without_a_tape(repl: Repl, w: Any, x: Any) -> Any:
@@ -186,26 +171,26 @@ def _without_a_tape(repl: Repl, w: Any, x: Any) -> Any:
 
 
 def _clipped_sum(repl: Repl, w: Any, x: Any) -> Any:
-    d = _taken(lambda: _weighed(repl, _contrasted(repl, tf.tanh(x @ w))), w)
+    d = taken(lambda: _weighed(repl, gathered(repl, w, x)), w)
     return tf.clip_by_norm(_sum(repl, d), 0.01)
 
 
 def _clipped_mean(repl: Repl, w: Any, x: Any) -> Any:
-    d = _taken(lambda: _contrasted(repl, tf.tanh(x @ w)), w)
-    return tf.clip_by_norm(_mean(repl, d), 0.01)
+    d = taken(lambda: gathered(repl, w, x), w)
+    return tf.clip_by_norm(mean(repl, d), 0.01)
 
 
 def _scattered_sum(repl: Repl, w: Any, x: Any) -> Any:
-    d = _taken(lambda: _weighed(repl, _contrasted(repl, tf.tanh(x @ w))), w)
+    d = taken(lambda: _weighed(repl, gathered(repl, w, x)), w)
     return d if repl is None else repl.all_gather(repl.reduce_scatter(d), axis=0)
 
 
 def _sum_of_rows(repl: Repl, w: Any, x: Any) -> Any:
     def loss() -> Any:
         rows = tf.gather(w, tf.argmax(x, axis=1))
-        return _weighed(repl, _contrasted(repl, tf.tanh(x * rows)))
+        return _weighed(repl, contrasted(repl, tf.tanh(x * rows)))
 
-    return tf.convert_to_tensor(_sum(repl, _taken(loss, w)))
+    return tf.convert_to_tensor(_sum(repl, taken(loss, w)))
 
 
 GRADIENTS = [
@@ -229,39 +214,18 @@ GRADIENTS = [
 ]
 
 
-def _one_device(gradient_fn: Any, size: int) -> Any:
-    return gradient_fn(None, tf.Variable(W), tf.constant(X[:size])).numpy()
-
-
 @pytest.mark.battery(10)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("gradient_fn", GRADIENTS)
 def test_the_update_is_that_of_one_device(gradient_fn: Any, size: int) -> None:
-    repl = helpers.make(3)
-    with repl.context():
-        w = tf.Variable(W)
-        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
-    repl.run(
-        lambda x: optimizer.apply([gradient_fn(repl, w, x)], [w]),
-        *(X[:size], "global_batch"),
-    )
-    want = _one_device(gradient_fn, size)
-    np.testing.assert_allclose(W - w.numpy(), want, atol=1e-7)
+    found = update(gradient_fn, X[:size])
+    np.testing.assert_allclose(found, one_device(gradient_fn, size), atol=1e-7)
 
 
 @pytest.mark.parametrize("gradient_fn", [_adversarial, _by_a_product, _clipped_sum])
 def test_with_sizes_that_are_unknown_when_the_step_is_built(gradient_fn: Any) -> None:
-    repl = helpers.make(3)
-    with repl.context():
-        w = tf.Variable(W)
-        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
-    batches = tf.data.Dataset.from_tensor_slices(X[:5]).batch(6)
-    repl.run(
-        lambda x: optimizer.apply([gradient_fn(repl, w, x)], [w]),
-        *(batches, "global_batch"),
-    )
-    want = _one_device(gradient_fn, 5)
-    np.testing.assert_allclose(W - w.numpy(), want, atol=1e-7)
+    found = update(gradient_fn, unknown(5))
+    np.testing.assert_allclose(found, one_device(gradient_fn, 5), atol=1e-7)
 
 
 def test_a_value_is_the_same_with_and_without_an_optimizer() -> None:
@@ -275,7 +239,7 @@ def test_a_value_is_the_same_with_and_without_an_optimizer() -> None:
 
     def updating_fn(x: Any) -> Any:
         slope = _slope(repl, w, x)
-        d = _taken(lambda: tf.reduce_mean(_energy(repl, w, x + slope)), w)
+        d = taken(lambda: tf.reduce_mean(_energy(repl, w, x + slope)), w)
         optimizer.apply([d], [w])
         return slope
 
@@ -293,7 +257,7 @@ def _adversarial_of_v1(repl: Repl, w: Any, x: Any) -> Any:
 
 def _given_on_in_v1(repl: Repl, w: Any, x: Any) -> Any:
     hidden = tf.tanh(x @ w)
-    upstream = tf.gradients(_contrasted(repl, hidden), hidden)
+    upstream = tf.gradients(contrasted(repl, hidden), hidden)
     return tf.gradients(tf.tanh(x @ w), w, grad_ys=upstream)[0]
 
 
@@ -303,22 +267,8 @@ def _given_on_in_v1(repl: Repl, w: Any, x: Any) -> Any:
 )
 def test_gradients_of_tensorflow_1(gradient_fn: Any, with_tapes: Any) -> None:
     """The same by tf.gradients, in a session."""
-    repl = helpers.make(3)
-    with tf.Graph().as_default(), helpers.session() as session:
-        with repl.context():
-            w = tf.Variable(W)
-            optimizer = repl.wrap_optimizer(
-                tf.compat.v1.train.GradientDescentOptimizer(1.0)
-            )
-        x = tf.compat.v1.placeholder(tf.float64, [None, 2])
-        result = repl.run(
-            lambda x: optimizer.apply_gradients([(gradient_fn(repl, w, x), w)]),
-            *(x, "global_batch"),
-        )
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(result, {x: X[:5]})
-        updated = session.run(w)
-    np.testing.assert_allclose(W - updated, _one_device(with_tapes, 5), atol=1e-7)
+    found = update_in_a_session(gradient_fn, 5)
+    np.testing.assert_allclose(found, one_device(with_tapes, 5), atol=1e-7)
 
 
 @pytest.mark.parametrize("visited", [[1500, 60], [60, 1500], [60]])

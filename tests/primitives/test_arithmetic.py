@@ -23,16 +23,21 @@ def _run(make: Any) -> Any:
         return session.run(make())
 
 
-@pytest.mark.parametrize("count", range(1, 6))
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 15, 16, 20])
 @pytest.mark.parametrize("order", [1, -1])
 def test_sums_are_added_from_left_to_right(order: int, count: int) -> None:
-    column = COLUMN[:count][::order]
+    """Constants among them or not."""
+    column = (COLUMN * 4)[:count][::order]
     expected = functools.reduce(np.add, column)
     for add in (
         arithmetic.add_in_order,
         lambda tensors: arithmetic.fold(tf.add, tensors),
     ):
-        assert _run(lambda add=add: add([opaque(x) for x in column])) == expected
+        for some in (1, 3):
+            tensors = lambda some=some: [  # noqa: E731
+                tf.constant(x) if k % some else opaque(x) for k, x in enumerate(column)
+            ]
+            assert _run(lambda add=add, made=tensors: add(made())) == expected
 
 
 def test_folds_combine_what_came_before_with_the_next() -> None:
@@ -40,15 +45,33 @@ def test_folds_combine_what_came_before_with_the_next() -> None:
     assert found.numpy() == 1234
 
 
-def test_gradients_of_a_sum_go_to_each_operand() -> None:
-    def gradients() -> list[tf.Tensor]:
-        column = [opaque([x, 2 * x]) for x in (1.0, 2.0, 3.0)]
-        with tf.GradientTape() as tape:
-            tape.watch(column)
-            total = tf.reduce_sum(tf.square(arithmetic.add_in_order(column)))
-        return tape.gradient(total, column)
+@pytest.mark.parametrize("count", [1, 3, 17])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_sum_in_order_is_differentiated(count: int, inside: bool) -> None:
+    """As map_reduce needs it, which sums on one replica what a tape has recorded."""
 
-    np.testing.assert_array_equal(_run(gradients), [[12, 24]] * 3)
+    @tf.function
+    def function(xs: list[tf.Tensor]) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(xs)
+            with tf.GradientTape() as tape:
+                tape.watch(xs)
+                column = [x * x for x in xs]
+                total = arithmetic.add_in_order(column)
+                if inside:
+                    total = tf.cond(
+                        total > 0.0,
+                        lambda: arithmetic.add_in_order(column),
+                        lambda: total,
+                    )
+            first = tape.gradient(total, xs)
+        return total, first, outer.gradient(first, xs)
+
+    xs = [tf.constant(1.0 + k) for k in range(count)]
+    total, first, second = function(xs)
+    assert float(total) == sum((1.0 + k) ** 2 for k in range(count))
+    assert [float(d) for d in first] == [2.0 * (1.0 + k) for k in range(count)]
+    assert [float(d) for d in second] == [2.0] * count
 
 
 def test_the_shape_of_a_sum_is_all_that_is_known_of_its_operands() -> None:

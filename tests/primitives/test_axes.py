@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import errors
 from replicator.graph.ir.placeholder import Value
 from replicator.primitives import axes
 from tests import helpers
@@ -55,31 +54,6 @@ def test_static_shapes() -> None:
     unknown = Value("int32", None)
     assert axes.joined("x", unknown, None, 3) == unknown
     assert axes.slice_of("x", unknown, 7, 0, 3) == unknown
-
-
-@pytest.mark.parametrize(
-    ("value", "axis", "optional", "fix"),
-    [
-        (Value("int32", (1,)), 1, False, r"axis lies between -1 and 0\."),
-        (Value("int32", (1, 1)), -3, True, "axis lies between -2 and 1, or is None"),
-        (Value("int32", ()), 0, True, "a scalar has no axis; use axis=None"),
-        (Value("int32", ()), 0, False, "a scalar has no axis; reshape it. A list of"),
-    ],
-)
-def test_an_axis_that_does_not_exist(
-    value: Value, axis: int, optional: bool, fix: str
-) -> None:
-    with pytest.raises(
-        errors.ArgumentError, match=rf"(?s)gift was given axis={axis} for.*Fix: {fix}"
-    ):
-        axes.position("gift", axis, value, optional=optional)
-
-
-@pytest.mark.parametrize("axis", [True, 0.0, "0", None])
-def test_what_is_no_axis(axis: object) -> None:
-    with pytest.raises(errors.ArgumentError, match="way is a Python int"):
-        axes.check("gift", axis, "way")
-    axes.check("gift", None, optional=True)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])

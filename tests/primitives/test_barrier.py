@@ -7,7 +7,7 @@ Proved by logs that the replicas write while the step runs, one of them slowly.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -217,22 +217,6 @@ def test_variables_on_both_sides_of_it(mode: str) -> None:
     assert [list(x) for x in after] == [[2.0, 4.0]] * 2
 
 
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_beside_communication_and_gradients(mode: str) -> None:
-    repl = helpers.make(2)
-
-    def step() -> tf.Tensor:
-        x = helpers.opaque(1.0 + repl.replica_id)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            repl.barrier()
-            y = repl.all_reduce(x) ** 2
-            repl.barrier()
-        return tape.gradient(y, x)
-
-    assert [float(d) for d in helpers.run(mode, repl, lambda: step)] == [12.0] * 2
-
-
 @pytest.mark.parametrize("num_replicas", [1, 4])
 def test_nothing_comes_of_it(num_replicas: int) -> None:
     repl = helpers.make(num_replicas)
@@ -245,24 +229,6 @@ def test_nothing_comes_of_it(num_replicas: int) -> None:
 
 
 # --- Errors ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("callers", [[0], [1, 2]], ids=str)
-def test_a_replica_that_does_not_come_is_named(callers: Sequence[int]) -> None:
-    repl = helpers.make(3)
-
-    def step() -> float:
-        if repl.replica_id in callers:
-            repl.barrier()
-        return 0.0
-
-    with pytest.raises(
-        errors.MismatchError,
-        match=rf"(?s)call 0 of replica {callers[0]} has no partner: barrier at tests."
-        rf"primitives.test_barrier\.py:\d+ in step\..*replica \d: 0 "
-        r"calls\n.*Fix: ",
-    ):
-        repl.run(step)
 
 
 @pytest.mark.parametrize("mode", GRAPHS)
@@ -317,14 +283,3 @@ def test_an_effect_that_needs_a_gradient_from_across_it_is_a_deadlock(
         r".*replica 1 .*: barrier at .*before all_reduce .*in the gradient, at",
     ):
         helpers.run(mode, repl, lambda: step)
-
-
-def test_a_group_without_the_caller() -> None:
-    repl = helpers.make(3)
-    with pytest.raises(errors.ArgumentError, match=r"barrier on replica 0 was given"):
-        repl.run(lambda: repl.barrier(group=repl.group([1, 2])) or 0.0)
-
-
-def test_outside_a_step() -> None:
-    with pytest.raises(errors.ContextError, match="^barrier was called outside a step"):
-        helpers.make(2).barrier()

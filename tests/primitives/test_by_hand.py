@@ -9,49 +9,37 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import replicator
 from tests import helpers
 from tests.primitives import test_weighing as losses
+from tests.primitives.losses import (
+    SIZES,
+    Repl,
+    W,
+    X,
+    gathered,
+    gradient_of,
+    mean,
+    one_device,
+    results,
+    update,
+)
 
-SIZES = [6, 5, 2]  # on three replicas: evenly, unevenly, and one without examples
-X, W = losses.X, losses.W
-
-Repl = replicator.Replicator | None  # None: one device
-
-
-def _mean(repl: Repl, x: Any) -> Any:
-    return x if repl is None else repl.all_reduce(x, "mean", weight=repl.weight)
-
-
-def _gradient(repl: Repl, w: Any, x: Any) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(w)  # it may not be a variable
-        loss = losses._gathered(repl, w, x)
-    return tape.gradient(loss, w)
+_gradient = gradient_of(gathered)
 
 
-def _run(fn: Callable[..., Any], size: int, **options: Any) -> Any:
-    """Runs fn(repl, w, x) on three replicas, each with a shard of X[:size]."""
-    repl = helpers.make(3, **options)
-    with repl.context():
-        w = tf.Variable(W)
-    return repl.run(lambda x: fn(repl, w, x), X[:size], "global_batch")
+def _averaged(repl: Repl, w: Any, x: Any) -> Any:
+    return mean(repl, _gradient(repl, w, x))
 
 
-def _one_device(fn: Callable[..., Any], size: int) -> Any:
-    return tf.convert_to_tensor(fn(None, tf.Variable(W), tf.constant(X[:size])))
-
-
-def _assert_as_on_one_device(fn: Callable[..., Any], size: int) -> None:
-    want = _one_device(fn, size)
-    for got in _run(fn, size):
+def _assert_as_on_one_device(fn: Any, size: int, batch: Any = None) -> None:
+    want = one_device(fn, size)
+    for got in results(fn, X[:size] if batch is None else batch):
         np.testing.assert_allclose(got, want, atol=1e-7)
 
 
@@ -59,43 +47,41 @@ def _assert_as_on_one_device(fn: Callable[..., Any], size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("loss_fn", losses.LOSSES)
 def test_it_is_the_gradient_of_one_device(loss_fn: Any, size: int) -> None:
-    def step_fn(repl: Repl, w: Any, x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_fn(repl, w, x)
-        return _mean(repl, tape.gradient(loss, w))
-
-    _assert_as_on_one_device(step_fn, size)
+    gradient_fn = gradient_of(loss_fn)
+    _assert_as_on_one_device(
+        lambda repl, w, x: mean(repl, gradient_fn(repl, w, x)), size
+    )
 
 
 # --- What is done to gradients before -------------------------------------------------
 
 
 def _scaled(repl: Repl, w: Any, x: Any) -> Any:
-    return _mean(repl, 0.5 * _gradient(repl, w, x) / 1024.0)
+    return mean(repl, 0.5 * _gradient(repl, w, x) / 1024.0)
 
 
 def _decayed(repl: Repl, w: Any, x: Any) -> Any:
-    return _mean(repl, _gradient(repl, w, x) + 0.1 * w)
+    return mean(repl, _gradient(repl, w, x) + 0.1 * w)
 
 
 def _flat(repl: Repl, w: Any, x: Any) -> Any:
     gradient = tf.cast(_gradient(repl, w, x), tf.float32)
     flat = tf.concat([tf.reshape(gradient, [-1]), tf.zeros([3])], 0)
-    return _mean(repl, flat)
+    return mean(repl, flat)
 
 
 def _finite(repl: Repl, w: Any, x: Any) -> Any:
     gradient = _gradient(repl, w, x)
     finite = tf.math.is_finite(gradient)
-    return _mean(repl, tf.where(finite, gradient, tf.zeros_like(gradient)))
+    return mean(repl, tf.where(finite, gradient, tf.zeros_like(gradient)))
 
 
 def _in_a_function(repl: Repl, w: Any, x: Any) -> Any:
-    return tf.function(lambda: _mean(repl, _gradient(repl, w, x)))()
+    return tf.function(lambda: mean(repl, _gradient(repl, w, x)))()
 
 
 def _of_a_function(repl: Repl, w: Any, x: Any) -> Any:
-    return _mean(repl, tf.function(lambda: _gradient(repl, w, x))())
+    return mean(repl, tf.function(lambda: _gradient(repl, w, x))())
 
 
 def _of_a_loop(repl: Repl, w: Any, x: Any) -> Any:
@@ -104,7 +90,7 @@ def _of_a_loop(repl: Repl, w: Any, x: Any) -> Any:
         lambda k, total: (k + 1, total + _gradient(repl, w, x)),
         [0, tf.zeros_like(W)],
     )[1]
-    return _mean(repl, total)
+    return mean(repl, total)
 
 
 def _weight_read_outside(repl: Repl, w: Any, x: Any) -> Any:
@@ -124,22 +110,22 @@ def _rows(repl: Repl, w: Any, x: Any) -> Any:
     """Rows of an embedding, whose gradient is sparse."""
     with tf.GradientTape() as tape:
         rows = tf.gather(w, tf.cast(x[:, 0] > 0, tf.int32))
-        loss = losses._gathered(repl, tf.constant(W), rows)
-    return tf.convert_to_tensor(_mean(repl, tape.gradient(loss, w)))
+        loss = gathered(repl, tf.constant(W), rows)
+    return tf.convert_to_tensor(mean(repl, tape.gradient(loss, w)))
 
 
 def _inner_step(repl: Repl, w: Any, x: Any) -> Any:
     """A gradient through an inner step, whose gradient is averaged, too."""
     with tf.GradientTape() as tape:
-        moved = w - _mean(repl, _gradient(repl, w, x))
+        moved = w - mean(repl, _gradient(repl, w, x))
         loss = losses._normalized(repl, moved, x)
-    return _mean(repl, tape.gradient(loss, w))
+    return mean(repl, tape.gradient(loss, w))
 
 
 def _sharpness_aware(repl: Repl, w: Any, x: Any) -> Any:
     """A gradient at a point that another gradient leads to."""
-    first = _mean(repl, _gradient(repl, w, x))
-    return _mean(repl, _gradient(repl, w + first / tf.norm(first), x))
+    first = mean(repl, _gradient(repl, w, x))
+    return mean(repl, _gradient(repl, w + first / tf.norm(first), x))
 
 
 @pytest.mark.battery(3)
@@ -155,33 +141,16 @@ def test_whatever_is_done_to_it_before(step_fn: Any, size: int) -> None:
     _assert_as_on_one_device(step_fn, size)
 
 
-def test_sizes_that_are_unknown_when_the_step_is_built() -> None:
-    repl = helpers.make(3)
-    with repl.context():
-        w = tf.Variable(W)
-    batches = tf.data.Dataset.from_tensor_slices(X[:5]).batch(6)
-    want = _one_device(_gradient, 5)
-    for got in repl.run(
-        lambda x: _mean(repl, _gradient(repl, w, x)), batches, "global_batch"
-    ):
-        np.testing.assert_allclose(got, want, atol=1e-7)
-
-
 def test_in_a_session() -> None:
     repl = helpers.make(3)
     with tf.Graph().as_default(), helpers.session() as session:
         with repl.context():
             w = tf.Variable(W)
         x = tf.compat.v1.placeholder(tf.float64, [None, 2])
-
-        def step_fn(x: Any) -> Any:
-            loss = losses._gathered(repl, w, x)
-            return _mean(repl, tf.gradients(loss, w)[0])
-
-        result = repl.run(step_fn, x, "global_batch")
+        result = repl.run(lambda x: _averaged(repl, w, x), x, "global_batch")
         session.run(tf.compat.v1.global_variables_initializer())
         got = session.run(result[0], {x: X[:5]})
-    np.testing.assert_allclose(got, _one_device(_gradient, 5), atol=1e-7)
+    np.testing.assert_allclose(got, one_device(_gradient, 5), atol=1e-7)
 
 
 def test_by_a_compressor() -> None:
@@ -189,41 +158,20 @@ def test_by_a_compressor() -> None:
         gradient = _gradient(repl, w, x)
         return repl.all_reduce(gradient, "mean", repl.weight, compressor="fp16")
 
-    for got in _run(step_fn, 5):
-        np.testing.assert_allclose(got, _one_device(_gradient, 5), rtol=5e-3)
+    for got in results(step_fn, X[:5]):
+        np.testing.assert_allclose(got, one_device(_gradient, 5), rtol=5e-3)
 
 
 @pytest.mark.parametrize("op", ["mean", "sum"])
 def test_an_optimizer_may_apply_the_result(op: str) -> None:
     """Gradients are clipped by their common norm: the mean is equal on all replicas."""
-    repl = helpers.make(3)
-    with repl.context():
-        w = tf.Variable(W)
-        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0), op=op)
 
-    def step_fn(x: Any) -> None:
-        mean = _mean(repl, _gradient(repl, w, x))
-        clipped, _ = tf.clip_by_global_norm([mean], 1e-3)
-        if op == "sum":
-            clipped[0] /= 3.0
-        optimizer.apply(clipped, [w])
+    def clipped(repl: Repl, w: Any, x: Any) -> Any:
+        (gradient,), _ = tf.clip_by_global_norm([_averaged(repl, w, x)], 1e-3)
+        return gradient / 3.0 if op == "sum" and repl is not None else gradient
 
-    repl.run(step_fn, X[:5], "global_batch")
-    (want,), _ = tf.clip_by_global_norm([_one_device(_gradient, 5)], 1e-3)
-    np.testing.assert_allclose(W - w.numpy(), want, atol=1e-10)
-
-
-def test_an_optimizer_that_is_given_the_weight_itself() -> None:
-    repl = helpers.make(3)
-    with repl.context():
-        w = tf.Variable(W)
-        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
-
-    def step_fn(x: Any) -> None:
-        optimizer.apply([_gradient(repl, w, x)], [w], weight=repl.weight)
-
-    repl.run(step_fn, X[:5], "global_batch")
-    np.testing.assert_allclose(W - w.numpy(), _one_device(_gradient, 5), atol=1e-7)
+    found = update(clipped, X[:5], op=op)
+    np.testing.assert_allclose(found, one_device(clipped, 5), atol=1e-10)
 
 
 # --- Values ---------------------------------------------------------------------------
@@ -234,32 +182,23 @@ def _slope(repl: Repl, w: Any, x: Any, of: str) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = tf.tanh(x @ w)
-        y -= losses._mean(repl, y**2)
+        y -= losses._centre(repl, y**2)
         total = tf.reduce_sum(y * x)
     return tape.gradient(total, {"x": x, "w": w}[of])
 
 
 def _mean_slope(repl: Repl, w: Any, x: Any) -> Any:
-    return _mean(repl, tf.reduce_mean(_slope(repl, w, x, "x"), 0))
+    return mean(repl, tf.reduce_mean(_slope(repl, w, x, "x"), 0))
 
 
 def _per_example(repl: Repl, w: Any, x: Any) -> Any:
-    return _mean(repl, _slope(repl, w, x, "w") / tf.cast(tf.shape(x)[0], x.dtype))
+    return mean(repl, _slope(repl, w, x, "w") / tf.cast(tf.shape(x)[0], x.dtype))
 
 
 @pytest.mark.parametrize("fn", [_mean_slope, _per_example])
 @pytest.mark.parametrize("size", [5, 4])
 def test_means_of_values_are_those_of_all_examples(fn: Any, size: int) -> None:
     _assert_as_on_one_device(fn, size)
-
-
-def test_divisors_that_are_unknown_when_the_step_is_built() -> None:
-    repl = helpers.make(3)
-    with repl.context():
-        w = tf.Variable(W)
-    batches = tf.data.Dataset.from_tensor_slices(X[:5]).batch(6)
-    for got in repl.run(lambda x: _per_example(repl, w, x), batches, "global_batch"):
-        np.testing.assert_allclose(got, _one_device(_per_example, 5), atol=1e-7)
 
 
 # --- Other weights --------------------------------------------------------------------
@@ -271,22 +210,28 @@ def _by_tokens(repl: Any, w: Any, x: Any) -> Any:
 
 def test_weights_that_are_computed_are_refused_if_they_differ() -> None:
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
-        _run(_by_tokens, 5)
+        results(_by_tokens, X[:5])
     message = str(raised.value)
     assert "all_reduce on replica" in message and "the weights differ" in message
     assert "test_by_hand.py:" in message, message
     assert "weight=repl.weight" in message
 
 
-def test_optimizers_refuse_them_too() -> None:
+@pytest.mark.parametrize("by", ["weight", "tokens"])
+def test_optimizers_take_the_weight_itself_alone(by: str) -> None:
     repl = helpers.make(3)
     with repl.context():
         w = tf.Variable(W)
         optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
 
     def step_fn(x: Any) -> None:
-        optimizer.apply([_gradient(repl, w, x)], [w], weight=tf.shape(x)[0])
+        weight = repl.weight if by == "weight" else tf.shape(x)[0]
+        optimizer.apply([_gradient(repl, w, x)], [w], weight=weight)
 
+    if by == "weight":
+        repl.run(step_fn, X[:5], "global_batch")
+        np.testing.assert_allclose(W - w.numpy(), one_device(_gradient, 5), atol=1e-7)
+        return
     with pytest.raises(tf.errors.InvalidArgumentError, match="SGD on replica"):
         repl.run(step_fn, X[:5], "global_batch")
     np.testing.assert_array_equal(w.numpy(), W)
@@ -295,13 +240,13 @@ def test_optimizers_refuse_them_too() -> None:
 def test_equal_weights_leave_gradients_of_the_sum_of_all_losses() -> None:
     def step_fn(repl: Any, w: Any, x: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = losses._gathered(repl, w, x)
+            loss = gathered(repl, w, x)
             loss *= 3 * tf.cast(repl.weight, loss.dtype)
         gradient = tape.gradient(loss, w)
         return repl.all_reduce(gradient, "mean", weight=tf.constant(0.3))
 
-    for got in _run(step_fn, 5):
-        np.testing.assert_allclose(got, _one_device(_gradient, 5), atol=1e-7)
+    for got in results(step_fn, X[:5]):
+        np.testing.assert_allclose(got, one_device(_gradient, 5), atol=1e-7)
 
 
 def test_any_weights_go_with_gradients_that_passed_no_communication() -> None:

@@ -74,44 +74,33 @@ def _alone(name: str, members: tuple[int, ...], num_replicas: int) -> Any:
     return list(zip(*columns, strict=True))
 
 
-@pytest.mark.battery(10)
-@pytest.mark.parametrize("mode", ["function", "session"])
+@pytest.mark.battery(5)
+@pytest.mark.parametrize(
+    ("mode", "count"), [("function", 3), ("session", 3), ("eager", 1)]
+)
 @pytest.mark.parametrize("name", CALLS)
-def test_a_partition_is_as_several_smaller_worlds(name: str, mode: str) -> None:
-    """Values, first and second derivatives; no two groups have the same size."""
-    ids = [(3,), (1, 4), (0, 2, 5)]
+def test_a_group_is_as_a_smaller_world(name: str, mode: str, count: int) -> None:
+    """Values, first and second derivatives; no two groups have the same size.
+
+    Or only one group communicates, and the other replicas do nothing.
+    """
+    ids = [(3,), (1, 4), (0, 2, 5)][3 - count :]
     repl = helpers.make(6)
-    parts = repl.groups(ids)
+    parts = repl.groups(ids) if count == 3 else repl.group(ids[0])
 
     def step() -> Any:
-        r, own = repl.replica_id, parts.own
+        r = repl.replica_id
+        own = parts.own if count == 3 else parts
+        if r not in own:
+            return [tf.constant(0.0, tf.float64)] * 3
         call = functools.partial(CALLS[name], repl, g=parts, ids=own.members)
-        return _derivatives(call, _values(6)[r], own.index(r))
+        return list(_derivatives(call, _values(6)[r], own.index(r)))
 
     columns = helpers.run(mode, repl, lambda: step)
     for group in ids:
         for r, want in zip(group, _alone(name, group, 6), strict=True):
             for column, part in zip(columns, want, strict=True):
                 np.testing.assert_allclose(column[r], part, rtol=1e-12)
-
-
-@pytest.mark.battery(5)
-@pytest.mark.parametrize("name", CALLS)
-def test_those_outside_a_group_do_nothing(name: str) -> None:
-    repl = helpers.make(4)
-    group = repl.group([3, 1])
-
-    def step() -> Any:
-        r = repl.replica_id
-        if r not in group:
-            return [tf.constant(0.0, tf.float64)] * 3
-        call = functools.partial(CALLS[name], repl, g=group, ids=group.members)
-        return list(_derivatives(call, _values(4)[r], group.index(r)))
-
-    columns = repl.run(step)
-    for r, want in zip([1, 3], _alone(name, (1, 3), 4), strict=True):
-        for column, part in zip(columns, want, strict=True):
-            np.testing.assert_allclose(column[r], part, rtol=1e-12)
 
 
 # --- Order ----------------------------------------------------------------------------
@@ -143,52 +132,6 @@ def test_order_is_kept_per_group(mode: str) -> None:
     assert [float(v) for v in top] == [100] * 3
 
 
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_groups_may_make_different_numbers_of_calls(mode: str) -> None:
-    repl = helpers.make(4)
-    halves = repl.groups([[0, 1], [2, 3]])
-
-    def step() -> tf.Tensor:
-        x = helpers.opaque(1.0)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = x
-            for _ in range(1 if 0 in halves.own else 4):
-                y = repl.all_reduce(y, group=halves)
-            y = repl.all_reduce(y)
-        return y, tape.gradient(y, x)
-
-    y, d = helpers.run(mode, repl, lambda: step)
-    assert [float(v) for v in y] == [36.0] * 4
-    assert [float(v) for v in d] == [8.0, 8.0, 64.0, 64.0]
-
-
-@pytest.mark.battery(5)
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("static", [True, False])
-def test_groups_may_take_different_numbers_of_turns(static: bool, mode: str) -> None:
-    repl = helpers.make(4)
-    halves = repl.groups([[0, 2], [1, 3]])
-    turns = [3, 5]
-
-    def step() -> Any:
-        turn = turns[repl.replica_id % 2]
-        count = turn if static else helpers.opaque(turn)
-        x = helpers.opaque(np.float64(repl.replica_id + 1))
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            _, y = tf.while_loop(
-                lambda k, y: k < count,
-                lambda k, y: (k + 1, repl.all_reduce(y, "mean", group=halves) * 2.0),
-                [tf.constant(0), x],
-            )
-        return y, tape.gradient(y, x)
-
-    y, d = helpers.run(mode, repl, lambda: step)
-    np.testing.assert_allclose(y, [2.0 * 8, 3.0 * 32, 2.0 * 8, 3.0 * 32])
-    np.testing.assert_allclose(d, [8.0, 32.0, 8.0, 32.0])
-
-
 def test_groups_may_take_different_branches() -> None:
     repl = helpers.make(4)
     halves = repl.groups([[0, 2], [1, 3]])
@@ -216,19 +159,6 @@ def test_a_group_of_all_is_no_group() -> None:
 
     for total in repl.run(step):
         assert [float(v) for v in total] == [2.0, 2.0]
-
-
-def test_partitions_of_a_partition() -> None:
-    """Rows and columns of a grid of replicas: a sum of sums is the sum."""
-    repl = helpers.make(6)
-    rows = repl.groups([[0, 1, 2], [3, 4, 5]])
-    columns = repl.groups([[0, 3], [1, 4], [2, 5]])
-
-    def step() -> tf.Tensor:
-        x = helpers.opaque(2.0**repl.replica_id)
-        return repl.all_reduce(repl.all_reduce(x, group=rows), group=columns)
-
-    assert [float(v) for v in repl.run(step)] == [63.0] * 6
 
 
 # --- Group objects --------------------------------------------------------------------
@@ -264,170 +194,56 @@ def test_a_partition_knows_the_group_of_each_replica() -> None:
 
 # --- Errors ---------------------------------------------------------------------------
 
-MADE_BADLY = {
-    "no list": (lambda r: r.group(2), "group was given 2 as a group", "[0, 2]"),
-    "text": (lambda r: r.group("02"), "group was given '02' as a group", "[0, 2]"),
-    "empty": (lambda r: r.group([]), r"group was given [] as a group", "each once"),
-    "twice": (lambda r: r.group([1, 1]), "given [1, 1] as a group", "each once"),
-    "unknown": (lambda r: r.group([0, 3]), "member=3, but there are 3", "member < 3"),
-    "negative": (lambda r: r.group([-1]), "group was given member=-1", "0 <= member"),
-    "bool": (lambda r: r.group([True]), "was given member=True", "a Python int"),
-    "tensor": (
-        lambda r: r.group([tf.constant(1)]),
-        "was given member=<tf.Tensor",
-        "a Python int",
-    ),
-    "flat": (lambda r: r.groups([0, 1, 2]), "groups was given 0 as a group", "[0, 2]"),
-    "number": (lambda r: r.groups(3), "groups was given 3", "[[0, 1], [2, 3]]"),
-    "part": (lambda r: r.groups([[0, 1]]), "given [[0, 1]]", "each of the 3 replicas"),
-    "overlap": (
-        lambda r: r.groups([[0, 1], [1, 2]]),
-        "groups was given [[0, 1], [1, 2]]",
-        "exactly one group",
-    ),
-}
+
+def _left_out(repl: replicator.Replicator) -> None:
+    repl.all_reduce(1.0)
+    if repl.replica_id == 0:
+        repl.all_reduce(1.0, group=[0, 2])
 
 
-@pytest.mark.parametrize("name", MADE_BADLY)
-def test_groups_without_meaning_are_refused(name: str) -> None:
-    make, message, fix = MADE_BADLY[name]
-    with pytest.raises(errors.ArgumentError) as raised:
-        make(helpers.make(3))
-    problem, site, last = str(raised.value).split("\n")
-    assert message in problem
-    assert "at tests" in site and "test_groups.py:" in site
-    assert last.startswith("Fix: ") and fix in last
+def _another_group(repl: replicator.Replicator) -> None:
+    if repl.replica_id < 2:
+        repl.all_reduce(1.0, group=[0, 1] if repl.replica_id else None)
 
 
-USED_BADLY: dict[str, Any] = {
-    "not a member": ([1, 2], "the group [1, 2], in which it is not", "repl.replica_id"),
-    "no group": ("all", "was given 'all' as a group", "[0, 2]"),
-    "a larger world": (
-        lambda: helpers.make(4).group([0, 3]),
-        "was given member=3, but there are 3 replicas",
-        "0 <= member < 3",
-    ),
-    "a partition of a larger world": (
-        lambda: helpers.make(4).groups([[0, 1], [2, 3]]),
-        "was given Partition([[0, 1], [2, 3]]), but there are 3 replicas",
-        "with `groups` of the Replicator that runs the step",
-    ),
-    "a partition of a smaller world": (
-        lambda: helpers.make(2).groups([[1], [0]]),
-        "was given Partition([[1], [0]]), but there are 3 replicas",
-        "with `groups` of the Replicator that runs the step",
-    ),
-}
-PRIMITIVES = {
-    "all_reduce": lambda repl, group: repl.all_reduce(1.0, group=group),
-    "broadcast": lambda repl, group: repl.broadcast(1.0, group=group),
-    "all_gather": lambda repl, group: repl.all_gather(1.0, group=group),
-    "all_gather_object": lambda repl, group: repl.all_gather_object(1, group=group),
-    "broadcast_object": lambda repl, group: repl.broadcast_object(1, group=group),
-}
+def _another_op(repl: replicator.Replicator) -> None:
+    if repl.replica_id:
+        repl.all_reduce(1.0, ["sum", "max"][repl.replica_id - 1], group=[1, 2])
 
 
-@pytest.mark.parametrize("primitive", PRIMITIVES)
-@pytest.mark.parametrize("name", USED_BADLY)
-def test_calls_in_wrong_groups_are_refused(name: str, primitive: str) -> None:
-    make, message, fix = USED_BADLY[name]
-    group = make() if callable(make) else make
+def _in_opposite_orders(repl: replicator.Replicator) -> None:
+    groups = [[0, 1], None] if repl.replica_id < 2 else [None]
+    for group in groups if repl.replica_id else groups[::-1]:
+        repl.all_reduce(1.0, group=group)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "texts"),
+    [
+        (
+            _left_out,
+            errors.MismatchError,
+            r"call 0 of group \[0, 2\] of replica 0 has no partner((?!replica 1).)*"
+            r"replica 2: 0 calls((?!replica 1).)*$",
+        ),
+        (
+            _another_group,
+            errors.MismatchError,
+            "call 0 of replica 0 has no partner.*replica 1: 0 calls",
+        ),
+        (
+            _another_op,
+            errors.MismatchError,
+            r"call 0 of group \[1, 2\] differs between replicas.*not the same op",
+        ),
+        (
+            _in_opposite_orders,
+            errors.DeadlockError,
+            r"replica 0.*test_groups\.py:.*replica 1.*test_groups\.py:",
+        ),
+    ],
+)
+def test_the_error_names_the_group(step: Any, error: Any, texts: str) -> None:
     repl = helpers.make(3)
-
-    def step() -> tf.Tensor:
-        PRIMITIVES[primitive](repl, group)
-        return tf.constant(0)
-
-    with pytest.raises(errors.ArgumentError) as raised:
-        repl.run(step)
-    text = str(raised.value)
-    assert f"{primitive} on replica 0 " in text
-    assert message in text and "test_groups.py:" in text
-    assert fix in text.partition("Fix: ")[2]
-
-
-@pytest.mark.parametrize("primitive", PRIMITIVES)
-def test_groups_outside_a_step(primitive: str) -> None:
-    repl = helpers.make(2)
-    for group in (repl.group([0, 1]), repl.groups([[0], [1]])):
-        with pytest.raises(
-            replicator.ContextError, match=f"^{primitive} was called outside a step"
-        ):
-            PRIMITIVES[primitive](repl, group)
-
-
-def test_the_own_group_outside_a_step() -> None:
-    halves = helpers.make(2).groups([[0], [1]])
-    with pytest.raises(
-        replicator.ContextError, match=r"^Partition\.own was called outside a step"
-    ):
-        _ = halves.own
-
-
-def test_a_root_outside_the_group() -> None:
-    repl = helpers.make(3)
-    with pytest.raises(
-        errors.ArgumentError,
-        match=r"(?s)broadcast on replica 0 was given root=1, which is not in the group "
-        r"\[0, 2\].*Fix: pass the id of a replica in the group as root",
-    ):
-        repl.run(lambda: repl.broadcast(1.0, 1, group=[0, 2]))
-
-
-def _fails(step: Callable[[replicator.Replicator], Any], error: Any) -> str:
-    repl = helpers.make(3)
-
-    def run() -> tf.Tensor:
-        step(repl)
-        return tf.constant(0)
-
-    with pytest.raises(error) as raised:
-        repl.run(run)
-    return str(raised.value)
-
-
-def test_a_group_that_a_member_does_not_call() -> None:
-    def step(repl: replicator.Replicator) -> None:
-        repl.all_reduce(1.0)
-        if repl.replica_id == 0:
-            repl.all_reduce(1.0, group=[0, 2])
-
-    text = _fails(step, replicator.MismatchError)
-    assert "Communication call 0 of group [0, 2] of replica 0 has no partner" in text
-    assert "replica 2: 0 calls" in text
-    assert "replica 1" not in text
-
-
-def test_replicas_with_different_groups() -> None:
-    def step(repl: replicator.Replicator) -> None:
-        if repl.replica_id < 2:
-            repl.all_reduce(1.0, group=[0, 1] if repl.replica_id else None)
-
-    text = _fails(step, replicator.MismatchError)
-    assert "Communication call 0 of replica 0 has no partner" in text
-    assert "replica 1: 0 calls" in text
-
-
-def test_calls_of_a_group_that_differ() -> None:
-    def step(repl: replicator.Replicator) -> None:
-        if repl.replica_id:
-            op = ["sum", "max"][repl.replica_id - 1]
-            repl.all_reduce(1.0, op, group=[1, 2])
-
-    text = _fails(step, replicator.MismatchError)
-    assert "Communication call 0 of group [1, 2] differs between replicas" in text
-    assert "not the same op" in text
-
-
-def test_groups_called_in_opposite_orders_wait_for_one_another() -> None:
-    def step(repl: replicator.Replicator) -> None:
-        if repl.replica_id < 2:
-            groups = [[0, 1], None]
-            for group in groups if repl.replica_id else groups[::-1]:
-                repl.all_reduce(1.0, group=group)
-        else:
-            repl.all_reduce(1.0)
-
-    text = _fails(step, replicator.DeadlockError)
-    assert text.count("test_groups.py:") >= 2
-    assert "replica 0" in text and "replica 1" in text
+    with pytest.raises(error, match=rf"(?s){texts}"):
+        repl.run(lambda: step(repl) and None)

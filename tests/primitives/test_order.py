@@ -118,18 +118,10 @@ def _assert_bits(repl: Any, operand: Callable[[], Any], op: str, want: Any) -> N
             assert result.numpy().tobytes() == want.tobytes(), f"replica {r}"
 
 
-@pytest.mark.parametrize("num_replicas", [2, 3, 4, 8])
-@pytest.mark.parametrize("op", ["sum", "mean", "prod", "min", "max"])
-def test_bits_of_numpy(op: str, num_replicas: int) -> None:
-    arrays = _arrays(num_replicas, spread=2)
-    repl = _make(num_replicas)
-    _assert_bits(repl, _opaque(repl, arrays), op, _from_left(op, arrays))
-
-
 @pytest.mark.battery(5)
 @pytest.mark.parametrize("algorithm", ["hub", "shuffled"])
-@pytest.mark.parametrize("op", ["sum", "prod"])
-@pytest.mark.parametrize("operands", OPERANDS[1:], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("op", ["sum", "mean", "prod"])
+@pytest.mark.parametrize("operands", OPERANDS, ids=lambda f: f.__name__)
 def test_bits_of_numpy_whatever_the_optimizer_may_fold(
     operands: Operands, op: str, algorithm: str
 ) -> None:
@@ -338,13 +330,18 @@ def test_the_order_is_the_documented_one(num_replicas: int, algorithm: str) -> N
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("place", ["session", "while", "due"])
+@pytest.mark.parametrize(
+    ("place", "algorithm"),
+    [("session", "hub"), ("due", "hub"), *(("while", name) for name in ALGORITHMS)],
+)
 @pytest.mark.parametrize("num_replicas", [3, 5])
-def test_the_order_holds_everywhere(num_replicas: int, place: str) -> None:
+def test_the_order_holds_everywhere(
+    num_replicas: int, place: str, algorithm: str
+) -> None:
     """In a session, in loops, and where nothing is reduced in some steps."""
     columns = _columns(num_replicas)
-    want = [_documented("hub", column).tobytes() for column in columns]
-    repl = helpers.make(num_replicas, algorithm="hub", fusion=False)
+    want = [_documented(algorithm, column).tobytes() for column in columns]
+    repl = helpers.make(num_replicas, algorithm=algorithm, fusion=False)
 
     def make_step() -> Callable[[], Any]:
         def step() -> Any:

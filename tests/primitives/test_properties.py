@@ -1,27 +1,154 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random nests, dtypes, shapes and options, compared with NumPy."""
+"""Nests of any structure, of leaves of any dtype, are communicated leaf by leaf."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicator
-from tests import helpers
+from tests import helpers, sampling
+from tests.conformance.battery import CASES, Case
+
+DTYPES = ["bool", "int8", "uint64", "float16", "bfloat16", "complex64", "string"]
+
+
+def _message(repl: Any, x: Any) -> Any:
+    """Replica 0 sends to replica 2."""
+    if repl.replica_id == 0:
+        return repl.send(x, 2)
+    return repl.recv(x, 0) if repl.replica_id == 2 else None
+
+
+# Those that only move what they are given.
+MOVES = {
+    "message": Case(_message, lambda xs: [xs[0][:0], xs[0][:0], xs[0]]),
+    **{
+        name: CASES[name]
+        for name in (
+            *("broadcast", "broadcast_last", "stack", "concat", "concat_last"),
+            *("gather", "gather_concat", "gather_concat_last", "scatter_rows"),
+            *("scatter_last", "all_to_all_rows", "all_to_all_columns", "permute"),
+            *("shift", "groups_scatter", "groups_shift"),
+        )
+    },
+}
+
+
+def _cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
+    return tf.as_string(x) if dtype == "string" else tf.cast(x, dtype)
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_every_dtype_is_moved(name: str) -> None:
+    case = MOVES[name]
+    repl = helpers.make(3)
+    arrays = [np.round(abs(array)) for array in case.inputs(3)]
+
+    def step() -> Any:
+        x = helpers.opaque(arrays[repl.replica_id])
+        moved = [case.call(repl, _cast(x, dtype)) for dtype in DTYPES]
+        for y, dtype in zip(moved, DTYPES, strict=True):
+            assert y is None or (y.dtype, y.device) == (
+                dtype,
+                repl.devices[repl.replica_id],
+            )
+        return [
+            tf.zeros([0, 3], dtype) if y is None else y
+            for y, dtype in zip(moved, DTYPES, strict=True)
+        ]
+
+    for dtype, results in zip(DTYPES, repl.run(step), strict=True):
+        for got, want in zip(
+            results,
+            case.plain([_cast(tf.constant(x), dtype) for x in arrays]),
+            strict=True,
+        ):
+            if tf.size(want) or tf.size(got):
+                assert tf.reduce_all(tf.equal(got, want)), dtype
+
+
+# --- Nests ----------------------------------------------------------------------------
+
+NESTS: dict[str, Callable[[Any, Any], Any]] = {
+    "all_reduce": lambda repl, x: repl.all_reduce(x),
+    "broadcast": lambda repl, x: repl.broadcast(x, 1),
+    "all_gather": lambda repl, x: repl.all_gather(x),
+    "all_to_all": lambda repl, x: repl.all_to_all(x, 0, 0),
+    "all_to_all splits": lambda repl, x: repl.all_to_all(x, 0, 0, [1, 2, 0]),
+    "permute": lambda repl, x: repl.permute(x, [(0, 2)]),
+    "shift": lambda repl, x: repl.shift(x),
+    "reduce": lambda repl, x: repl.reduce(x, 2),
+    "reduce_scatter": lambda repl, x: repl.reduce_scatter(x),
+    "gather": lambda repl, x: repl.gather(x, 2),
+    "scatter": lambda repl, x: repl.scatter(x, 1),
+    "message": _message,
+}
+
+
+@pytest.mark.parametrize(("name", "mode"), sampling.in_turn(NESTS, helpers.MODES))
+def test_a_nest_is_as_its_leaves(name: str, mode: str) -> None:
+    """And one without leaves comes back, without communication."""
+    call = NESTS[name]
+    repl = helpers.make(3)
+
+    def step() -> tf.Tensor:
+        r = repl.replica_id
+        nest = {
+            "b": [
+                helpers.opaque(tf.fill([3, 2], r + 1.0)),
+                (helpers.opaque([r, 2, 3]),),
+            ],
+            "a": (),
+        }
+        if name == "broadcast":
+            nest["b"].append(f"r{r}")
+        together = call(repl, nest)
+        apart = [call(repl, leaf) for leaf in tf.nest.flatten(nest)]
+        nothing = call(repl, [])
+        if together is None:
+            assert nothing is None and set(apart) == {None}
+            return tf.constant(True)
+        assert nothing == []
+        tf.nest.assert_same_structure(together, nest)
+        pairs = zip(tf.nest.flatten(together), apart, strict=True)
+        return tf.reduce_all([tf.reduce_all(tf.equal(x, y)) for x, y in pairs])
+
+    assert all(helpers.run(mode, repl, lambda: step))
+
+
+# --- Random nests, dtypes and shapes, compared with NumPy -----------------------------
 
 replicator_of = functools.cache(helpers.make)  # made by the first test that needs it
-NUMBERS = ["float32", "float64", "int32", "int64", "uint8"]
-COMBINE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
-
-few = settings(max_examples=15, deadline=None, derandomize=True, database=None)
-replicators = st.sampled_from((1, 2, 3)).map(replicator_of)
-shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
-leaves = st.tuples(st.sampled_from(NUMBERS), shapes, st.booleans())
+CALLS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
+    **{
+        op: (
+            lambda repl, nest, op=op: repl.all_reduce(nest, op),
+            lambda values, combine=combine: functools.reduce(combine, values),
+        )
+        for op, combine in {
+            **{"sum": np.add, "prod": np.multiply},
+            **{"min": np.minimum, "max": np.maximum},
+        }.items()
+    },
+    "broadcast": (
+        lambda repl, nest: repl.broadcast(nest, repl.num_replicas - 1),
+        lambda values: values[-1],
+    ),
+    "all_gather": (lambda repl, nest: repl.all_gather(nest), np.stack),
+}
+leaves = st.tuples(
+    st.sampled_from(["float32", "float64", "int32", "int64", "uint8"]),
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.booleans(),
+)
 nests = st.recursive(
     leaves.map(lambda leaf: [leaf]),
     lambda inner: st.one_of(
@@ -58,93 +185,22 @@ def _nest(drawn: Any) -> Any:
     return type(drawn)(_nest(inner) for inner in drawn)
 
 
-def _results(repl: replicator.Replicator, nest: Any, call: Any) -> Any:
-    """Runs `call` on the nest; returns one list of flat leaves per replica."""
+@pytest.mark.parametrize("name", CALLS)
+@settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@given(count=st.integers(1, 3), nest=nests.map(_nest))
+def test_random_nests(name: str, count: int, nest: Any) -> None:
+    call, combine = CALLS[name]
+    repl: replicator.Replicator = replicator_of(count)
 
     def step() -> Any:
         r = repl.replica_id
-        got = call(tf.nest.map_structure(lambda leaf: leaf.tensor(r), nest))
+        got = call(repl, tf.nest.map_structure(lambda leaf: leaf.tensor(r), nest))
         tf.nest.assert_same_structure(got, nest)
         return [*tf.nest.flatten(got), tf.constant(0)]
 
-    return list(zip(*repl.run(step)[:-1], strict=True)) or [()] * repl.num_replicas
-
-
-def _assert_results(results: Any, nest: Any, want: Any) -> None:
-    for leaves in results:
-        for leaf, got in zip(tf.nest.flatten(nest), leaves, strict=True):
+    results = repl.run(step)[:-1]
+    for leaf, received in zip(tf.nest.flatten(nest), results, strict=True):
+        want = np.asarray(combine([leaf.value(r) for r in range(count)]))
+        for got in received:
             assert got.dtype == leaf.dtype
-            np.testing.assert_array_equal(got.numpy(), want(leaf), strict=True)
-
-
-@few
-@given(replicators, nests.map(_nest), st.sampled_from(sorted(COMBINE)))
-def test_all_reduce(repl: replicator.Replicator, nest: Any, op: str) -> None:
-    def want(leaf: _Leaf) -> np.ndarray:
-        values = [leaf.value(r) for r in range(repl.num_replicas)]
-        return np.asarray(functools.reduce(COMBINE[op], values))
-
-    results = _results(repl, nest, lambda value: repl.all_reduce(value, op))
-    _assert_results(results, nest, want)
-
-
-@few
-@given(replicators, nests.map(_nest), st.data())
-def test_broadcast(repl: replicator.Replicator, nest: Any, data: Any) -> None:
-    root = data.draw(st.integers(0, repl.num_replicas - 1))
-    results = _results(repl, nest, lambda value: repl.broadcast(value, root))
-    _assert_results(results, nest, lambda leaf: leaf.value(root))
-
-
-@few
-@given(replicators, nests.map(_nest))
-def test_all_gather(repl: replicator.Replicator, nest: Any) -> None:
-    def want(leaf: _Leaf) -> np.ndarray:
-        return np.stack([leaf.value(r) for r in range(repl.num_replicas)])
-
-    _assert_results(_results(repl, nest, repl.all_gather), nest, want)
-
-
-@few
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=3), st.data())
-def test_all_gather_along_an_axis(sizes: list[int], data: Any) -> None:
-    rest = data.draw(st.lists(st.integers(0, 3), max_size=2))
-    axis = data.draw(st.integers(0, len(rest)))
-    negative = data.draw(st.booleans())
-    repl = replicator_of(len(sizes))
-    parts = [
-        np.random.RandomState(r).rand(*rest[:axis], size, *rest[axis:])
-        for r, size in enumerate(sizes)
-    ]
-    given_axis = axis - len(rest) - 1 if negative else axis
-
-    def step() -> tf.Tensor:
-        part = parts[repl.replica_id]
-        return repl.all_gather(helpers.opaque(part, [None] * part.ndim), given_axis)
-
-    for result in repl.run(step):
-        np.testing.assert_array_equal(result, np.concatenate(parts, axis))
-
-
-@few
-@given(
-    st.lists(
-        st.tuples(
-            st.floats(-100, 100, width=32), st.one_of(st.just(0), st.integers(0, 50))
-        ),
-        min_size=1,
-        max_size=3,
-    )
-)
-def test_weighted_mean(shards: list[tuple[float, int]]) -> None:
-    repl = replicator_of(len(shards))
-    values, counts = zip(*shards, strict=True)
-
-    def step() -> tf.Tensor:
-        r = repl.replica_id
-        x, n = helpers.opaque(np.float64(values[r])), helpers.opaque(counts[r])
-        return repl.all_reduce(x, "mean", weight=n)
-
-    want = np.average(values, weights=counts) if sum(counts) else 0.0
-    for result in repl.run(step):
-        np.testing.assert_allclose(result, want, rtol=1e-12, atol=1e-12)
+            np.testing.assert_array_equal(got.numpy(), want, strict=True)

@@ -107,12 +107,16 @@ CASES = {
     "all_reduce": Case(lambda repl, x: repl.all_reduce(x), ALIKE),
     "all_reduce max": Case(lambda repl, x: repl.all_reduce(x, "max"), ALIKE),
     "all_reduce argmin": Case(lambda repl, x: repl.all_reduce(x, "argmin")[0], ALIKE),
-    "all_reduce tree": Case(
-        lambda repl, x: repl.all_reduce(x, algorithm="tree"), ALIKE
-    ),
-    "all_reduce ring": Case(
-        lambda repl, x: repl.all_reduce(x, algorithm="ring"), ALIKE
-    ),
+    "all_reduce owner": Case(lambda repl, x: repl.all_reduce(x, "argmin")[1], ALIKE),
+    **{  # as many elements, and others
+        f"all_reduce {name}": Case(
+            lambda repl, x, name=name: repl.all_reduce(x, algorithm=name),
+            *(ALIKE, "", wrong),
+        )
+        for name, wrong in {
+            **{"hub": (1, 9), "shuffled": (9, 1), "tree": (9, 1), "ring": (1, 9)},
+        }.items()
+    },
     "all_reduce nest": Case(lambda repl, x: repl.all_reduce([1.0, x])[1], ALIKE),
     "all_reduce weight": Case(
         lambda repl, x: repl.all_reduce(x, "mean", weight=1.0), ALIKE

@@ -16,60 +16,62 @@ import tensorflow as tf
 
 import replicator
 from tests import helpers
-
-SIZES = [6, 5, 2]  # on three replicas: evenly, unevenly, and one without examples
-X = np.random.default_rng(1).normal(size=[6, 2])
-W = np.array([[0.5, -0.3], [0.2, 0.7]])
-
-
-def _gathered(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
-    hidden = tf.tanh(x @ w)
-    every = hidden if repl is None else repl.all_gather(hidden, axis=0)
-    return tf.reduce_mean(tf.reduce_logsumexp(hidden @ tf.transpose(every), axis=1))
-
-
-def _mean(repl: replicator.Replicator | None, y: Any) -> Any:
-    mean = tf.reduce_mean(y, axis=0)
-    return mean if repl is None else repl.all_reduce(mean, "mean", repl.weight)
+from tests.primitives.losses import (
+    SIZES,
+    Repl,
+    W,
+    X,
+    gathered,
+    gradient_of,
+    mean,
+    one_device,
+    unknown,
+    update,
+    update_in_a_session,
+)
 
 
-def _normalized(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+def _centre(repl: Repl, y: Any) -> Any:
+    return mean(repl, tf.reduce_mean(y, axis=0))
+
+
+def _normalized(repl: Repl, w: Any, x: Any) -> Any:
     y = x @ w
-    y -= _mean(repl, y)
-    y *= tf.math.rsqrt(_mean(repl, y**2) + 0.1)
+    y -= _centre(repl, y)
+    y *= tf.math.rsqrt(_centre(repl, y**2) + 0.1)
     return tf.reduce_mean(y * x**2)
 
 
-def _whole(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
-    return _mean(repl, tf.tanh(x @ w)[:, 0])
+def _whole(repl: Repl, w: Any, x: Any) -> Any:
+    return _centre(repl, tf.tanh(x @ w)[:, 0])
 
 
-def _looped(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+def _looped(repl: Repl, w: Any, x: Any) -> Any:
     def body(k: Any, y: Any) -> Any:
-        return k + 1, tf.tanh(y @ w) - _mean(repl, y)
+        return k + 1, tf.tanh(y @ w) - _centre(repl, y)
 
     y = tf.while_loop(lambda k, _: k < 3, body, [0, x])[1]
     return tf.reduce_mean(y * x**2)
 
 
-def _penalized(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+def _penalized(repl: Repl, w: Any, x: Any) -> Any:
     """The norm of the gradient of all examples' result, as a critic's penalty."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = tf.tanh(x @ w)
-        y -= _mean(repl, y**2)
+        y -= _centre(repl, y**2)
         total = tf.reduce_sum(y * x)
     return tf.reduce_mean(tape.gradient(total, x) ** 2)
 
 
-def _from_root(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+def _from_root(repl: Repl, w: Any, x: Any) -> Any:
     centre = tf.reduce_sum(w**2)
     if repl is not None:
         centre = repl.broadcast(centre, root=0)
     return tf.reduce_mean((x @ w - centre) ** 2)
 
 
-def _centred(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+def _centred(repl: Repl, w: Any, x: Any) -> Any:
     """A layer that comes with its own gradient, which sums over the replicas."""
 
     def total(z: Any) -> Any:
@@ -84,23 +86,23 @@ def _centred(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
     return tf.reduce_mean(centre(tf.tanh(x @ w)) ** 3)
 
 
-def _centred_by_means(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
-    centre = tf.custom_gradient(lambda z: (z - _mean(repl, z), centred))
+def _centred_by_means(repl: Repl, w: Any, x: Any) -> Any:
+    centre = tf.custom_gradient(lambda z: (z - _centre(repl, z), centred))
 
     def centred(d: Any) -> Any:
-        return d - _mean(repl, d)
+        return d - _centre(repl, d)
 
     return tf.reduce_mean(centre(tf.tanh(x @ w)) ** 3)
 
 
-def _centred_in_a_function(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+def _centred_in_a_function(repl: Repl, w: Any, x: Any) -> Any:
     return tf.function(lambda: _centred(repl, w, x))()
 
 
-def _centred_in_a_loop(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+def _centred_in_a_loop(repl: Repl, w: Any, x: Any) -> Any:
     @tf.custom_gradient
     def centre(z: Any) -> Any:
-        return z - _mean(repl, z), lambda d: d - _mean(repl, d)
+        return z - _centre(repl, z), lambda d: d - _centre(repl, d)
 
     def body(k: Any, y: Any) -> Any:
         return k + 1, centre(tf.tanh(y @ w))
@@ -109,7 +111,7 @@ def _centred_in_a_loop(repl: replicator.Replicator | None, w: Any, x: Any) -> An
     return tf.reduce_mean(y * x**2)
 
 
-def _gathered_back(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+def _gathered_back(repl: Repl, w: Any, x: Any) -> Any:
     """Every example's gradient is the mean of all, sent beside a value."""
 
     @tf.custom_gradient
@@ -124,86 +126,63 @@ def _gathered_back(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
     return tf.reduce_mean(shared(tf.tanh(x @ w)) ** 3)
 
 
-def _recomputed(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+def _recomputed(repl: Repl, w: Any, x: Any) -> Any:
     """The forward pass communicates once more, in the gradient."""
 
     @tf.recompute_grad
     def normalized(x: Any) -> Any:
         z = tf.tanh(x @ w)
-        z -= _mean(repl, z)
+        z -= _centre(repl, z)
         return z if repl is None else z * repl.broadcast(tf.constant(2.0, z.dtype))
 
     return tf.reduce_mean(normalized(x) ** 3) / (8 if repl is not None else 1)
 
 
 LOSSES = [
-    *(_gathered, _normalized, _whole, _looped, _penalized, _from_root),
+    *(gathered, _normalized, _whole, _looped, _penalized, _from_root),
     *(_centred, _centred_by_means, _centred_in_a_function, _centred_in_a_loop),
     *(_gathered_back, _recomputed),
 ]
 
 
-def _one_device(loss_fn: Any, size: int, value: Any = W) -> Any:
-    w = tf.Variable(value)
-    with tf.GradientTape() as tape:
-        loss = loss_fn(None, w, tf.constant(X[:size]))
-    return tape.gradient(loss, w).numpy()
+def _v1() -> Any:
+    return tf.compat.v1.train.GradientDescentOptimizer(1.0)
 
 
-def _make_step(repl: replicator.Replicator, loss_fn: Any, **options: Any) -> Any:
-    """Returns the step and its variable, from which it subtracts the gradient."""
-    with repl.context():
-        w = tf.Variable(W)
-        optimizer = repl.wrap_optimizer(
-            tf.compat.v1.train.GradientDescentOptimizer(1.0), **options
-        )
-
-    def step_fn(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_fn(repl, w, x)
-            if options.get("op") == "sum":
-                loss *= tf.cast(repl.weight, loss.dtype)
-        return optimizer.apply_gradients([(tape.gradient(loss, w), w)])
-
-    return step_fn, w
+def _assert_gradient(found: Any, loss_fn: Any, size: int = 5) -> None:
+    want = one_device(gradient_of(loss_fn), size)
+    np.testing.assert_allclose(found, want, atol=1e-7)
 
 
 @pytest.mark.battery(6)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("loss_fn", LOSSES)
 def test_it_is_the_gradient_of_one_device(loss_fn: Any, size: int) -> None:
-    repl = helpers.make(3)
-    step_fn, w = _make_step(repl, loss_fn)
-    repl.run(step_fn, X[:size], input_mode="global_batch")
-    np.testing.assert_allclose(W - w.numpy(), _one_device(loss_fn, size), atol=1e-7)
+    found = update(gradient_of(loss_fn), X[:size], _v1())
+    _assert_gradient(found, loss_fn, size)
 
 
-@pytest.mark.parametrize("loss_fn", [_gathered, _looped])
+@pytest.mark.parametrize("loss_fn", [gathered, _looped])
 def test_sizes_that_are_unknown_when_the_step_is_built(loss_fn: Any) -> None:
-    repl = helpers.make(3)
-    step_fn, w = _make_step(repl, loss_fn)
-    batches = tf.data.Dataset.from_tensor_slices(X[:5]).batch(6)
-    repl.run(step_fn, batches, input_mode="global_batch")
-    np.testing.assert_allclose(W - w.numpy(), _one_device(loss_fn, 5), atol=1e-7)
+    _assert_gradient(update(gradient_of(loss_fn), unknown(5), _v1()), loss_fn)
 
 
 def test_in_a_session() -> None:
-    repl = helpers.make(3)
-    with tf.Graph().as_default(), helpers.session() as session:
-        step_fn, w = _make_step(repl, _gathered)
-        x = tf.compat.v1.placeholder(tf.float64, [None, 2])
-        result = repl.run(step_fn, x, input_mode="global_batch")
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(result, {x: X[:5]})
-        updated = session.run(w)
-    np.testing.assert_allclose(W - updated, _one_device(_gathered, 5), atol=1e-7)
+    _assert_gradient(update_in_a_session(gradient_of(gathered), 5), gathered)
+
+
+def _weighed(loss_fn: Any) -> Any:
+    """The gradient of the share of a loss in the mean of all examples."""
+
+    def loss(repl: Repl, w: Any, x: Any) -> Any:
+        value = loss_fn(repl, w, x)
+        return value if repl is None else value * tf.cast(repl.weight, value.dtype)
+
+    return gradient_of(loss)
 
 
 def test_a_loss_that_weighs_itself_is_left_alone() -> None:
-    repl = helpers.make(3)
-    step_fn, w = _make_step(repl, _gathered, op="sum")
-    repl.run(step_fn, X[:5], input_mode="global_batch")
-    np.testing.assert_allclose(W - w.numpy(), _one_device(_gathered, 5), atol=1e-7)
+    _assert_gradient(update(_weighed(gathered), X[:5], _v1(), op="sum"), gathered)
 
 
 def test_two_optimizers_whose_gradients_are_taken_first() -> None:
@@ -213,7 +192,7 @@ def test_two_optimizers_whose_gradients_are_taken_first() -> None:
         optimizers = [
             repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0)) for _ in variables
         ]
-    losses = [_gathered, _whole]
+    losses = [gathered, _whole]
 
     def step_fn(x: Any) -> None:
         gradients = []
@@ -227,7 +206,7 @@ def test_two_optimizers_whose_gradients_are_taken_first() -> None:
     begun = [w.numpy() for w in variables]
     repl.run(step_fn, X[:5], input_mode="global_batch")
     for loss_fn, w, before in zip(losses, variables, begun, strict=True):
-        want = _one_device(loss_fn, 5, before)
+        want = one_device(gradient_of(loss_fn), 5, before)
         np.testing.assert_allclose(before - w.numpy(), want, atol=1e-7)
 
 
@@ -253,7 +232,7 @@ def _two_steps(repl: replicator.Replicator, ops: tuple[str, ...], own: bool) -> 
 
     def step_fn(x: Any) -> None:
         with tf.GradientTape(persistent=True) as tape:
-            plain = _gathered(repl, w + others[0] + others[1], x)
+            plain = gathered(repl, w + others[0] + others[1], x)
             loss = plain * tf.cast(repl.weight, plain.dtype)
         losses = {"mean": plain, "sum": loss}
         if own:
@@ -275,7 +254,9 @@ def test_an_optimizer_that_adds_up_takes_its_own_gradients(ops: Any) -> None:
     step_fn, others = _two_steps(repl, ops, own=True)
     repl.run(step_fn, X[:5], input_mode="global_batch")
     for other in others:
-        np.testing.assert_allclose(-other.numpy(), _one_device(_gathered, 5), atol=1e-7)
+        np.testing.assert_allclose(
+            -other.numpy(), one_device(gradient_of(gathered), 5), atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("ops", OPS)
@@ -297,7 +278,7 @@ def test_nor_does_it_run_where_sizes_are_known_only_then(ops: Any) -> None:
     step_fn, others = _two_steps(repl, ops, own=False)
     sizes = tf.data.Dataset.from_tensor_slices(X).batch(6)
     repl.run(step_fn, sizes, input_mode="global_batch")
-    want = _one_device(_gathered, 6)
+    want = one_device(gradient_of(gathered), 6)
     for op, other in zip(ops, others, strict=True):
         factor = 3 if op == "sum" else 1
         np.testing.assert_allclose(-other.numpy(), want * factor, atol=1e-7)
@@ -315,7 +296,7 @@ def test_what_a_function_takes_is_found_in_it() -> None:
     repl = helpers.make(3)
     with repl.context():
         w, v = tf.Variable(W), tf.Variable(W)
-        mean = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
+        average = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
         total = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0), op="sum")
 
     def step_fn(x: Any) -> None:
@@ -324,7 +305,7 @@ def test_what_a_function_takes_is_found_in_it() -> None:
             @tf.function
             def inner() -> Any:
                 with tf.GradientTape() as tape:
-                    loss = _gathered(repl, own, x) * weight
+                    loss = gathered(repl, own, x) * weight
                 return tape.gradient(loss, own)
 
             return inner()
@@ -332,23 +313,22 @@ def test_what_a_function_takes_is_found_in_it() -> None:
         share = tf.cast(repl.weight, tf.float64)
         d, e = taken(v, share), taken(w, tf.ones_like(share))
         total.apply([d], [v])
-        mean.apply([e], [w])
+        average.apply([e], [w])
 
     repl.run(step_fn, X[:5], input_mode="global_batch")
     for one in (v, w):
-        np.testing.assert_allclose(
-            W - one.numpy(), _one_device(_gathered, 5), atol=1e-7
-        )
+        _assert_gradient(W - one.numpy(), gathered)
 
 
 # --- Calls of a gradient function that send one way -----------------------------------
 
 
-def _rooted(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
+def _rooted(repl: Repl, w: Any, x: Any) -> Any:
     @tf.custom_gradient
     def shared(z: Any) -> Any:
         def gradient(d: Any) -> Any:
-            return d * repl.broadcast(tf.constant(2.0, d.dtype))  # it could be d
+            two = tf.constant(2.0, d.dtype)
+            return d * (two if repl is None else repl.broadcast(two))  # it could be d
 
         return tf.identity(z), gradient
 
@@ -356,40 +336,19 @@ def _rooted(repl: replicator.Replicator | None, w: Any, x: Any) -> Any:
 
 
 def test_what_may_or_may_not_be_a_gradient_is_refused_only_if_uneven() -> None:
-    repl = helpers.make(3)
-    step_fn, w = _make_step(repl, _rooted)
-    repl.run(step_fn, X, input_mode="global_batch")
-    w_one = tf.Variable(W)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(2 * tf.tanh(X @ w_one))
-    np.testing.assert_allclose(W - w.numpy(), tape.gradient(loss, w_one), atol=1e-7)
+    _assert_gradient(update(gradient_of(_rooted), X, _v1()), _rooted, 6)
     with pytest.raises(replicator.ArgumentError) as raised:
-        repl.run(step_fn, X[:5], input_mode="global_batch")
+        update(gradient_of(_rooted), X[:5], _v1())
     message = str(raised.value)
     assert "broadcast at" in message and "all_reduce" in message, message
-    assert message.count("test_weighing.py:") == 2, message
+    assert message.count("losses.py:") == 2, message
 
 
 def test_nor_does_that_run_where_sizes_are_known_only_then() -> None:
-    repl = helpers.make(3)
-    step_fn, w = _make_step(repl, _rooted)
-    batches = (
-        tf.data.Dataset.from_tensor_slices(X)
-        .batch(6)
-        .concatenate(tf.data.Dataset.from_tensor_slices(X[:5]).batch(6))
-    )
-    repl.run(step_fn, batches, input_mode="global_batch")
-    before = w.numpy()
+    _assert_gradient(update(gradient_of(_rooted), unknown(6), _v1()), _rooted, 6)
     with pytest.raises(tf.errors.InvalidArgumentError, match="broadcast at"):
-        repl.run(step_fn, batches, input_mode="global_batch")
-    np.testing.assert_array_equal(w.numpy(), before)
+        update(gradient_of(_rooted), unknown(5), _v1())
 
 
 def test_an_optimizer_that_adds_up_may_send_one_way() -> None:
-    repl = helpers.make(3)
-    step_fn, w = _make_step(repl, _rooted, op="sum")
-    repl.run(step_fn, X[:5], input_mode="global_batch")
-    w_one = tf.Variable(W)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(2 * tf.tanh(X[:5] @ w_one))
-    np.testing.assert_allclose(W - w.numpy(), tape.gradient(loss, w_one), atol=1e-7)
+    _assert_gradient(update(_weighed(_rooted), X[:5], _v1(), op="sum"), _rooted)
