@@ -203,7 +203,7 @@ class Steps:
             )
             plan, layouts = assembly.plan_of(
                 *(self._repl, [*tensors, *needed.handles, *resources], which, rows),
-                *(given, [op for op in targets if op in needed.ops]),
+                *(given, [one for one in fetches if _op(one) in needed.ops]),
                 program.reads_first(needed.ops),
             )
             known = [n for n in rows if n is not None]

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator._tf import autograph
-from replicator.forms import homes, local, told
+from replicator.forms import homes, liveness, local, told
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, Scope
 from replicator.forms.replay import Replica
@@ -54,7 +54,7 @@ def plan_of(
     which: Pattern,
     rows: Pattern,
     given: Sequence[Any],
-    targets: Sequence[tf.Operation],
+    targets: Sequence[tf.Tensor | tf.Operation],
     after: Mapping[tf.Operation, Sequence[tf.Operation]] | None = None,
 ) -> tuple[GraphPlan, dict[int, Layout]]:
     """Returns the plan of a graph, and the layouts of its batches.
@@ -65,7 +65,7 @@ def plan_of(
         which: Which of the first ones are batches.
         rows: How many rows each of these has now, None if that is unknown.
         given: What is given for the others: tensors, and the library's variables.
-        targets: What is computed.
+        targets: Tensors that are computed, and ops that run.
         after: Ops that come before others, though nothing in the graph says so.
     """
     layouts = _layouts(which, rows)
@@ -75,17 +75,18 @@ def plan_of(
     own = local.Statistics(inputs[0].graph) if is_local else None
     while True:
         scope, plan = Scope(own=own), GraphPlan(inputs, facts, after)
-        scope.extend(plan, targets)
+        scope.extend(plan, [getattr(one, "op", one) for one in targets])
         scope.whole.update(homes.gradients(plan))
         if own is not None:
             own.settle(plan)
         scope.revise(plan)
-        if own is None:
-            return plan, layouts
-        own.settle(plan)
-        if not own.drop():
+        if own is not None:
+            own.settle(plan)
+            if own.drop():
+                continue
             told.warn_of_statistics(list(own.missed))
-            return plan, layouts
+        liveness.mark(plan, targets)
+        return plan, layouts
 
 
 def divided(

@@ -176,7 +176,7 @@ class WholeBatchFunction:
         graph, rows = self._traced.graph, rows or (None,) * len(which)
         # In an order that is the same in all processes.
         controls = sorted(graph.control_outputs, key=lambda op: op.name)
-        targets = [*controls, *(t.op for t in graph.outputs)]
+        targets = [*controls, *graph.outputs]
         given = self._captured
         return plan_of(self._repl, graph.inputs, which, rows, given, targets)
 

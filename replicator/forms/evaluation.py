@@ -20,6 +20,7 @@ from replicator.forms.sizes import (
     UNKNOWN,
     WHOLE,
     SumTo,
+    are_same,
     array,
     is_size,
     shape_of,
@@ -195,8 +196,9 @@ def _gradient_axes(op: tf.Operation, a: np.ndarray, b: np.ndarray) -> list[Any]:
         1 not in pair and pair[0] != pair[1] for pair in of_rows
     ):
         return [None, None]
-    axes = max(len(a), len(b))
-    return [SumTo(tuple(one), axes, bool(of_rows)) for one in (a, b)]
+    both, axes = (tuple(a), tuple(b)), max(len(a), len(b))
+    is_none = are_same(*both)
+    return [SumTo(one, axes, bool(of_rows) and not is_none, is_none) for one in both]
 
 
 def _larger(a: Any, b: Any) -> Any:

@@ -14,7 +14,6 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from replicator._tf import copying
@@ -57,6 +56,8 @@ class GraphPlan:
         plans: What becomes of each op.
         seen: What was known of each op's inputs when it was planned.
         twins: Which ops compute the same.
+        needed: The ops that are built (liveness.py).
+        carried: Which values a loop carries from turn to turn, of the body of one.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class GraphPlan:
         self.plans: dict[tf.Operation, OpPlan] = {}
         self.seen: dict[tf.Operation, list[Fact]] = {}
         self.twins = Twins()
+        self.needed: set[tf.Operation] = set()
+        self.carried: set[int] = set()
         self.know(inputs, facts)
 
     def know(self, tensors: Iterable[tf.Tensor], facts: Iterable[Fact]) -> None:
@@ -280,13 +283,16 @@ def _of_numbers(op: tf.Operation, numbers: Sequence[Any]) -> OpPlan:
             return [functools.partial(of, fact.numbers, own) for fact, own in pairs]
 
         return OpPlan([AS_IS] * len(op.inputs), makes, whole, stamped)
-    is_known = all(sizes.ints(fact) is not None for fact in makes)
-    if not is_known or op.type == "Const" or op.control_inputs:
+    known = list(map(sizes.ints, makes))
+    if None in known or op.type == "Const" or op.control_inputs:
         return OpPlan([REPLICATED] * len(op.inputs), makes)
 
     def constants(replica: Any, op: tf.Operation, inputs: Any) -> list[tf.Tensor]:
-        pairs = zip(op.outputs, numbers, strict=True)
-        return [tf.constant(one.astype(np.int64), out.dtype) for out, one in pairs]
+        made = zip(op.outputs, known, makes, strict=True)
+        return [
+            tf.constant(one, out.dtype, getattr(fact.numbers, "shape", None))
+            for out, one, fact in made
+        ]
 
     return OpPlan([UNUSED] * len(op.inputs), makes, constants)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator import errors
 from replicator._tf import copying, frames
 from replicator.forms import homes, propagate, sizes, updates
 from replicator.forms.conversions import Conversions, in_graph
@@ -87,6 +88,9 @@ class Replica(Conversions):
             later: dict[tf.Operation, None] = {}
             awaited: dict[Value, tf.Tensor] = {}
             for op in todo:
+                if op not in self._plan.needed:
+                    self._leave_out(op)
+                    continue
                 waits = self._waits(op)
                 if waits or (later and not later.keys().isdisjoint(before(op))):
                     later[op] = None
@@ -95,6 +99,15 @@ class Replica(Conversions):
                     self._build(op)
             self._communicate(awaited)
             todo = list(later)
+
+    def _leave_out(self, op: tf.Operation) -> None:
+        def missing() -> Any:
+            raise errors.InternalError(f"{op.name} is needed, and was not built.")
+
+        self._done[op] = []
+        for tensor in op.outputs:
+            fact = self._plan.fact(tensor)
+            self._values[tensor.ref()] = Value(self, fact, missing)
 
     def _waits(self, op: tf.Operation) -> dict[Value, tf.Tensor]:
         """Returns what must be communicated before an op can be built.

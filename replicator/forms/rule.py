@@ -56,6 +56,7 @@ class OpPlan:
             The outputs themselves are then built only if something needs them, and
             `build` is given the local versions as a last argument.
         bodies: The plans of the functions that the op calls (propagate.GraphPlan).
+        reads: What `build` asks the replica for, besides the op's inputs.
     """
 
     needs: Sequence[Need]
@@ -63,6 +64,7 @@ class OpPlan:
     build: Build | None = None
     build_local: Build | None = None
     bodies: Sequence[Any] = ()
+    reads: Sequence[tf.Tensor] = ()
 
 
 # A function of an op, of what is known of its inputs, and of propagate.Scope.
@@ -130,6 +132,12 @@ def stamped(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Sequence[A
     """Builds the op itself."""
     made: Sequence[Any] = replica.stamp(op, inputs)
     return made
+
+
+def passed_on(op: tf.Operation, made: Fact) -> OpPlan:
+    """Returns the plan of an op whose first input is its output, as it is."""
+    needs = [made.form, *[UNUSED] * (len(op.inputs) - 1)]
+    return OpPlan(needs, [made], build=lambda replica, op, inputs: inputs[:1])
 
 
 def replicated(op: tf.Operation, **more: Any) -> OpPlan:

@@ -127,11 +127,13 @@ class SumTo:
         is_of_rows: Whether one of the two that broadcast has rows, this one or the
             other: which axes are summed then differs for one row of all and for none
             of a replica.
+        is_none: Whether no axis is summed, as the gradient has these sizes.
     """
 
     sizes: tuple[Any, ...]
     axes: int
     is_of_rows: bool = False
+    is_none: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +142,11 @@ class Summed:
 
     Attributes:
         axes: How many it has, which the graph for one device may not say.
+        sizes: Its sizes, if no axis was summed.
     """
 
     axes: int
+    sizes: tuple[Any, ...] | None = None
 
 
 def is_size(element: Any) -> bool:
@@ -161,10 +165,21 @@ def has_local(fact: Fact) -> bool:
 
 def ints(fact: Fact) -> list[int] | None:
     """Returns the elements of a tensor if all are numbers, else None."""
+    if isinstance(fact.numbers, SumTo) and fact.numbers.is_none:
+        return []
     if not isinstance(fact.numbers, np.ndarray):
         return None
     known = all(isinstance(one, int) for one in fact.numbers.flat)
     return list(fact.numbers.flat) if known else None
+
+
+def are_same(one: Sequence[Any] | None, other: Sequence[Any]) -> bool:
+    """Whether two shapes are known to be the same."""
+    return one is not None and [*one] == [*other] and all(map(_is_known, one))
+
+
+def _is_known(size: Any) -> bool:
+    return size.factor is not None if is_size(size) else isinstance(size, int)
 
 
 def axes_of(op: tf.Operation, fact: Fact) -> list[int] | None:

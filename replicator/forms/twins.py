@@ -64,6 +64,7 @@ class Twins:
             needs=[UNUSED] * len(its.needs),
             build=lambda replica, op, inputs: [replica.value(t) for t in twin.outputs],
             build_local=None,
+            reads=twin.outputs,
         )
 
     def first(self, tensor: tf.Tensor) -> Any:

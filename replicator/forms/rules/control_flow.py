@@ -51,14 +51,15 @@ def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A loop of TensorFlow 2."""
     own, carried, body = _carried(op, facts, scope)
     test = scope.inner().called(copying.function_graph(op, "cond"), carried)
-    own_facts = [carried[k] for k in own]
-    shapes = [s for k in own for s in _shapes(body.inputs[k], carried[k])]
 
     def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
         values = replica.seen_as(op.inputs, facts)
+        kept = [k for k in own if k in body.carried]
+        kept_facts = [carried[k] for k in kept]
+        shapes = [s for k in kept for s in _shapes(body.inputs[k], carried[k])]
 
         def bound(flat: Sequence[tf.Tensor]) -> list[Any]:
-            new = dict(zip(own, replica.unflat(flat, own_facts), strict=True))
+            new = dict(zip(kept, replica.unflat(flat, kept_facts), strict=True))
             return [new.get(k, value) for k, value in enumerate(values)]
 
         def go_on(*flat: tf.Tensor) -> tf.Tensor:
@@ -68,12 +69,13 @@ def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
         def turn(*flat: tf.Tensor) -> list[tf.Tensor]:
             with replica.frame(body, bound(flat)) as found:
-                after = [found(body.outputs[k]) for k in own]
-                tensors, effects = replica.flat(after, own_facts), replica.effects()
+                after = [found(body.outputs[k]) for k in kept]
+                tensors, effects = replica.flat(after, kept_facts), replica.effects()
                 with tf.control_dependencies(effects):
                     return _of_shapes(tensors, shapes, bool(effects))
 
-        first = _of_shapes(replica.flat([values[k] for k in own], own_facts), shapes)
+        before = [values[k] for k in kept]
+        first = _of_shapes(replica.flat(before, kept_facts), shapes)
         iterations = op.get_attr("parallel_iterations")
         flat = bodies.while_loop(go_on, turn, first, shapes, iterations)
         replica.finished(op, flat[0].op)

@@ -56,8 +56,9 @@ def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if pair is None or found is None:
         return reduction(op, facts, scope)
     if op is pair[1]:
-        build = functools.partial(_variance, mean=pair[0].outputs[0])
-        return plan(op, [UNUSED, UNUSED], REPLICATED, build=build)
+        center = pair[0].outputs[0]
+        build = functools.partial(_variance, mean=center)
+        return plan(op, [UNUSED] * 2, REPLICATED, build=build, reads=[center])
     form, along = found
     build = functools.partial(_mean, along=along, form=form)
     return plan(op, [form, UNUSED], REPLICATED, build=build)

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
-from replicator.forms.rule import LOCAL, OpPlan, is_partial, plan, rule
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, passed_on, plan, rule
 from replicator.forms.sizes import Summed, SumTo, axes_of, has_local, is_size
 from replicator.graph.ir import shapes
 
@@ -96,6 +96,8 @@ def _sum_to_sizes(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
     users = {user.type for user in op.outputs[0].consumers()} - {"Shape"}
     if not isinstance(form, Sharded) or rank is None or users != {"Reshape"}:
         return None
+    if sums.is_none:
+        return passed_on(op, Fact(form, Summed(rank, sums.sizes)))
     sizes = sums.sizes
     at = form.axis - (sums.axes - len(sizes))
     if at < 0 or (at < len(sizes) and sizes[at] == 1):

@@ -19,6 +19,7 @@ from replicator.forms.rule import (
     OpPlan,
     of_rows,
     of_sums,
+    passed_on,
     plan,
     rule,
     stamped,
@@ -29,6 +30,7 @@ from replicator.forms.sizes import (
     WHOLE,
     Size,
     Summed,
+    are_same,
     array,
     axes_of,
     elements,
@@ -63,6 +65,8 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     if not isinstance(form, Sharded):
         return of_sums(op, facts)
     if sizes is not None and isinstance(summed := facts[0].numbers, Summed):
+        if are_same(summed.sizes, sizes):
+            return passed_on(op, Fact(form))
         # A gradient was summed along axes that broadcasting added: its first ones.
         rest = form.at(form.axis - (summed.axes - len(sizes)))
         need = fitting(sizes, rest)
