@@ -92,7 +92,9 @@ class Replica(Conversions):
                     self._leave_out(op)
                     continue
                 waits = self._waits(op)
-                if waits or (later and not later.keys().isdisjoint(before(op))):
+                reads = [t.op for t in self._plan.plans[op].reads]
+                waited = [*before(op), *reads] if later else []
+                if waits or not later.keys().isdisjoint(waited):
                     later[op] = None
                     awaited.update(waits)
                 else:
