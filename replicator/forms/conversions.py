@@ -98,7 +98,7 @@ class Conversions:
         graph.
         """
         replica = self._context
-        return replica.replica_id if replica.build.all_traced else base.hidden(int)
+        return replica.replica_id if replica.build.all_traced else base.differing(int)
 
     def own_rows(self, layout: Layout) -> Number:
         """Returns the number of rows of this replica: an int or an int32 scalar."""
@@ -128,7 +128,7 @@ class Conversions:
                     rows.offset = r * (rows.total // count) + more
                     return rows.offset
                 every = self._repl.all_gather(rows.own)
-                rows.offset = tf.reduce_sum(every[: base.hidden(lambda r: r)])
+                rows.offset = tf.reduce_sum(every[: base.differing(lambda r: r)])
         return rows.offset
 
     def length(self, form: Sharded, x: tf.Tensor) -> Number:

@@ -179,20 +179,19 @@ def check_place(what: str, line: str) -> None:
 def differing(value_of: Callable[[int], bool | int]) -> tf.Tensor:
     """Returns a constant of the replica being built that may differ between copies.
 
+    If there are copies, its value is unknown until it runs. Python, static shapes and
+    the gradients of conditionals and loops, where TensorFlow makes constants of the
+    same value, would depend on it, and they are the same for copies.
+
     Args:
         value_of: Maps the id of any replica to its value: a bool or an int32 scalar.
     """
     replica = context.require("a constant")
     values = [value_of(replica_id) for replica_id in replica.build.world.replica_ids]
-    return constants.constant(values, replica.replica_id)
-
-
-def hidden(value_of: Callable[[int], bool | int]) -> tf.Tensor:
-    """Returns the same as `differing`, with a value that is unknown until it runs.
-
-    Python and static shapes would depend on it, and they are the same for copies.
-    """
-    return tf.raw_ops.PlaceholderWithDefault(input=differing(value_of), shape=[])
+    made = constants.constant(values, replica.replica_id)
+    if replica.build.all_traced:
+        return made
+    return tf.raw_ops.PlaceholderWithDefault(input=made, shape=[])
 
 
 def communicate(

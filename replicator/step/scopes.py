@@ -147,9 +147,7 @@ def summaries_once(
         place = name, replica.count((_Writers, name))
         _warn_of_fixed_step()
         writer = writers.setdefault(place, replica.replica_id)
-        if not replica.build.all_traced:
-            return base.hidden(lambda r: r == writer)
-        return tf.constant(writer == replica.replica_id)
+        return base.differing(lambda r: r == writer)
 
     return distribute.summaries_if(is_written)
 

@@ -71,7 +71,7 @@ class Write:
 
     def own(self, value_of: Callable[[int], bool | int]) -> Any:
         """Returns what is made of the replica's id; a tensor if the write is copied."""
-        return base.hidden(value_of) if self.is_copied else value_of(self.replica_id)
+        return base.differing(value_of) if self.is_copied else value_of(self.replica_id)
 
     def as_tensor(self, value: Any) -> tf.Tensor:
         """Converts a value to a tensor of the variable's dtype."""
