@@ -689,3 +689,41 @@ def test_copies_wait_for_what_the_first_replica_waits_for() -> None:
 
         for result in repl.run(step_fn):
             assert before in helpers.ops_run(result)
+
+
+@pytest.mark.parametrize("op", ["broadcast", "prod", "max"])
+@pytest.mark.parametrize("around", ["conditional", "loop", "map"])
+def test_copies_have_second_derivatives_of_their_own(around: str, op: str) -> None:
+    """Gradients of control flow make constants anew, of the first replica's values."""
+
+    def derivatives(build: str) -> list[np.ndarray]:
+        repl = helpers.make(3, build=build)
+
+        def product(x: tf.Tensor) -> tf.Tensor:
+            sent = repl.broadcast(x, 1) if op == "broadcast" else repl.all_reduce(x, op)
+            return sent * x
+
+        def within(x: tf.Tensor) -> tf.Tensor:
+            if around == "conditional":
+                return tf.cond(tf.reduce_sum(x) < 1e9, lambda: product(x), lambda: x)
+            if around == "map":
+                return tf.map_fn(product, x[tf.newaxis])[0]
+            turns = (0, x)
+            turn = lambda t, y: (t + 1, product(y))  # noqa: E731
+            return tf.while_loop(lambda t, _: t < 1, turn, turns)[1]
+
+        def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.GradientTape() as outer:
+                outer.watch(x)
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    loss = tf.reduce_sum(within(x) ** 2)
+                first = inner.gradient(loss, x)
+                total = tf.reduce_sum(first**2)
+            return first, outer.gradient(total, x)
+
+        results = repl.run(step, lambda ctx: np.float32([1, 2]) * (ctx.replica_id + 1))
+        return [np.stack(list(one)) for one in results]
+
+    for copied, traced in zip(derivatives("clone"), derivatives("trace"), strict=True):
+        np.testing.assert_allclose(copied, traced, rtol=1e-5)
