@@ -18,7 +18,8 @@ from replicator.graph.ir import shapes
 
 _SHARE = 0.1  # of what a step sends, which a gather may take unsaid
 _FEW = 2**20  # bytes, of which nothing is said either
-_SHORTER = "UnsortedSegment"  # gathers only what is shorter than its results
+# These gather only what is shorter than their results.
+_SHORTER = ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin")
 _NODE = re.compile(r"node ([\w./-]+)")
 
 
@@ -36,7 +37,7 @@ def warn_of_gathers(plan: GraphPlan, rows: int) -> bool:
     gathers = {
         (tensor, form, op): size
         for (tensor, form, op), size in sent.items()
-        if isinstance(form, Sharded) and not op.type.startswith(_SHORTER)
+        if isinstance(form, Sharded) and op.type not in _SHORTER
     }
     if not gathers:
         return False
