@@ -104,7 +104,11 @@ class Replica(Conversions):
 
     def _leave_out(self, op: tf.Operation) -> None:
         def missing() -> Any:
-            raise errors.InternalError(f"{op.name} is needed, and was not built.")
+            raise errors.InternalError(
+                f"{op.name} is needed, and was not built.",
+                [f"at {errors.line_of(op)}"],
+                "report this, with the program.",
+            )
 
         self._done[op] = []
         for tensor in op.outputs:

@@ -69,7 +69,7 @@ def _updated_between(v, w, x):
         loss = tf.reduce_mean((x * v + w) ** 2)
     first = tape.gradient(loss, v)
     v.assign_sub(first)  # effects keep the order in which they were built
-    second = tape.gradient(loss, w) + 0 * v
+    second = tape.gradient(loss, w) * v  # as it is by then
     w.assign_sub(second)  # what replicas write is the same: no call of its own
     return [first, second]
 
