@@ -66,6 +66,7 @@ def read_once(
     replicas = reads.read_rows(lowered.replicas, initializers)
     reads.share_reads(acting(replicas), initializers, build.aliases.by_all)
     joins.share(replicas, _near(build.world.devices), initializers)
+    replicas = reads.leave_out_unused(replicas, initializers)
     return dataclasses.replace(lowered, replicas=replicas)
 
 

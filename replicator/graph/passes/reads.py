@@ -4,7 +4,7 @@
 Optimizers and layers read the same variable again and again (Keras reads the learning
 rate once per variable that it updates), and the runtime does not merge reads. In steps
 of many small ops, reads are a substantial part of all ops. Runs after everything is
-built and before effects are ordered; reads without consumers are pruned.
+built and before effects are ordered; reads without consumers are left out.
 
 If only some rows of a variable are used, as with an embedding, only these are read. So
 that rows can be updated in place, TensorFlow copies the whole variable at each whole
@@ -212,32 +212,15 @@ def _read_rows(
     }
     if not partial:
         return list(ops)
-    resources = {id(read.inputs[0]) for read in partial}
-    # Writes of the variable would wait for these reads, and so make them run.
-    unused = {
-        op
-        for op in ops
-        if _is_unused_read(op)
-        and id(op.inputs[0]) in resources
-        and op not in initializers
-    }
-    unused |= partial
     if next(iter(partial)).graph.building_function:
-        tf_ops.abandon(list(unused))
+        tf_ops.abandon(list(partial))
     new_ops = []
     for op in ops:
-        if op not in unused:
+        if op not in partial:
             new_ops.append(op)
         if op in gathers and gathers[op] in partial:
             new_ops.append(_rows_of(gathers[op], op))
     return new_ops
-
-
-def _is_unused_read(op: tf.Operation) -> bool:
-    """Whether an op is a read whose value nothing uses, and nothing waits for it."""
-    if op.type != "ReadVariableOp" or tf_ops.control_outputs(op):
-        return False
-    return not op.outputs[0].consumers()
 
 
 def _rows_of(read: tf.Operation, gather: tf.Operation) -> tf.Operation:
@@ -252,3 +235,36 @@ def _rows_of(read: tf.Operation, gather: tf.Operation) -> tf.Operation:
     tf_ops.replace(old, rows)
     tf_ops.move_control_outputs(gather, rows.op)
     return rows.op
+
+
+def leave_out_unused(
+    replicas: Sequence[Sequence[tf.Operation]],
+    initializers: Set[tf.Operation],
+) -> list[list[tf.Operation]]:
+    """Leaves out reads whose values nothing uses, and no collection has.
+
+    Writes of the variable would wait for them, and so make them run.
+
+    Args:
+        replicas: `replicas[r]` are the ops of replica r's sub-graph, in build order.
+        initializers: Ops among them that initialize variables.
+
+    Returns:
+        The other ops of each replica.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    items = [graph.get_collection_ref(k) for k in graph.get_all_collection_keys()]
+    collected = set(map(id, tf.nest.flatten(items, expand_composites=True)))
+    unused = {
+        op
+        for ops in replicas
+        for op in ops
+        if op.type == "ReadVariableOp"
+        and id(op.outputs[0]) not in collected
+        and not op.outputs[0].consumers()
+        and not tf_ops.control_outputs(op)
+        and op not in initializers
+    }
+    if graph.building_function:
+        tf_ops.abandon(list(unused))
+    return [[op for op in ops if op not in unused] for ops in replicas]

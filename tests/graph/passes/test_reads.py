@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from replicator.graph.passes import reads
 from tests import helpers
 
 v1 = tf.compat.v1
+_MEAN = tf.VariableAggregation.MEAN
 
 
 def _used_reads(ops: list[tf.Operation]) -> int:
@@ -164,6 +166,53 @@ def test_a_training_step_reads_each_component_once_before_its_update() -> None:
     ]
     assert len(inner) == 2
     assert [used[name] for name in inner] == [1, 1]
+
+
+@pytest.mark.parametrize(("variables", "count"), [("mirrored", 3), ("sharded", 1)])
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_what_nothing_reads_is_not_read_before_a_write(
+    mode: str, variables: str, count: int
+) -> None:
+    """Writes wait for reads, and would make them run."""
+    repl = helpers.make(3, variables=variables)
+
+    def run() -> Any:
+        with repl.context():
+            variable = tf.Variable([1.0, 2.0])
+
+        def step() -> tf.Tensor:
+            before = variable * 3.0 + variable
+            tf.convert_to_tensor(variable)  # which nothing uses
+            variable.assign_add(repl.all_reduce(before))
+            return before
+
+        def build() -> Any:
+            return repl.run(step)
+
+        if mode == "session":
+            return build()
+        graph = tf.function(build).get_concrete_function().graph
+        return [*graph.outputs, *graph.control_outputs]
+
+    with tf.Graph().as_default() if mode == "session" else contextlib.nullcontext():
+        types = [op.type for op in helpers.ops_run(run())]
+    assert types.count("ReadVariableOp") == count
+
+
+def test_what_a_collection_has_is_read_where_it_stands_in_the_program() -> None:
+    repl = helpers.make(2)
+
+    def step() -> tf.Tensor:
+        variable = v1.get_variable("v", initializer=1.0, aggregation=_MEAN)
+        tf.compat.v1.add_to_collection("seen", tf.convert_to_tensor(variable))
+        return variable.assign_add(1.0)
+
+    with tf.Graph().as_default() as graph:
+        fetches = repl.run(step)
+        with helpers.monitored_session() as session:
+            for turn in range(3):
+                seen, _ = session.run([graph.get_collection("seen"), fetches])
+                assert list(seen) == [1.0 + turn] * 2
 
 
 # --- Rows -----------------------------------------------------------------------------
