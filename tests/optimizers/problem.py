@@ -113,6 +113,16 @@ def train_plain(
     return [parameter.numpy() for parameter in parameters]
 
 
+def wrapped(
+    make: Callable[[], Any], *values: Any, replicas: int = 2, **options: Any
+) -> Any:
+    """Returns a Replicator, what it wraps of `make`, and variables of some values."""
+    repl = helpers.make(replicas)
+    with repl.context():
+        variables = [tf.Variable(value) for value in values]
+        return repl, repl.wrap_optimizer(make(), **options), *variables
+
+
 def deal(data: Sequence[Batch], replicas: int) -> tf.data.Dataset:
     """Returns the replicas' shares of each batch, one after the other."""
     indices = np.concatenate([np.split(batch[0], replicas) for batch in data])

@@ -47,10 +47,9 @@ def test_four_steps_of_16_equal_one_of_64(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("op", ["mean", "sum"])
 def test_op_is_over_the_replicas_the_mean_over_the_steps(op: str) -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(0.0)
-        optimizer = repl.wrap_optimizer(kopt.SGD(1.0), op=op, accumulation_steps=2)
+    repl, optimizer, w = problem.wrapped(
+        lambda: kopt.SGD(1.0), 0.0, op=op, accumulation_steps=2
+    )
     for factor in (1.0, 3.0):
         gradient = tf.constant(factor)
         repl.run(lambda g=gradient: optimizer.apply([g * (1 + repl.replica_id)], [w]))
@@ -60,12 +59,12 @@ def test_op_is_over_the_replicas_the_mean_over_the_steps(op: str) -> None:
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_nothing_changes_in_between(mode: str) -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        w, table = tf.Variable(1.0), tf.Variable(tf.ones([3, 2]))
-        optimizer = repl.wrap_optimizer(
-            kopt.Adam(0.1, weight_decay=0.1), accumulation_steps=3
-        )
+    repl, optimizer, w, table = problem.wrapped(
+        lambda: kopt.Adam(0.1, weight_decay=0.1),
+        1.0,
+        tf.ones([3, 2]),
+        accumulation_steps=3,
+    )
 
     def step_fn() -> None:
         with tf.GradientTape() as tape:
@@ -145,10 +144,9 @@ def test_weights_count_over_steps_and_replicas(name: str) -> None:
 
 
 def test_all_empty_changes_nothing_but_momentum() -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(1.0)
-        optimizer = repl.wrap_optimizer(kopt.SGD(1.0), accumulation_steps=2)
+    repl, optimizer, w = problem.wrapped(
+        lambda: kopt.SGD(1.0), 1.0, accumulation_steps=2
+    )
     nan = tf.constant(float("nan"))
     for _ in range(4):
         repl.run(lambda: optimizer.apply([nan], [w], weight=0))
@@ -159,10 +157,9 @@ def test_all_empty_changes_nothing_but_momentum() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_gradients_are_added_up_in_float32(dtype: str) -> None:
     """The sums exceed the range of 16 bits; their means do not."""
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(tf.zeros([], dtype))
-        optimizer = repl.wrap_optimizer(snt.optimizers.SGD(1.0), accumulation_steps=4)
+    repl, optimizer, w = problem.wrapped(
+        lambda: snt.optimizers.SGD(1.0), tf.zeros([], dtype), accumulation_steps=4
+    )
     gradient = tf.constant(40000.0, dtype)
     for _ in range(4):
         repl.run(lambda: optimizer.apply([gradient], [w], weight=1000))
@@ -171,10 +168,9 @@ def test_16_bit_gradients_are_added_up_in_float32(dtype: str) -> None:
 
 def test_steps_over_different_variables_do_not_mix() -> None:
     """One optimizer, two alternating steps: each set of gradients has its own count."""
-    repl = helpers.make(2)
-    with repl.context():
-        a, b = tf.Variable(0.0), tf.Variable(0.0)
-        optimizer = repl.wrap_optimizer(snt.optimizers.SGD(1.0), accumulation_steps=2)
+    repl, optimizer, a, b = problem.wrapped(
+        lambda: snt.optimizers.SGD(1.0), 0.0, 0.0, accumulation_steps=2
+    )
     one, ten = tf.constant(1.0), tf.constant(10.0)
     seen = []
     for _ in range(4):
@@ -185,10 +181,9 @@ def test_steps_over_different_variables_do_not_mix() -> None:
 
 
 def test_dense_and_sparse_gradients_of_one_variable() -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        table = tf.Variable(tf.zeros([2, 1]))
-        optimizer = repl.wrap_optimizer(kopt.SGD(1.0), accumulation_steps=2)
+    repl, optimizer, table = problem.wrapped(
+        lambda: kopt.SGD(1.0), tf.zeros([2, 1]), accumulation_steps=2
+    )
     dense = tf.ones([2, 1])
 
     def sparse() -> tf.IndexedSlices:
@@ -233,12 +228,9 @@ def test_with_loss_scale(bad_step: int | None) -> None:
 
 
 def test_unused_on_some_replicas() -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        a, b = tf.Variable(0.0), tf.Variable(0.0)
-        optimizer = repl.wrap_optimizer(
-            kopt.SGD(1.0, momentum=0.5), accumulation_steps=2
-        )
+    repl, optimizer, a, b = problem.wrapped(
+        lambda: kopt.SGD(1.0, momentum=0.5), 0.0, 0.0, accumulation_steps=2
+    )
 
     def step_fn() -> None:
         grads = [tf.constant(4.0) if repl.replica_id else None, None]
@@ -280,12 +272,12 @@ def test_shapes_that_may_change_are_refused(shape: list[None] | None) -> None:
 
 
 def test_gradients_have_their_variables_static_shape() -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        v = tf.Variable([1.0, 2.0])
-        optimizer = repl.wrap_optimizer(
-            tf.keras.optimizers.SGD(1.0), accumulation_steps=2, compressor="ef(topk)"
-        )
+    repl, optimizer, v = problem.wrapped(
+        lambda: tf.keras.optimizers.SGD(1.0),
+        [1.0, 2.0],
+        accumulation_steps=2,
+        compressor="ef(topk)",
+    )
 
     def step_fn() -> None:
         gradient = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([2]), shape=None)

@@ -160,10 +160,12 @@ def test_what_is_owed_of_a_variable_that_is_divided_late(
 
 def test_a_variable_that_only_some_replicas_use() -> None:
     """It counts as zeros on the others, which owe nothing of it."""
-    repl = helpers.make(2)
-    with repl.context():
-        one, two = tf.Variable(tf.zeros([4])), tf.Variable(tf.zeros([4]))
-        optimizer = repl.wrap_optimizer(kopt.SGD(1.0), compressor="ef(topk(ratio=0.5))")
+    repl, optimizer, one, two = problem.wrapped(
+        lambda: kopt.SGD(1.0),
+        tf.zeros([4]),
+        tf.zeros([4]),
+        compressor="ef(topk(ratio=0.5))",
+    )
 
     def step_fn() -> None:
         gradient = tf.constant([3.0, 0.5, 2.0, 0.0])

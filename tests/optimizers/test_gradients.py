@@ -15,6 +15,7 @@ from absl import logging
 
 import replicator
 from tests import helpers
+from tests.optimizers import problem
 
 v1 = tf.compat.v1
 
@@ -316,10 +317,7 @@ def test_sparse_gradients_stay_sparse() -> None:
             rows = tf.shape(updates[0].values)[0]
             parameters[0].assign(tf.cast(rows, tf.float64))
 
-    repl = helpers.make(3)
-    with repl.context():
-        rows = tf.Variable(np.float64(0.0))
-        optimizer = repl.wrap_optimizer(Spy())
+    repl, optimizer, rows = problem.wrapped(Spy, np.float64(0.0), replicas=3)
     # Replica r passes r rows.
     step = repl.build(
         lambda: optimizer.apply(
@@ -482,10 +480,7 @@ def test_weights_make_uneven_shards_equal_one_device(shares: str, family: str) -
 
 @pytest.mark.parametrize("weight", [2, 2.0, np.int64(2), tf.constant(2, tf.uint8)])
 def test_weight_may_be_any_number(weight: Any) -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(0.0)
-        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
+    repl, optimizer, w = problem.wrapped(lambda: tf.keras.optimizers.SGD(1.0), 0.0)
 
     def step_fn() -> None:
         gradient = tf.constant(3.0 * repl.replica_id)
@@ -496,10 +491,7 @@ def test_weight_may_be_any_number(weight: Any) -> None:
 
 
 def test_weight_on_one_replica_only_is_refused() -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(0.0)
-        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
+    repl, optimizer, w = problem.wrapped(lambda: tf.keras.optimizers.SGD(1.0), 0.0)
     with pytest.raises(
         replicator.MismatchError,
         match=r"(?s)with a weight and without.*replica 0.*with a weight, at .*"
@@ -544,39 +536,3 @@ def test_nothing_passes_over_a_whole_embedding(used_by: str) -> None:
         with helpers.monitored_session() as session:
             first, second = session.run(losses), session.run(losses)
             assert sum(second) < sum(first)
-
-
-def test_a_keras_embedding_trains_as_on_one_device() -> None:
-    ids = np.array([[1, 5, 5], [5, 7, 1]])
-    start = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype("float32")
-
-    def layer() -> Any:
-        made = tf.keras.Sequential(
-            [tf.keras.Input([3]), tf.keras.layers.Embedding(ROWS, WIDTH)]
-        )
-        made.set_weights([start])
-        return made, tf.keras.optimizers.SGD(0.5)
-
-    def update(model: Any, optimizer: Any, batch: Any) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(batch) - 1.0))
-        variables = model.trainable_variables
-        grads = tape.gradient(loss, variables)
-        optimizer.apply_gradients(zip(grads, variables, strict=True))
-
-    alone = layer()
-    repl = helpers.make(2)
-    with repl.context():
-        model, optimizer = layer()
-        wrapped = repl.wrap_optimizer(optimizer)
-
-    def step() -> None:
-        update(model, wrapped, tf.gather(ids, [repl.replica_id]))
-
-    for _ in range(3):
-        update(*alone, ids)
-        repl.run(step)
-    helpers.assert_replicas_equal(model.trainable_variables)
-    np.testing.assert_allclose(
-        model.get_weights()[0], alone[0].get_weights()[0], rtol=1e-5, atol=1e-6
-    )

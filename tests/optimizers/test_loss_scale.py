@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import replicator
 from tests import helpers
+from tests.optimizers import problem
 
 kopt = tf.keras.optimizers
 
@@ -85,10 +86,7 @@ def test_non_finite_on_one_replica_skips_the_step_on_all(
 
 def test_first_step_scales_by_a_variable_not_a_constant() -> None:
     """A scale changed between steps takes effect, also in the first traced step."""
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(1.0)
-        optimizer = repl.wrap_optimizer(_make())
+    repl, optimizer, w = problem.wrapped(_make, 1.0)
 
     def step_fn() -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -121,33 +119,8 @@ def test_first_step_in_which_replica_0_has_no_gradient(mode: str) -> None:
     assert [float(x) for x in helpers.run(mode, repl, make_step)] == [0.0, 0.0]
 
 
-def test_in_a_session() -> None:
-    repl = helpers.make(2)
-
-    def make_step() -> Any:
-        with repl.context():
-            w = tf.Variable(1.0)
-            optimizer = repl.wrap_optimizer(_make())
-
-        def step_fn() -> Any:
-            with tf.GradientTape() as tape:
-                scaled = optimizer.scale_loss((1.0 + 2.0 * repl.replica_id) * w)
-            optimizer.apply([tape.gradient(scaled, w)], [w])
-            return w.read_value(), optimizer.dynamic_scale.value.read_value()
-
-        return step_fn
-
-    for steps, (w, scale, _) in enumerate(_plain([2.0, 2.0, 2.0]), 1):
-        values, scales = helpers.run("session", repl, make_step, steps=steps)
-        assert list(values) == [w, w]
-        assert list(scales) == [scale, scale]
-
-
 def test_weight_zero_hides_a_replica_that_is_not_finite() -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(1.0)
-        optimizer = repl.wrap_optimizer(_make())
+    repl, optimizer, w = problem.wrapped(_make, 1.0)
 
     def step_fn() -> None:
         scale = optimizer.scale_loss(1.0)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import helpers
+from tests.optimizers import problem
 
 kopt = tf.keras.optimizers
 
@@ -60,10 +61,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_overrides_equal_one_device(name: str, op: str) -> None:
     make, apply = PROGRAMS[name]
-    repl = helpers.make(2)
-    with repl.context():
-        v = tf.Variable(1.0)
-        wrapped = repl.wrap_optimizer(make(), op=op)
+    repl, wrapped, v = problem.wrapped(make, 1.0, op=op)
 
     def step_fn() -> None:
         apply(wrapped, 2.0 + 2.0 * repl.replica_id, v)

@@ -14,6 +14,7 @@ import tf_keras
 
 import replicator
 from tests import helpers
+from tests.optimizers import problem
 
 v1 = tf.compat.v1
 kopt = tf.keras.optimizers
@@ -90,10 +91,7 @@ def test_what_the_step_raises_passes_and_changes_nothing() -> None:
     class OwnError(Exception):
         pass
 
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(1.0)
-        optimizer = repl.wrap_optimizer(kopt.SGD(1.0))
+    repl, optimizer, w = problem.wrapped(lambda: kopt.SGD(1.0), 1.0)
     fail = [True]
 
     def step_fn() -> None:
@@ -119,60 +117,44 @@ def test_what_the_step_raises_passes_and_changes_nothing() -> None:
 
 
 def test_no_gradient_on_any_replica_is_refused_as_without_us() -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(1.0)
-        optimizer = repl.wrap_optimizer(kopt.SGD(1.0))
+    repl, optimizer, w = problem.wrapped(lambda: kopt.SGD(1.0), 1.0)
     with pytest.raises(ValueError, match="No gradients provided for any variable"):
         repl.run(lambda: optimizer.apply([None], [w]))
     assert optimizer.iterations.numpy() == 0
 
 
-@pytest.mark.parametrize("same_shapes", [True, False])
-def test_variables_in_another_order_are_refused(same_shapes: bool) -> None:
+# What each of two replicas applies: the optimizer, and its variables.
+OTHERWISE: dict[str, Any] = {
+    "variables": ([("a", "ab")], [("a", "ba")]),
+    "fewer": ([("a", "ab")], [("a", "a")]),
+    "optimizers": ([("a", "a"), ("b", "b")], [("b", "b"), ("a", "a")]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_variables_in_another_order_are_refused(name: str) -> None:
     """With equal shapes they would pair silently, and wrongly."""
     repl = helpers.make(2)
     with repl.context():
-        a, b = tf.Variable(1.0, name="a"), tf.Variable(1.0, name="b")
-        optimizer = repl.wrap_optimizer(kopt.SGD(1.0))
-    one = tf.constant(1.0)
+        ws = {name: tf.Variable(1.0, name=name) for name in "ab"}
+        optimizers = {name: repl.wrap_optimizer(kopt.SGD(1.0)) for name in "ab"}
 
     def step_fn() -> None:
-        if same_shapes:
-            order = [b, a] if repl.replica_id else [a, b]
-        else:
-            order = [a] if repl.replica_id else [a, b]
-        optimizer.apply([one] * len(order), order)
+        for optimizer, names in OTHERWISE[name][repl.replica_id]:
+            one = [tf.constant(1.0)] * len(names)
+            optimizers[optimizer].apply(one, [ws[own] for own in names])
 
     with pytest.raises(
         replicator.MismatchError,
-        match=r"(?s)different variables.*replica 0 .*SGD, 2 gradients, of a.*b.* at "
+        match=r"(?s)different variables.*replica 0 .*SGD, \d gradients?, of a.* at "
         r"\S*test_refused.py:\d+.*replica 1 .*Fix: ",
     ):
         repl.run(step_fn)
-    assert (a.numpy(), b.numpy()) == (1.0, 1.0)
-
-
-def test_optimizers_in_another_order_are_refused() -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        ws = [tf.Variable(1.0), tf.Variable(1.0)]
-        optimizers = [repl.wrap_optimizer(kopt.SGD(1.0)) for _ in ws]
-
-    def step_fn() -> None:
-        pairs = list(zip(optimizers, ws, strict=True))
-        for optimizer, w in reversed(pairs) if repl.replica_id else pairs:
-            optimizer.apply([tf.constant(1.0)], [w])
-
-    with pytest.raises(replicator.MismatchError, match="different variables"):
-        repl.run(step_fn)
+    assert [w.numpy() for w in ws.values()] == [1.0, 1.0]
 
 
 def test_a_weight_goes_with_the_mean_only() -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(1.0)
-        optimizer = repl.wrap_optimizer(kopt.SGD(1.0), op="sum")
+    repl, optimizer, w = problem.wrapped(lambda: kopt.SGD(1.0), 1.0, op="sum")
     with pytest.raises(
         replicator.ReplicatorError,
         match=r'(?s)SGD was given a weight on replica 0.*op="sum".*test_refused.py:'
@@ -183,10 +165,7 @@ def test_a_weight_goes_with_the_mean_only() -> None:
 
 def test_keras_with_nothing_to_apply() -> None:
     """No gradients do nothing; without variables, an unbuilt optimizer knows none."""
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(1.0)
-        optimizer = repl.wrap_optimizer(kopt.SGD(1.0))
+    repl, optimizer, w = problem.wrapped(lambda: kopt.SGD(1.0), 1.0)
     repl.run(lambda: optimizer.apply([], [w]))
     assert optimizer.iterations.numpy() == 0
     with pytest.raises(ValueError, match="must already be built"):
@@ -240,55 +219,37 @@ def test_keras_options_that_a_graph_loses_are_refused_there(
         helpers.run("session", repl, make_step)
 
 
+SKIP, AGGREGATE = "skip_gradients_aggregation", "experimental_aggregate_gradients"
+
+
 @pytest.mark.parametrize(
-    ("name", "option"),
+    ("name", "combined", "own"),
     [
-        ("legacy", {"skip_gradients_aggregation": True}),
-        ("legacy_loss_scale", {"skip_gradients_aggregation": True}),
-        ("legacy", {"experimental_aggregate_gradients": False}),
-        ("older", {"experimental_aggregate_gradients": False}),
+        ("legacy", {SKIP: True}, {SKIP: False}),
+        ("legacy_loss_scale", {SKIP: True}, {SKIP: False}),
+        ("legacy", {AGGREGATE: False}, {AGGREGATE: True}),
+        ("older", {AGGREGATE: False}, {AGGREGATE: True}),
+        ("legacy", (None, True), (None, False)),
+        ("legacy_loss_scale", (True,), (False,)),
+        ("older", (None, False), (None, True)),
+        ("v1", (None, None, True), (None, None, False)),
     ],
 )
-def test_gradients_said_to_be_combined(name: str, option: dict[str, bool]) -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(1.0)
-        optimizer = repl.wrap_optimizer(UNWRAPPED[name]())
+def test_gradients_said_to_be_combined(name: str, combined: Any, own: Any) -> None:
+    """A positional argument means what it means to the optimizer, never a weight."""
+    repl, optimizer, w = problem.wrapped(UNWRAPPED[name], 1.0)
+
+    def apply(more: Any) -> Any:
+        args, kwargs = ((), more) if isinstance(more, dict) else (more, {})
+        return optimizer.apply_gradients([(tf.constant(1.0), w)], *args, **kwargs)
+
     with pytest.raises(
         replicator.ReplicatorError,
         match=rf"(?s){type(optimizer).__name__} is wrapped.*already combined.*"
         r"test_refused.py:\d+.*Fix: leave out",
     ):
-        repl.run(lambda: optimizer.apply_gradients([(tf.constant(1.0), w)], **option))
-    negated = {key: not value for key, value in option.items()}
-    repl.run(lambda: optimizer.apply_gradients([(tf.constant(1.0), w)], **negated))
-    np.testing.assert_allclose(w.numpy(), 0.0, atol=1e-5)
-
-
-POSITIONAL = [
-    ("legacy", (None, True), (None, False)),
-    ("legacy_loss_scale", (True,), (False,)),
-    ("older", (None, False), (None, True)),
-    ("v1", (None, None, True), (None, None, False)),
-]
-
-
-@pytest.mark.parametrize(("name", "combined", "own"), POSITIONAL)
-def test_nor_may_they_be_said_to_be_by_position(
-    name: str, combined: Any, own: Any
-) -> None:
-    """A positional argument means what it means to the optimizer, never a weight."""
-    repl = helpers.make(2)
-    with repl.context():
-        w = tf.Variable(1.0)
-        optimizer = repl.wrap_optimizer(UNWRAPPED[name]())
-    pairs = [(tf.constant(1.0), w)]
-    with pytest.raises(
-        replicator.ReplicatorError,
-        match=r"(?s)is wrapped.*already combined.*test_refused.py:\d+.*Fix: leave out",
-    ):
-        repl.run(lambda: optimizer.apply_gradients(pairs, *combined))
-    repl.run(lambda: optimizer.apply_gradients(pairs, *own))
+        repl.run(lambda: apply(combined))
+    repl.run(lambda: apply(own))
     np.testing.assert_allclose(w.numpy(), 0.0, atol=1e-5)
 
 
