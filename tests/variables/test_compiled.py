@@ -235,35 +235,25 @@ def test_what_needs_no_agreement_is_written(mode: str) -> None:
         helpers.assert_replicas_equal(variables[:1])
 
 
-def test_what_would_have_to_be_averaged_is_refused() -> None:
-    repl = helpers.make(2, variables="mirrored")
-    with repl.context():
-        variable = tf.Variable(VALUE)
-    compiled = jit(lambda x: variable.assign_add([x, x]))
-    with pytest.raises(
-        replicator.ReplicatorError,
-        match=r"(?s)all_reduce on replica 0 is in a function with jit_compile=True"
-        r".*test_compiled.py:\d+.*Fix: communicate before or after it",
-    ):
-        repl.run(lambda: compiled(own(repl)))
-
-
 # --- Errors ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "communicate",
     [
-        lambda repl, x: repl.all_reduce(x),
-        lambda repl, x: repl.broadcast(x),
-        lambda repl, x: tf.distribute.get_replica_context().all_reduce("SUM", x),
-        lambda repl, x: tf.cond(x > 0, lambda: repl.all_reduce(x), lambda: x),
+        lambda repl, x, v: repl.all_reduce(x),
+        lambda repl, x, v: repl.broadcast(x),
+        lambda repl, x, v: tf.distribute.get_replica_context().all_reduce("SUM", x),
+        lambda repl, x, v: tf.cond(x > 0, lambda: repl.all_reduce(x), lambda: x),
+        lambda repl, x, v: v.assign_add([x, x]),  # would have to be averaged
     ],
-    ids=["all_reduce", "broadcast", "tf.distribute", "conditional"],
+    ids=["all_reduce", "broadcast", "tf.distribute", "conditional", "averaged"],
 )
 def test_communication_inside_is_refused(communicate: Any) -> None:
-    repl = helpers.make(2)
-    compiled = jit(lambda x: communicate(repl, x))
+    repl = helpers.make(2, variables="mirrored")
+    with repl.context():
+        variable = tf.Variable(VALUE)
+    compiled = jit(lambda x: communicate(repl, x, variable))
     with pytest.raises(
         replicator.ReplicatorError,
         match=r"(?s)(all_reduce|broadcast) on replica 0 is in a function with "

@@ -197,29 +197,6 @@ def test_a_step_that_fails_leaves_copies_equal() -> None:
     assert [c.tolist() for c in helpers.components(v)] == [[1.0, 2.0]] * 3
 
 
-@pytest.mark.parametrize("name", ["balanced", "apart"])
-def test_clones_have_copies_of_their_own(name: str) -> None:
-    results = []
-    for build in ("trace", "clone"):
-        repl = _replicator(name, 4, build=build)
-        with repl.context():
-            v = tf.Variable([[1.0], [2.0]])
-            optimizer = repl.wrap_optimizer(tf.keras.optimizers.Adam(0.1))
-
-        def step_fn(x: Any, v: Any = v, optimizer: Any = optimizer) -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum((x @ v) ** 2)
-            optimizer.apply([tape.gradient(loss, v)], [v])
-            return loss
-
-        data = tf.data.Dataset.from_tensor_slices(tf.eye(8)[:, tf.newaxis, :2] + 0.5)
-        for _ in range(2):
-            losses = [x.numpy() for x in repl.run(step_fn, data)]
-        helpers.assert_replicas_equal([v])
-        results.append([losses, v.numpy().tolist()])
-    assert results[0] == results[1]
-
-
 @pytest.mark.parametrize("owner", [0, 1, 2])
 def test_a_read_behind_a_conditional_is_of_before_the_update(owner: int) -> None:
     repl = helpers.make(3, strategy=On(f"CPU:{owner}", local_replication=True))

@@ -78,37 +78,6 @@ def test_a_mean_that_nobody_asked_for_is_warned_of_once_per_variable(
         assert "AutoDist.function" in text
 
 
-@pytest.mark.parametrize("aggregation", [AGGREGATION.MEAN, AGGREGATION.SUM])
-def test_what_was_asked_for_is_not(
-    aggregation: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        total = tf.Variable(tf.zeros([2]), aggregation=aggregation)
-    _run(lambda x: total.assign_add(tf.reduce_sum(x, 0)), repl, 1)
-    divided = 1 if aggregation == AGGREGATION.SUM else 2
-    np.testing.assert_array_equal(total, X.sum(0) / divided)
-    assert not _said(caplog)
-
-
-def test_equal_values_are_not(caplog: pytest.LogCaptureFixture) -> None:
-    repl = helpers.make(2)
-    with repl.context():
-        count, total, largest = (tf.Variable(0.0) for _ in range(3))
-        copy = tf.Variable(0.0)
-
-    def step_fn(x: Any) -> None:
-        count.assign_add(1.0)
-        total.assign_add(repl.all_reduce(tf.reduce_sum(x)))
-        everywhere = repl.all_reduce(tf.reduce_max(x), "max")
-        largest.assign(tf.maximum(largest, everywhere))
-        copy.assign(0.5 * copy + 0.5 * largest)
-
-    _run(step_fn, repl)
-    assert [float(v) for v in (count, total, largest)] == [2, 2 * X.sum(), X.max()]
-    assert not _said(caplog)
-
-
 LAYERS: dict[str, Callable[[], Any]] = {
     "keras": lambda: keras.layers.BatchNormalization(),
     "keras_renorm": lambda: keras.layers.BatchNormalization(renorm=True),
@@ -236,28 +205,55 @@ def test_a_count_of_a_shards_examples_is_warned_of(
     assert 'repl.all_reduce(x.shape[0], "sum")' in said
 
 
-_NO_COUNTS: dict[str, tuple[int, Any, dict[str, Any]]] = {
-    "steps": (2, lambda count, x: count.assign_add(x.shape[0]), {}),
-    "another number": (4, lambda count, x: count.assign_add(3), {}),
-    "a sum": (
-        *(4, lambda count, x: count.assign_add(x.shape[0])),
-        {"aggregation": AGGREGATION.SUM},
+def _added(repl: Any, v: Any, x: Any) -> None:
+    v.assign_add(tf.reduce_sum(x, 0))
+
+
+def _counted(repl: Any, v: Any, x: Any) -> None:
+    v.assign_add([float(x.shape[0])] * 2)
+
+
+MEAN, SUM, FIRST = (
+    {"aggregation": how}
+    for how in (
+        *(AGGREGATION.MEAN, AGGREGATION.SUM),
+        AGGREGATION.ONLY_FIRST_REPLICA,
+    )
+)
+# The facts of a variable, what is done to it, with how many examples, and its value.
+QUIET: dict[str, tuple[dict[str, Any], Callable[..., Any], int, Any]] = {
+    "a mean that is asked for": (MEAN, _added, 4, X.sum(0) / 2),
+    "a sum that is asked for": (SUM, _added, 4, X.sum(0)),
+    "a sum by communication": (
+        *({}, lambda repl, v, x: v.assign_add(repl.all_reduce(tf.reduce_sum(x, 0)))),
+        *(4, X.sum(0)),
     ),
-    "said to be equal": (
-        *(4, lambda count, x: count.assign_add(x.shape[0])),
-        {"aggregation": AGGREGATION.ONLY_FIRST_REPLICA},
+    "a maximum by communication": (
+        {},
+        lambda repl, v, x: v.assign(
+            0.5 * v + tf.maximum(v, repl.all_reduce(tf.reduce_max(x, 0), "max"))
+        ),
+        *(4, X.max(0)),
     ),
+    "steps": ({}, _counted, 2, 1.0),
+    "another number": ({}, lambda repl, v, x: v.assign_add([3.0, 3.0]), 4, 3.0),
+    "a sum of counts": (SUM, _counted, 4, 4.0),
+    "counts said to be equal": (FIRST, _counted, 4, 2.0),
 }
 
 
-@pytest.mark.parametrize("kind", _NO_COUNTS)
-def test_other_numbers_are_added_without_a_word(
-    caplog: pytest.LogCaptureFixture, kind: str
+@pytest.mark.parametrize("name", QUIET)
+def test_what_is_right_is_done_without_a_word(
+    name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows, add, facts = _NO_COUNTS[kind]
+    facts, write, rows, expected = QUIET[name]
     repl = helpers.make(2)
     with repl.context():
-        count = tf.Variable(0, **facts)
-    repl.run(lambda x: add(count, x), np.ones([rows, 2]), input_mode="global_batch")
-    assert int(count) == {"steps": 1, "another number": 3, "a sum": 4}.get(kind, 2)
+        v = tf.Variable(tf.zeros([2]), **facts)
+
+    def step_fn(x: Any) -> None:
+        write(repl, v, x)
+
+    repl.run(step_fn, X[:rows], input_mode="global_batch")
+    np.testing.assert_array_equal(v, tf.broadcast_to(expected, [2]))
     assert not caplog.records

@@ -322,59 +322,47 @@ def _two(repl: Any, dtype: Any, **facts: Any) -> tuple[Any, Any]:
 _AGGREGATION = tf.VariableAggregation
 _ROWS = tf.IndexedSlices(tf.constant([1.0]), tf.constant([0]))
 
-MISPAIRED: dict[str, tuple[dict[str, Any], Any, Any]] = {
-    "variables": ({}, lambda a, b: a.assign([1, 1]), lambda a, b: b.assign([1, 1])),
-    "methods": ({}, lambda a, b: a.assign([1, 1]), lambda a, b: a.assign_add([1, 1])),
-    "parts": (
-        {},
-        lambda a, b: a.scatter_add(_ROWS),
-        lambda a, b: b.scatter_add(_ROWS),
-    ),
-    "methods of parts": (
-        {},
-        lambda a, b: a.scatter_add(_ROWS),
-        lambda a, b: a.scatter_update(_ROWS),
-    ),
-    "sums": (
-        {"aggregation": _AGGREGATION.SUM},
-        lambda a, b: a.assign([1, 1]),
-        lambda a, b: b.assign([1, 1]),
-    ),
-    "the first replica's": (
-        {"aggregation": _AGGREGATION.ONLY_FIRST_REPLICA},
-        lambda a, b: a.assign([1, 1]),
-        lambda a, b: b.assign([1, 1]),
-    ),
+Write = Callable[[Any, Any], Any]
+
+
+def _a(a: Any, b: Any) -> Any:
+    return a.assign([1, 1])
+
+
+def _b(a: Any, b: Any) -> Any:
+    return b.assign([1, 1])
+
+
+def _more(a: Any, b: Any) -> Any:
+    return a.assign_add([1, 1])
+
+
+def _in_branch(write: Write, otherwise: Write = lambda a, b: a) -> Write:
+    yes = lambda: helpers.opaque(True)  # noqa: E731
+    return lambda a, b: tf.cond(yes(), lambda: write(a, b), lambda: otherwise(a, b))
+
+
+_SUM = {"aggregation": _AGGREGATION.SUM}
+_FIRST = {"aggregation": _AGGREGATION.ONLY_FIRST_REPLICA}
+_INTEGERS = {"dtype": tf.int32}
+_ROW: Write = lambda a, b: a.scatter_add(_ROWS)  # noqa: E731
+MISPAIRED: dict[str, tuple[dict[str, Any], Write, Write]] = {
+    "variables": ({}, _a, _b),
+    "methods": ({}, _a, _more),
+    "parts": ({}, _ROW, lambda a, b: b.scatter_add(_ROWS)),
+    "methods of parts": ({}, _ROW, lambda a, b: a.scatter_update(_ROWS)),
+    "sums": (_SUM, _a, _b),
+    "the first replica's": (_FIRST, _a, _b),
     "the order": (
         {},
-        lambda a, b: (a.assign([1, 1]), b.assign([2, 2])),
-        lambda a, b: (b.assign([2, 2]), a.assign([1, 1])),
+        lambda a, b: (_a(a, b), _b(a, b)),
+        lambda a, b: (_b(a, b), _a(a, b)),
     ),
-    "integers": (
-        {"dtype": tf.int32},
-        lambda a, b: a.assign([1, 1]),
-        lambda a, b: b.assign([1, 1]),
-    ),
-    "methods of integers": (
-        {"dtype": tf.int32},
-        lambda a, b: a.assign([1, 1]),
-        lambda a, b: a.assign_add([1, 1]),
-    ),
-    "integers in a branch": (
-        {"dtype": tf.int32},
-        lambda a, b: tf.cond(helpers.opaque(True), lambda: a.assign([1, 1]), lambda: a),
-        lambda a, b: tf.cond(helpers.opaque(True), lambda: b.assign([1, 1]), lambda: b),
-    ),
-    "the other branch": (
-        {"dtype": tf.int32},
-        lambda a, b: tf.cond(helpers.opaque(True), lambda: a.assign([1, 1]), lambda: a),
-        lambda a, b: tf.cond(helpers.opaque(True), lambda: a, lambda: a.assign([1, 1])),
-    ),
-    "integers, more often": (
-        {"dtype": tf.int32},
-        lambda a, b: a.assign_add([1, 1]).assign_add([1, 1]),
-        lambda a, b: a.assign_add([1, 1]),
-    ),
+    "integers": (_INTEGERS, _a, _b),
+    "methods of integers": (_INTEGERS, _a, _more),
+    "integers in a branch": (_INTEGERS, _in_branch(_a), _in_branch(_b)),
+    "the other branch": (_INTEGERS, _in_branch(_a), _in_branch(lambda a, b: a, _a)),
+    "integers, more often": (_INTEGERS, lambda a, b: _more(_more(a, b), b), _more),
 }
 
 

@@ -13,6 +13,8 @@ import tf_keras
 
 import replicator
 from tests import helpers
+from tests.variables import parted
+from tests.variables.writes import FUNCTIONS
 
 v1 = tf.compat.v1
 GRADIENTS = [1.0, 1.0]
@@ -33,11 +35,10 @@ def _applied(optimizer: Any) -> Callable[[Any], Any]:
 
 # What writes by a handle, the beginning of the message, and the fix.
 WRITERS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
-    "scatter_add": (
-        lambda v: v1.scatter_add(v, [0], [1.0]),
-        "tf.compat.v1.scatter_add",
-        "own method scatter_add",
-    ),
+    **{
+        name: (write, f"tf.compat.v1.{name}", f"own method {name}")
+        for name, write in FUNCTIONS.items()
+    },
     "v1": (
         _applied(lambda: v1.train.GradientDescentOptimizer(0.5)),
         "an optimizer of tf.compat.v1.train",
@@ -57,6 +58,7 @@ WRITERS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 }
 
 
+@pytest.mark.battery(3)
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_writes_by_a_handle_are_refused(writer: str, mode: str) -> None:
@@ -70,11 +72,31 @@ def test_writes_by_a_handle_are_refused(writer: str, mode: str) -> None:
         with pytest.raises(
             replicator.ContextError,
             match=rf"(?s){who}.* handle of variable v:0 outside.*replica 0 only.*"
-            rf"test_handles.py:\d+.*Fix: .*{fix}",
+            rf"(test_handles|writes).py:\d+.*Fix: .*{fix}",
         ):
             write(variable)
     if mode != "session":
         np.testing.assert_array_equal(helpers.components(variable), [[5.0, 5.0]] * 2)
+
+
+SUM = {
+    "synchronization": tf.VariableSynchronization.ON_READ,
+    "aggregation": tf.VariableAggregation.SUM,
+}
+
+
+@pytest.mark.parametrize("kind", ["on_read", "parts"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_so_are_those_of_summands_and_of_parts(name: str, kind: str) -> None:
+    repl = parted.replicas(2) if kind == "parts" else helpers.make(2)
+    with repl.context():
+        variable = tf.Variable([5.0, 5.0], **(SUM if kind == "on_read" else {}))
+    for write in (FUNCTIONS[name], tf.function(FUNCTIONS[name], autograph=False)):
+        with pytest.raises(
+            replicator.ContextError, match=rf"(?s){name} takes.*own method {name}"
+        ):
+            write(variable)
+    np.testing.assert_array_equal(variable, [5.0, 5.0])
 
 
 @pytest.mark.parametrize("writer", WRITERS)

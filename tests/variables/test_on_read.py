@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import errors
 from tests import helpers
 from tests.variables.writes import ALL, START, make, own, written
 
@@ -39,37 +37,6 @@ def test_outside_a_step_an_on_read_variable_is_written_as_a_whole(
     expected = written(ALL[name], before, START + 1.0)
     np.testing.assert_allclose(result, expected)
     np.testing.assert_allclose(variable, expected)
-
-
-V1: dict[str, Callable[[Any, Any], Any]] = {
-    **{
-        f"scatter_{how}": lambda v, x, how=how: getattr(v1, f"scatter_{how}")(
-            v, [3, 1], x[:2]
-        )
-        for how in ("add", "sub", "update", "max", "min", "mul", "div")
-    },
-    **{
-        f"scatter_nd_{how}": lambda v, x, how=how: getattr(v1, f"scatter_nd_{how}")(
-            v, [[3], [1]], x[:2]
-        )
-        for how in ("add", "sub", "update")
-    },
-}
-
-
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("name", V1)
-def test_functions_of_v1_are_refused_outside_a_step(name: str, mode: str) -> None:
-    """They would write one component through its handle, of which each adds its own."""
-    repl = helpers.make(2)
-    with tf.Graph().as_default() if mode == "session" else contextlib.nullcontext():
-        variable = make(repl, synchronization=ON_READ, aggregation=AGGREGATION.SUM)
-        write = tf.function(V1[name]) if mode == "function" else V1[name]
-        with pytest.raises(
-            errors.ContextError,
-            match=rf"{name} takes the handle.*\n.*\nFix: call .*own method {name}",
-        ):
-            write(variable, START)
 
 
 def _before(op: tf.Operation) -> set[tf.Operation]:

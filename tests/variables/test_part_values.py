@@ -15,8 +15,6 @@ from replicator.variables import part_values
 from tests import helpers
 
 VALUE = np.arange(12, dtype=np.float32).reshape(4, 3)
-SLICES = tf.IndexedSlices(tf.constant([[9.0, -9.0, 5.0]] * 2), tf.constant([2, 0]))
-PLACES = (tf.constant([[1, 2], [3, 0]]), tf.constant([50.0, -50.0]))
 
 
 class _Variable:
@@ -27,41 +25,6 @@ class _Variable:
 
     def read_value(self) -> tf.Tensor:
         return self.plain.read_value()
-
-
-@pytest.mark.parametrize("how", ["add", "sub", "max", "min", "update"])
-@pytest.mark.parametrize(
-    ("kind", "arguments"), [("scatter", (SLICES,)), ("scatter_nd", PLACES)]
-)
-def test_it_is_what_a_plain_variable_would_hold(
-    kind: str, arguments: tuple[Any, ...], how: str
-) -> None:
-    variable = _Variable()
-    value = part_values.written(variable, f"{kind}_{how}", *arguments)
-    np.testing.assert_array_equal(variable.plain, VALUE)
-    getattr(variable.plain, f"{kind}_{how}")(*arguments)
-    np.testing.assert_array_equal(value, variable.plain)
-    assert np.any(value != VALUE)
-
-
-def test_a_slice() -> None:
-    variable = _Variable()
-    arguments = {
-        "begin": [1, 0],
-        "end": [3, 1],
-        "strides": [1, 1],
-        "value": [[7.0], [8.0]],
-        "name": None,
-        "begin_mask": 0,
-        "end_mask": 0,
-        "ellipsis_mask": 0,
-        "new_axis_mask": 0,
-        "shrink_axis_mask": 0,
-    }
-    value = part_values.written(variable, "_strided_slice_assign", **arguments)
-    expected = VALUE.copy()
-    expected[1:3, :1] = [[7], [8]]
-    np.testing.assert_array_equal(value, expected)
 
 
 @pytest.mark.parametrize("method", ["scatter_mul", "scatter_div"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,37 +20,36 @@ ROWS = tf.IndexedSlices(
 )
 
 
-def check(axis: int, write: Any) -> None:
-    """Compares a write's effect on a partitioned variable and on a plain one."""
+TWO = tf.IndexedSlices(tf.ones([9, 2]), tf.constant([[1, 2]] * 9))
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "assign": lambda v: v.assign(2 * INITIAL),
+    "assign_add": lambda v: v.assign_add(INITIAL),
+    "assign_sub": lambda v: v.assign_sub(tf.constant(INITIAL)),
+    **{
+        f"scatter_{how}": lambda v, how=how: getattr(v, f"scatter_{how}")(ROWS)
+        for how in "add sub update max min mul div".split()
+    },
+    **{
+        name: lambda v, name=name: getattr(v, name)([[8, 1], [0, 2]], [5.0, -5.0])
+        for name in (f"scatter_nd_{how}" for how in "add sub update max min".split())
+    },
+    "range": lambda v: v[2:4, 1].assign([7.0, 8.0]),
+    "batch": lambda v: v.batch_scatter_update(TWO),
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_does_what_it_does_to_a_plain_variable(name: str, axis: int) -> None:
     with parted.replicas(2, parted.InParts(2, axis)).context():
         v = tf.Variable(INITIAL)
     plain = tf.Variable(INITIAL)
-    write(v)
-    write(plain)
+    WRITES[name](v)
+    WRITES[name](plain)
     np.testing.assert_allclose(v.numpy(), plain.numpy(), rtol=1e-5)
     for part in v.parts:
         for component in part.components:
             np.testing.assert_array_equal(component, part)
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("how", "add sub update max min mul div".split())
-def test_rows(how: str, axis: int) -> None:
-    check(axis, lambda v: getattr(v, f"scatter_{how}")(ROWS))
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("how", "add sub update max min".split())
-def test_slices(how: str, axis: int) -> None:
-    write = f"scatter_nd_{how}"
-    check(axis, lambda v: getattr(v, write)([[8, 1], [0, 2]], [5.0, -5.0]))
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-def test_ranges_and_batches(axis: int) -> None:
-    check(axis, lambda v: v[2:4, 1].assign([7.0, 8.0]))
-    two = tf.IndexedSlices(tf.ones([9, 2]), tf.constant([[1, 2]] * 9))
-    check(axis, lambda v: v.batch_scatter_update(two))
 
 
 def test_what_is_no_rows_is_refused() -> None:
@@ -58,11 +58,3 @@ def test_what_is_no_rows_is_refused() -> None:
     message = "(?s)scatter_add of variable table:0.*was given.*Fix: it takes tf.Indexed"
     with pytest.raises(replicator.ArgumentError, match=message):
         v.scatter_add(tf.ones([9, 4]))
-
-
-def test_functions_of_v1_are_refused_by_name() -> None:
-    """They write by the handle of the whole, which has no value behind it."""
-    with parted.replicas(2, parted.InParts(2, 0)).context():
-        v = tf.Variable(INITIAL)
-    with pytest.raises(replicator.ContextError, match="own method scatter_add"):
-        tf.compat.v1.scatter_add(v, [0], INITIAL[:1])

@@ -48,18 +48,6 @@ def test_reads_as_a_whole_outside_of_steps(axis: int) -> None:
     np.testing.assert_array_equal(v[2:5, 1], INITIAL[2:5, 1])
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-def test_is_assigned_outside_of_steps(axis: int) -> None:
-    v = variable(parted.replicas(2, parted.InParts(2, axis)))
-    v.assign(2 * INITIAL)
-    v.assign_add(INITIAL)
-    v.assign_sub(tf.constant(INITIAL))
-    np.testing.assert_allclose(v.numpy(), 2 * INITIAL, rtol=1e-6)
-    for part in v.parts:  # on all replicas
-        for component in part.components:
-            np.testing.assert_array_equal(component, part)
-
-
 def test_a_value_of_another_shape_is_refused_and_nothing_is_written() -> None:
     v = variable(parted.replicas(2))
     with pytest.raises(
@@ -256,15 +244,6 @@ def test_gradients_by_tf_gradients_are_those_of_one_device(
 ) -> None:
     expected, _ = trained(parted.one_device(), loss_of)
     value, _ = trained(parted.replicas(2), loss_of, by="gradients")
-    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("loss_of", [lookup_of_the_value, loop, in_a_function])
-def test_gradients_of_copies_are_those_of_one_device(
-    loss_of: Callable[..., Any],
-) -> None:
-    expected, _ = trained(parted.one_device(), loss_of)
-    value, _ = trained(parted.replicas(3, build="clone"), loss_of)
     np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
 
 

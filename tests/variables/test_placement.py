@@ -89,6 +89,16 @@ def test_what_is_owed_is_owed_by_whoever_owed_it_or_by_the_first(
     np.testing.assert_array_equal(placed.read(own)[:, 0], expected)
 
 
+def test_rows_of_all_replicas_are_read_in_their_order() -> None:
+    rows = np.arange(8.0).reshape(4, 2)
+    own = [tf.constant(rows[:1]), tf.constant(rows[1:1]), tf.constant(rows[1:])]
+    for how, count in (
+        (tf.VariableAggregation.SUM, 1),
+        (tf.VariableAggregation.MEAN, 3),
+    ):
+        np.testing.assert_array_equal(collected.Rows(how).read(own), rows / count)
+
+
 @pytest.mark.parametrize("placed", [*PLACEMENTS, collected.Owed(3)], ids=str)
 def test_a_placement_is_copied_or_owned_or_differs(placed: placement.Placement) -> None:
     assert placed.is_copied + placed.differs + (placed.owner is not None) == 1

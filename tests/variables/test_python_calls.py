@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests import helpers
+from tests.variables.writes import FUNCTIONS
 
 v1 = tf.compat.v1
 
@@ -91,17 +92,7 @@ def test_writes_are_refused(mode: str, place: str, write: str, numpy: bool) -> N
 
 # Writes by a handle, which notify the variable afterwards or never.
 BY_HANDLE: dict[str, Callable[[Any], Any]] = {
-    **{
-        name: lambda v, name=name: getattr(v1, name)(
-            v, [0], [9.0 if "max" in name else 0.5]
-        )
-        for name in dir(v1)
-        if name.startswith("scatter_") and "_nd" not in name
-    },
-    **{
-        name: lambda v, name=name: getattr(v1, name)(v, [[0]], [1.0])
-        for name in ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update")
-    },
+    **FUNCTIONS,
     "batch_scatter_update": lambda v: v1.batch_scatter_update(v, [0], [1.0]),
     "assign": lambda v: v1.assign(v, [1.0, 2.0]),
     "v1 optimizer": lambda v: v1.train.AdamOptimizer().apply_gradients(

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import errors
 from tests import helpers
 from tests.variables import parted as parts
 from tests.variables.writes import ALL, PARTS, START, WRITES, make, own, written
@@ -35,21 +34,6 @@ def test_outside_a_step_every_component_is_written(name: str, graph: bool) -> No
     expected = written(ALL[name], START, value)
     np.testing.assert_array_equal(result, expected)
     np.testing.assert_array_equal(helpers.components(variable), [expected] * 3)
-
-
-@pytest.mark.parametrize("name", ["scatter_add", "scatter_update", "scatter_nd_add"])
-def test_functions_of_v1_write_the_only_component_or_are_refused(name: str) -> None:
-    write = getattr(tf.compat.v1, name)
-    indices = [[1]] if "nd" in name else [1]
-    one = make(helpers.make(2, variables="sharded"))
-    several = make(helpers.make(2, variables="mirrored"))
-    before = several.numpy()
-    for call in (write, tf.function(write)):
-        call(one, indices, [5.0])
-        with pytest.raises(errors.ContextError, match=rf"{name} takes the handle"):
-            call(several, indices, [5.0])
-    assert one.numpy()[1] == (5.0 if "update" in name else 12.0)
-    np.testing.assert_array_equal(helpers.components(several), [before] * 2)
 
 
 def test_what_an_assignment_returns_is_the_variable_after_it() -> None:
@@ -244,9 +228,10 @@ def test_a_failed_check_changes_no_variable() -> None:
     assert helpers.components(variable) == [5, 5]
 
 
+@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_that_are_written_leave_replicas_equal(name: str) -> None:
-    repl = helpers.make(3)
+def test_parts_that_are_written_leave_replicas_equal(name: str, variables: str) -> None:
+    repl = helpers.make(3, variables=variables)
     variable = make(repl)
     results = repl.run(lambda: PARTS[name](variable, own(repl)))
     expected = np.mean(
@@ -396,24 +381,3 @@ def test_wrong_shapes_raise_as_for_plain_variables() -> None:
     with pytest.raises(ValueError, match=r"weights:0.*\(4,\).*\(1,\)"):
         repl.run(lambda: variable.assign([1.0]))
     np.testing.assert_array_equal(helpers.components(variable), [START] * 2)
-
-
-def test_variables_made_outside_are_read_but_not_written() -> None:
-    repl = helpers.make(2)
-    plain = tf.Variable(START)
-
-    def read() -> tf.Tensor:
-        return plain * 2.0
-
-    def write() -> None:
-        plain.assign_add(START)
-
-    for result in repl.run(read):
-        np.testing.assert_array_equal(result, START * 2)
-    with pytest.raises(
-        replicator.ContextError,
-        match=r"(?s)replica 0 writes a variable that was created outside the context.*"
-        r"test_writing.py:\d+ in write.*Fix: create it.*repl.context\(\)",
-    ):
-        repl.run(write)
-    np.testing.assert_array_equal(plain, START)

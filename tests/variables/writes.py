@@ -38,6 +38,16 @@ PARTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 ALL = {**WRITES, **PARTS}
 
+_v1 = tf.compat.v1
+# Functions of TensorFlow 1, which write by the handle.
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    name: lambda v, name=name: getattr(_v1, name)(
+        v, [[0]] if "_nd" in name else [0], [9.0 if "max" in name else 0.5]
+    )
+    for name in dir(_v1)
+    if name.startswith("scatter_") and name not in ("scatter_nd",)
+}
+
 
 def make(repl: replicator.Replicator, value: Any = START, **facts: Any) -> tf.Variable:
     with repl.context():
