@@ -82,17 +82,16 @@ def _with_gradient(place: Callable[..., tf.Tensor], repl: Any, weight: Any) -> A
 
 
 @pytest.mark.battery(5)
-@pytest.mark.parametrize("build", ["trace", "clone"])
 @pytest.mark.parametrize("mode", helpers.MODES)
 @pytest.mark.parametrize("place", PLACES)
 def test_arrays_give_what_they_give_on_one_device(
-    place: Callable[..., tf.Tensor], mode: str, build: str
+    place: Callable[..., tf.Tensor], mode: str
 ) -> None:
     class Alone:
         all_reduce = staticmethod(lambda x, op: x)
 
     want = _with_gradient(place, Alone(), tf.ones([64, 2]))
-    repl = helpers.make(3, build=build)
+    repl = helpers.make(3)
 
     def make_step() -> Any:
         weight = tf.Variable(tf.ones([64, 2]))
@@ -106,14 +105,11 @@ def test_arrays_give_what_they_give_on_one_device(
 
 @pytest.mark.battery(5)
 @pytest.mark.fast
-@pytest.mark.parametrize("build", ["trace", "clone"])
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("place", PLACES)
-def test_no_definition_holds_them(
-    place: Callable[..., tf.Tensor], mode: str, build: str
-) -> None:
+def test_no_definition_holds_them(place: Callable[..., tf.Tensor], mode: str) -> None:
     graphs: list[Any] = []
-    repl = helpers.make(3, build=build)
+    repl = helpers.make(3)
 
     def make_step() -> Any:
         weight = tf.Variable(tf.ones([64, 2]))
@@ -220,18 +216,17 @@ class _Creating(tf.Module):
 _EAGER = tf.constant(_TABLE)
 
 
-@pytest.mark.parametrize("build", ["trace", "clone"])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(
     "initial",
     [lambda: _TABLE, lambda: tf.constant(_TABLE) * 1.0, lambda: _EAGER * 1.0],
 )
 def test_variables_are_created_of_them(
-    initial: Callable[[], Any], inside: bool, build: str
+    initial: Callable[[], Any], inside: bool
 ) -> None:
     model = _Creating(initial)
     call = tf.function(model.__call__) if inside else model
-    repl = helpers.make(3, build=build)
+    repl = helpers.make(3)
     total = repl.run(lambda: call())
     np.testing.assert_allclose(total, [_TABLE.sum()] * 3, rtol=1e-5)
     np.testing.assert_array_equal(model.variable, _TABLE)

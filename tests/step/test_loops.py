@@ -243,23 +243,6 @@ def test_no_gradient_passes() -> None:
     assert around() == (None, [None])
 
 
-def test_the_user_error_of_a_build_passes_and_the_next_build_works() -> None:
-    repl = helpers.make(2)
-    fails = [True]
-
-    def step_fn() -> Any:
-        if fails[0]:
-            raise KeyError("mine")
-        return repl.all_reduce(1.0)
-
-    for _ in range(2):
-        with pytest.raises(KeyError, match="mine"):
-            repl.run(step_fn, steps_per_call=2)
-    fails.clear()
-    fails.append(False)
-    assert repl.run(step_fn, steps_per_call=2)[1].numpy().tolist() == [2.0, 2.0]
-
-
 def test_steps_of_other_counts_are_other_steps() -> None:
     repl = helpers.make(2)
 

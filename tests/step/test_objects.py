@@ -366,15 +366,6 @@ def test_disagreement_says_who_called_and_who_did_not(name: str, mode: str) -> N
     assert "Fix: let every replica of a group exchange the same objects" in text
 
 
-@pytest.mark.parametrize("primitive", ["all_gather_object", "broadcast_object"])
-def test_objects_outside_a_step(primitive: str) -> None:
-    repl = helpers.make(2)
-    with pytest.raises(
-        replicator.ContextError, match=f"{primitive} was called outside a step"
-    ):
-        getattr(repl, primitive)(1)
-
-
 def test_a_root_outside_the_group() -> None:
     repl = helpers.make(3)
     with pytest.raises(

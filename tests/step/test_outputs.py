@@ -195,9 +195,8 @@ COMPOSITES: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.battery(5)
 @pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("build", ["trace", "clone"])
 @pytest.mark.parametrize("name", COMPOSITES)
-def test_any_part_may_be_eager(name: str, build: str, mode: str) -> None:
+def test_any_part_may_be_eager(name: str, mode: str) -> None:
     """Each part of each composite: made outside, and all of them; on three replicas."""
     make, *values = COMPOSITES[name]
     # In sessions, TensorFlow accepts eager tensors in these alone.
@@ -221,7 +220,7 @@ def test_any_part_may_be_eager(name: str, build: str, mode: str) -> None:
     def parts_of(value: Any) -> list[tf.Tensor]:
         return tf.nest.flatten(value, expand_composites=True)
 
-    repl = helpers.make(3, build=build)
+    repl = helpers.make(3)
     if mode == "session":
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             parts = session.run(parts_of(repl.run(step_fn)))

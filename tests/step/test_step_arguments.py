@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,73 +50,67 @@ def test_a_tuple_is_unpacked_for_two_parameters(
     assert [float(v) for v in actual] == [5.0, 5.0]
 
 
-@pytest.mark.parametrize(
-    "step_fn",
-    [
-        lambda x: x[0] + 2 * x[1],
-        lambda x, k=2.0: x[0] + k * x[1],
-        lambda *x: x[0][0] + 2 * x[0][1],
-    ],
-    ids=["one", "one and a default", "any number"],
-)
-def test_one_parameter_gets_the_element_as_a_whole(step_fn: Any) -> None:
-    actual = helpers.make(2).run(step_fn, lambda: (tf.constant(1.0), tf.constant(2.0)))
-    assert [float(v) for v in actual] == [5.0, 5.0]
-
-
-OPTIONAL = {
-    "none": lambda x, y=None: x if y is None else x + 2 * y,
-    "further": lambda x, y=None, z=None: x + 2 * y if z is None else z,
-    "then a setting": lambda x, y=None, k=0.0: x + 2 * y + k,
-    "partial": functools.partial(lambda x, y=None, k=0.0: x + k * y, k=2.0),
+PAIR, THREE = (1.0, 2.0), (1.0, 2.0, 3.0)
+# A step_fn, the element, args, and the result.
+FILLED: dict[str, tuple[Callable[..., Any], Any, tuple[Any, ...], Any]] = {
+    "one": (lambda x: x[0] + 2 * x[1], PAIR, (), 5.0),
+    "one and a default": (lambda x, k=2.0: x[0] + k * x[1], PAIR, (), 5.0),
+    "any number": (lambda *x: x[0][0] + 2 * x[0][1], PAIR, (), 5.0),
+    # Parts fill parameters that are None by default, and no settings.
+    "none": (lambda x, y=None: x if y is None else x + 2 * y, PAIR, (), 5.0),
+    "further": (
+        lambda x, y=None, z=None: x + 2 * y if z is None else z,
+        PAIR,
+        (),
+        5.0,
+    ),
+    "then a setting": (lambda x, y=None, k=0.0: x + 2 * y + k, PAIR, (), 5.0),
+    "partial": (
+        functools.partial(lambda x, y=None, k=0.0: x + k * y, k=2.0),
+        *(PAIR, (), 5.0),
+    ),
+    "args of one": (
+        lambda e, y=None, *, z=None: (e, y),
+        PAIR,
+        (7.0,),
+        (PAIR, 7.0),
+    ),
+    "a setting": (
+        lambda e, training=1.0: (e, training),
+        PAIR,
+        (),
+        (PAIR, 1.0),
+    ),
+    "by name": (lambda e, *, y=None: (e, y or 7.0), PAIR, (), (PAIR, 7.0)),
+    "more by name": (
+        lambda *e, y=None: (*e, y or 7.0),
+        PAIR,
+        (),
+        (PAIR, 7.0),
+    ),
+    # Parts precede args.
+    "args": (lambda x, y=None, k=1.0: (x + 2 * y) * k, PAIR, (10.0,), 50.0),
+    "three": (lambda x, y, z: x + y * z, PAIR, (5.0,), 11.0),
+    "an element and args": (lambda e, z: e[0] + e[1] * z, PAIR, (5.0,), 11.0),
+    "three parts": (lambda x, y, z, w=0.0: x + y * z + w, THREE, (), 7.0),
 }
 
 
-@pytest.mark.parametrize("data", ["tuple", "list", "dataset"])
-@pytest.mark.parametrize("kind", OPTIONAL)
-def test_parts_fill_parameters_that_are_none_by_default(kind: str, data: str) -> None:
-    step_fn, repl = OPTIONAL[kind], helpers.make(2)
-    expected = step_fn(*_DATA["tuple"]())
-    actual = repl.run(step_fn, _DATA[data]())
-    assert [float(v) for v in actual] == [expected] * 2
-
-
-@pytest.mark.parametrize(
-    ("step_fn", "args"),
-    [
-        (lambda batch, y=None, *, z=None: (batch, y), (7.0,)),
-        (lambda batch, training=True: (batch, training), ()),
-        (lambda batch, *, y=None: (batch, y or 7.0), ()),
-        (lambda *batch, y=None: (*batch, y or 7.0), ()),
-    ],
-    ids=["args", "setting", "by name", "any number"],
-)
-def test_settings_are_not_filled_with_parts(step_fn: Any, args: Any) -> None:
-    repl = helpers.make(2)
-    (x, y), other = repl.run(step_fn, (1.0, 2.0), args=args)
-    assert (float(x), float(y)) == (1.0, 2.0) and float(other) in (1.0, 7.0)
-
-
-def test_parts_precede_args() -> None:
-    actual = helpers.make(2).run(
-        lambda x, y=None, rate=1.0: (x + 2 * y) * rate, (1.0, 2.0), args=(10.0,)
-    )
-    assert float(actual) == 50.0
+@pytest.mark.parametrize("data", ["tuple", "dataset"])
+@pytest.mark.parametrize("kind", FILLED)
+def test_parts_fill_parameters(kind: str, data: str) -> None:
+    step_fn, element, args, expected = FILLED[kind]
+    inputs: Any = element
+    if data == "dataset":
+        inputs = tf.data.Dataset.from_tensors(element).repeat()
+    results = helpers.make(2).run(step_fn, inputs, args=args)
+    wanted = [value for value in tf.nest.flatten(expected) for _ in range(2)]
+    assert [float(x) for x in tf.nest.flatten(results)] == wanted
 
 
 def test_more_parts_than_parameters_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"(?s)2 arg.*a tuple of 3.*, \*, y=None"):
         helpers.make(2).run(lambda x, y=None: x, (1.0, 2.0, 3.0))
-
-
-def test_args_follow_the_parts() -> None:
-    repl = helpers.make(2)
-    data = tf.data.Dataset.from_tensors((1.0, 2.0)).repeat()
-    assert float(repl.run(lambda x, y, z: x + y * z, data, args=(5.0,))) == 11.0
-    assert float(repl.run(lambda e, z: e[0] + e[1] * z, data, args=(5.0,))) == 11.0
-    three = (1.0, 2.0, 3.0)
-    actual = repl.run(lambda x, y, z, w=0.0: x + y * z + w, lambda: three)
-    assert float(actual) == 7.0
 
 
 WRONG = {
