@@ -81,7 +81,7 @@ test-options: $(VENV)/.test
 # What a TensorFlow may lack, and only makes Replicator faster, is off.
 test-plain: $(VENV)/.test
 	REPLICATOR_FAST=0 $(BIN)/python -m pytest $(PARALLEL) -m "not slow" tests/_tf \
-		tests/primitives tests/graph tests/control_flow tests/variables tests/step \
+		tests/programs tests/primitives tests/graph tests/control_flow tests/variables tests/step \
 		tests/test_failures.py
 
 # What runs in sessions also runs in programs that disable TensorFlow 2's behavior.
@@ -91,7 +91,7 @@ test-v1: $(VENV)/.test
 # What a program computes does not depend on which process its devices are in.
 test-hosts: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) --hosts -m "not slow" tests/test_end_to_end.py \
-		tests/primitives tests/control_flow tests/optimizers tests/test_checkpoints.py \
+		tests/programs tests/primitives tests/control_flow tests/optimizers tests/test_checkpoints.py \
 		tests/test_savers.py tests/test_saved_model.py tests/keras/test_programs.py
 	$(BIN)/python -m pytest --numprocesses=0 --timeout=0 --faults=10 tests/cluster/test_faults.py \
 		tests/between/test_restarts.py

@@ -34,14 +34,14 @@ _LEFT_OUT = (
     *("tests/benchmarks/", "tests/examples/", "tests/calibrate/", "tests/clients/"),
     *("tests/hosts/", "tests/between/", "tests/cluster/", "tests/launch/"),
     *("tests/serve/", "tests/inputs/test_hosts.py", "tests/_tf/test_cluster.py"),
-    *("tests/test_sampling.py", "tests/test_v1_behavior.py"),
+    *("tests/test_sampling.py", "tests/test_v1_behavior.py", "tests/programs/"),
 )
-# Of these, nothing runs in the process of the tests, not even in long runs.
+# Of these, nothing runs with these defaults, not even in long runs.
 _APART = (
     *("tests/benchmarks/", "tests/launch/", "tests/serve/", "tests/tools/"),
     *("tests/hosts/asynchronous/test_training.py", "tests/between/test_faults.py"),
     *("tests/between/test_restarts.py", "tests/cluster/test_faults.py"),
-    *("tests/docs/", "tests/typed/"),
+    *("tests/docs/", "tests/typed/", "tests/programs/"),  # all options are its own
     "tests/bad_inputs/test_bad_inputs.py::test_two_thousand_are_right",
 )
 

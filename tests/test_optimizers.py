@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import replicator
 from tests import helpers
+from tests.programs import training
 
 v1 = tf.compat.v1
 kopt = tf.keras.optimizers
@@ -133,69 +131,13 @@ def test_clipping_sees_the_combined_gradient(clip: str, op: str) -> None:
     assert w.numpy() == -1.5  # of 1.5, and of 3
 
 
-# --- Every kind of step_fn -----------------------------------------------------------
-
-
-class _Trainer:
-    """Has a bound method, a decorated one, and is callable itself."""
-
-    def __init__(self, repl: replicator.Replicator) -> None:
-        self.repl = repl
-        with repl.context():
-            self.w = tf.Variable(np.float64(0.0))
-            self.optimizer = repl.wrap_optimizer(kopt.SGD(1.0))
-
-    def method(self, x: tf.Tensor, factor: float = 1.0) -> tf.Tensor:
-        self.optimizer.apply([x * factor], [self.w])
-        return self.repl.all_reduce(x)
-
-    __call__ = method
-
-    @tf.function
-    def decorated(self, x: tf.Tensor) -> tf.Tensor:
-        return self.method(x)
-
-    @staticmethod
-    def static(trainer: _Trainer, x: tf.Tensor) -> tf.Tensor:
-        return trainer.method(x)
-
-
-KINDS: dict[str, Callable[[_Trainer], Callable[..., Any]]] = {
-    "bound_method": lambda t: t.method,
-    "callable_object": lambda t: t,
-    "partial": lambda t: functools.partial(t.method, factor=1.0),
-    "partial_of_static": lambda t: functools.partial(_Trainer.static, t),
-    "tf_function": lambda t: tf.function(t.method),
-    "decorated_method": lambda t: t.decorated,
-    "lambda": lambda t: lambda x: t.method(x),
-}
-
-
-@pytest.mark.battery(5)
-@pytest.mark.parametrize("mode", ["eager", "function"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_works_with_every_kind_of_step_fn(kind: str, mode: str) -> None:
-    repl = helpers.make(2)
-    trainer = _Trainer(repl)
-    step_fn = KINDS[kind](trainer)
-
-    def input_fn() -> tf.data.Dataset:
-        return helpers.untuned(tf.data.Dataset.from_tensor_slices(np.arange(4.0)))
-
-    call = repl.build(step_fn, input_fn)
-    if mode == "function":
-        call = tf.function(lambda: repl.run(step_fn, input_fn))
-    np.testing.assert_array_equal(call(), [1.0, 1.0])
-    np.testing.assert_array_equal(call(), [5.0, 5.0])
-    assert trainer.w.numpy() == -(0.5 + 2.5)
-    helpers.assert_replicas_equal([trainer.w])
-
-
 def test_a_bound_method_is_built_once() -> None:
-    trainer = _Trainer(helpers.make(2))
+    repl = helpers.make(2)
+    with repl.context():
+        trainer = training.Trainer(repl)
 
     def input_fn() -> tf.Tensor:
         return tf.constant(1.0)
 
-    builds = [trainer.repl.build(trainer.method, input_fn) for _ in range(2)]
+    builds = [repl.build(trainer.method, input_fn) for _ in range(2)]
     assert builds[0] is builds[1]

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options do not change what a Replicator computes."""
+"""Which tests run where, and that they are the same in each process."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib
 import itertools
+import os
 import pathlib
 import random
 import subprocess
 import sys
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from replicator import errors
@@ -185,3 +189,50 @@ def test_each_test_is_in_one_part() -> None:
     parts = [sampling.part(f"{k}/10", items) for k in range(10)]
     assert sorted(sum(parts, []), key=items.index) == items
     assert all(parts)
+
+
+# --- Names and draws that do not depend on the process --------------------------------
+
+
+@pytest.mark.slow
+def test_names_of_tests_are_the_same_in_each_process() -> None:
+    # The processes that pytest-xdist starts hash strings differently, and it refuses to
+    # run tests that not all of them have.
+    def names(seed: str) -> list[str]:
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [line for line in run.stdout.splitlines() if "::" in line]
+
+    first, second = names("1"), names("2")
+    assert len(first) > 1000
+    assert set(first) ^ set(second) == set()
+
+
+def _drawn() -> list[object]:
+    """Returns one seed's draws."""
+    draws: list[object] = []
+
+    @hypothesis.settings(max_examples=300, database=None, derandomize=False)
+    @hypothesis.seed(0)
+    @hypothesis.given(st.lists(st.integers(0, 10**6)), st.floats(-1, 1))
+    def note(whole: list[int], broken: float) -> None:
+        draws.append((whole, broken))
+
+    note()
+    return draws
+
+
+def test_what_is_drawn_does_not_depend_on_what_was_imported(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _drawn()
+    numbers = ", ".join(f"{n}, {n / 2001}" for n in range(1000, 1200))
+    (tmp_path / "imported_by_another.py").write_text(f"NUMBERS = [{numbers}]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("imported_by_another")
+    assert _drawn() == before

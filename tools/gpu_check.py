@@ -31,7 +31,7 @@ _USAGE = "python -m tools.gpu_check [--processes=N] [REPORT.md]"
 # their own, or run nothing.
 _ROOMS = (
     *("autodist", "bad_inputs", "compressors", "conformance", "control_flow", "forms"),
-    *("graph", "inputs", "interop", "keras", "optimizers", "primitives", "spmd"),
+    *("graph", "inputs", "interop", "keras", "optimizers", "primitives", "programs"),
     *("stages", "step", "strategy", "variables", "writes"),
 )
 

@@ -28,4 +28,9 @@ def told() -> list[dict[str, Any]]:
     The same two processes run them one after the other: starting two takes longer than
     each program.
     """
-    return processes.run("several", [1, 1], "input_ends", "mismatches", "proofs")
+    names = (
+        "test_inputs_end.input_ends",
+        "test_mismatches.mismatches",
+        "test_proven.proofs",
+    )
+    return processes.run("several", [1, 1], *names)

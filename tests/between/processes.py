@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pathlib
 import pickle
@@ -21,18 +22,10 @@ import tensorflow as tf
 
 import replicator
 from replicator.cluster import addresses
-from tests.between import (
-    backing_up,
-    doors,
-    ending,
-    faulty,
-    mismatched,
-    programs,
-    proven,
-)
-from tests.cluster import digits as training
+from tests.between import programs
 from tests.cluster import servers
 from tests.keras import test_programs, worlds
+from tests.programs import catalogue, runner
 
 
 def start(
@@ -41,7 +34,14 @@ def start(
     *arguments: str,
     settings: Sequence[Mapping[str, str]] = (),
 ) -> list[subprocess.Popen]:
-    """Starts a program in processes with the given numbers of CPU devices."""
+    """Starts a program, a function of a file of this folder, in several processes.
+
+    Args:
+        name: FUNCTION of this file, or FILE.FUNCTION.
+        cpus: The number of CPU devices of each process.
+        *arguments: The program's arguments.
+        settings: Environment variables of each process, if any.
+    """
     ports = [addresses.free_port() for _ in cpus]
     hosts = [
         {"name": f"host-{k}", "address": f"127.0.0.1:{port}", "cpus": count}
@@ -94,18 +94,24 @@ def run(
 # --- The programs ---------------------------------------------------------------------
 
 
-def digits(cluster: Any) -> dict[str, Any]:
-    """Trains on handwritten digits."""
-    return training.replicated(cluster)
-
-
-def all_steps(cluster: Any, folder: str) -> None:
-    """Writes the results of all steps of programs.py into a folder."""
+def all_runs(cluster: Any, folder: str) -> None:
+    """Writes the results of all runs of programs.py into a folder."""
     results = {
-        name: _plain(step(replicator.Replicator(cluster.devices)))
-        for name, step in programs.STEPS.items()
+        name: _plain(run(replicator.Replicator(cluster.devices)))
+        for name, run in programs.RUNS.items()
     }
     pathlib.Path(folder, str(cluster.host_id)).write_bytes(pickle.dumps(results))
+
+
+def of_catalogue(cluster: Any, folder: str, *names: str) -> None:
+    """Writes the results and components of programs of the catalogue."""
+    outcomes = {
+        name: runner.outcome(
+            catalogue.PROGRAMS[name], "eager", replicator.Replicator(cluster.devices)
+        )
+        for name in names
+    }
+    pathlib.Path(folder, str(cluster.host_id)).write_bytes(pickle.dumps(outcomes))
 
 
 def _plain(value: Any) -> Any:
@@ -121,7 +127,7 @@ def _plain(value: Any) -> Any:
 
 def several(cluster: Any, *names: str) -> dict[str, Any]:
     """Runs programs one after the other; returns each one's result."""
-    return {name: PROGRAMS[name](cluster) for name in names}
+    return {name: _program(name)(cluster) for name in names}
 
 
 def fits(cluster: Any, folder: str, *names: str) -> None:
@@ -195,22 +201,18 @@ def trains_by_factors(cluster: Any) -> list[Any]:
     return [by_factors, zlib.crc32(w.components[0].numpy().tobytes())]
 
 
-PROGRAMS = {
-    function.__name__: function
-    for function in (
-        *(all_steps, several, fits, resumed, trains_by_factors),
-        *(proven.proofs, ending.input_ends, faulty.lost),
-        *(mismatched.mismatches, mismatched.clash, faulty.a_step_fails),
-        *(backing_up.backs_up, digits, doors.doors, doors.differ),
-        *(faulty.ends_by_an_error, faulty.ends_at_different_times),
-    )
-}
+def _program(name: str) -> Any:
+    """Returns a function of this file, or of another one of this folder."""
+    module, _, function = name.rpartition(".")
+    if not module:
+        return globals()[function]
+    return getattr(importlib.import_module(f"tests.between.{module}"), function)
 
 
 def main(name: str, *arguments: str) -> None:
     """Joins the others, and prints a program's result, as JSON."""
     cluster = replicator.connect(timeout=300)
-    print(json.dumps(PROGRAMS[name](cluster, *arguments)), flush=True)
+    print(json.dumps(_program(name)(cluster, *arguments)), flush=True)
 
 
 if __name__ == "__main__":

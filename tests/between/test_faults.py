@@ -3,17 +3,131 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
+import replicator
+from replicator import Replicator
 from tests import sampling
 from tests.between import processes
 from tests.cluster import servers
+
+_LONG = 600.0  # seconds of idling, until the test ends the host
+
+
+def _ready() -> None:
+    print("READY", flush=True)
+
+
+@contextlib.contextmanager
+def _noted(found: list[Any]) -> Iterator[None]:
+    """Notes a lost host in this block, and the time."""
+    try:
+        yield
+        found.append("nothing")
+    except replicator.HostLostError as error:
+        found.append([time.time(), str(error), list(error.hosts)])
+
+
+def lost(cluster: Any, moment: str, which: str) -> list[Any]:
+    """Returns the errors about a host that the test kills or stops.
+
+    Args:
+        cluster: All hosts.
+        moment: The others' activity then: run steps, run the first after it was built,
+            build one, or make a variable.
+        which: The host.
+    """
+    repl = Replicator(cluster.devices)
+    with repl.context():
+        v = tf.Variable(tf.zeros([1000]))
+
+    def step_fn() -> tf.Tensor:
+        return v.assign_add(repl.all_reduce(tf.ones([1000])))
+
+    repl.run(step_fn)
+    new = repl.build(lambda: repl.all_reduce(tf.ones([10]), "max"))
+    if moment == "first":
+        assert len(new.plan)  # which builds it
+    results: list[Any] = []
+    _ready()
+    if moment != "step" and cluster.host_id == int(which):
+        time.sleep(_LONG)
+    with _noted(results):
+        while moment == "step":
+            repl.run(step_fn)
+        if moment == "variable":
+            with repl.context():
+                tf.Variable(1.0)
+        new()
+    with _noted(results):
+        repl.run(step_fn)
+    with _noted(results):
+        cluster.check()
+    cluster.close()
+    return results
+
+
+def ends_by_an_error(cluster: Any) -> list[Any]:
+    """Host 1 raises while the others are in a step."""
+    repl = Replicator(cluster.devices)
+    step_fn = lambda: repl.all_reduce(1.0)  # noqa: E731
+    repl.run(step_fn)
+    if cluster.host_id == 1:
+        raise ValueError("no more memory")
+    results: list[Any] = []
+    with _noted(results):
+        repl.run(step_fn)
+    return results
+
+
+def ends_at_different_times(cluster: Any) -> float:
+    """After the last step each host computes by itself, the later ones longer."""
+    repl = Replicator(cluster.devices)
+    total = repl.run(lambda: repl.all_reduce(1.0))
+    time.sleep((0.0, 1.0, 2.5)[cluster.host_id])
+    cluster.close()
+    return float(total[0])
+
+
+def a_step_fails(cluster: Any) -> dict[str, Any]:
+    """A step fails while it runs: first on both hosts, then on host 1 alone."""
+    repl = Replicator(cluster.devices)
+    with repl.context():
+        v = tf.Variable(1.0)
+
+    def step_fn(limit: tf.Tensor) -> tf.Tensor:
+        total = repl.all_reduce(v * 1.0)
+        tf.debugging.assert_less(limit, 2.0, message="above two")
+        return v.assign_add(repl.all_reduce(total + limit))
+
+    errors: dict[str, Any] = {"right": float(repl.run(step_fn, args=(1.0,))[0])}
+    try:
+        repl.run(step_fn, args=(3.0,))
+    except tf.errors.InvalidArgumentError as error:
+        errors["both"] = "above two" in str(error)
+    errors["again"] = float(repl.run(step_fn, args=(1.0,))[0])
+    began = time.monotonic()
+    for attempt in ("alone", "after"):
+        try:
+            repl.run(step_fn, args=(1.0 + 2 * cluster.host_id,))
+        except tf.errors.OpError as error:
+            errors[attempt] = [type(error).__name__, str(error)]
+    errors["seconds"] = time.monotonic() - began
+    errors["v"] = float(v)
+    return errors
+
+
+# --- Tests ----------------------------------------------------------------------------
+
 
 _HEARTBEAT = 5.0  # as in processes.start
 _BUSY = 4.0  # the factor of a busy machine
@@ -30,7 +144,7 @@ def _wait_until_ready(started: list[subprocess.Popen]) -> None:
 
 def _lose(kind: int, moment: str, which: int, count: int) -> list[tuple[float, Any]]:
     """Kills or stops a host; returns when, and each other one's errors."""
-    started = processes.start("lost", [1] * count, moment, str(which))
+    started = processes.start("test_faults.lost", [1] * count, moment, str(which))
     try:
         _wait_until_ready(started)
         time.sleep(1.0)  # the others wait for it by now
@@ -55,7 +169,7 @@ def _check(kind: int, moment: str, which: int, count: int = 2) -> None:
         assert seconds < _BUSY * limit, text
         assert text.startswith(f"1 of {count} hosts is lost: {_NAMES[which]}.\n")
         assert f"  {_NAMES[which]}: " in text
-        assert "tests/between/faulty.py:" in text
+        assert "tests/between/test_faults.py:" in text
         assert "Fix: end all processes, and restart them" in text
         for _, text, names in later:  # another step, and cluster.check()
             assert _NAMES[which] in names, text
@@ -86,7 +200,7 @@ def test_faults(kind: int, moment: str, which: int) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_ends_by_an_error_frees_the_others() -> None:
-    started = processes.start("ends_by_an_error", [1, 1])
+    started = processes.start("test_faults.ends_by_an_error", [1, 1])
     try:
         outputs = [process.communicate(timeout=servers.LIMIT) for process in started]
     finally:
@@ -98,12 +212,12 @@ def test_a_program_that_ends_by_an_error_frees_the_others() -> None:
     ((_, text, names),) = json.loads(outputs[0][0].splitlines()[-1])
     assert names == ["host-1"]
     assert "  host-1: its program ended with ValueError: no more memory\n" in text
-    assert "tests/between/faulty.py:" in text
+    assert "tests/between/test_faults.py:" in text
 
 
 @pytest.mark.slow
 def test_programs_end_at_different_times() -> None:
-    started = processes.start("ends_at_different_times", [1, 1, 1])
+    started = processes.start("test_faults.ends_at_different_times", [1, 1, 1])
     try:
         outputs = [process.communicate(timeout=servers.LIMIT) for process in started]
     finally:
@@ -119,7 +233,7 @@ def test_programs_end_at_different_times() -> None:
 @pytest.mark.slow
 def test_a_step_that_fails() -> None:
     """On all hosts: they continue. On one: the others get an error, and all stop."""
-    first, second = processes.run("a_step_fails", [1, 1])
+    first, second = processes.run("test_faults.a_step_fails", [1, 1])
     # The sum of v on two hosts and 1, summed; the step that failed changed nothing.
     right = 1.0 + 2 * (2 * 1.0 + 1.0)
     again = right + 2 * (2 * right + 1.0)

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import pathlib
 import pickle
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import replicator
 from tests.between import fitting, launched, processes
 from tests.keras import test_programs, worlds
 from tests.launch.stub import Place
@@ -58,9 +61,29 @@ def test_a_fit_goes_on_after_a_host_was_killed(place: Place) -> None:
         assert first.losses.keys() | second.losses.keys() == plain.losses.keys()
 
 
+def backs_up(cluster: Any) -> str:
+    """Returns the error of a fit with BackupAndRestore."""
+    repl = replicator.Replicator(cluster.devices)
+    keras.utils.set_random_seed(1)
+    with repl.context():
+        model = worlds.classifier()
+    repl.keras_model(model)
+    backup = keras.callbacks.BackupAndRestore("nowhere")
+    x, y = worlds.numbers(0, 8, 8), worlds.labels(0, 8)
+    for callbacks in ([backup], backup, keras.callbacks.CallbackList([backup])):
+        try:
+            model.fit(x, y, verbose=0, callbacks=callbacks)
+        except replicator.ContextError as error:
+            message = str(error)
+        else:
+            return "it was not refused"
+    model.fit(x, y, 8, 1, 0, [])  # nothing has been changed
+    return message
+
+
 @pytest.mark.slow
 def test_backups_of_keras_are_refused() -> None:
-    for text in processes.run("backs_up", [1, 1]):
+    for text in processes.run("test_fit.backs_up", [1, 1]):
         assert text.startswith("fit was given BackupAndRestore in between-graph mode")
-        assert "tests/between/backing_up.py:" in text
+        assert "tests/between/test_fit.py:" in text
         assert "cluster.checkpoint(folder, model=model)" in text

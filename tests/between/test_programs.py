@@ -1,51 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program's results do not depend on the number of processes that build it.
 
-Two processes of two replicas each build all steps of tests/between/programs.py; each
-result is compared with that of one process that builds all four replicas.
+Two processes of two replicas each run the programs of tests/programs, and the longer
+ones of programs.py. Up to eight processes train.
 """
 
 from __future__ import annotations
 
+import pathlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import replicator
 from tests import helpers
 from tests.between import processes, programs
+from tests.programs import catalogue, runner
+from tests.programs import program as p
 
-# Sums of floats have another order between processes than within one.
-_CLOSE = ("compressed", "factors", "gradients", "training")
+_ABLE = [
+    program
+    for program in catalogue.ALL
+    if programs.REPLICAS in program.replicas and p.ONE_PROCESS not in program.tags
+]
+_OF_GATE = _ABLE[::4]  # each program takes two processes as long as one
+_OTHERS = [program for program in _ABLE if program not in _OF_GATE]
+_TRAINED = [catalogue.PROGRAMS["conv_trained_by_momentum"], *_ABLE[-1:]]
+_LIMIT = 900  # seconds; eight processes start at once
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Each process's results, by the names of the steps."""
-    folder = tmp_path_factory.mktemp("between")
-    processes.run("all_steps", [2, 2], str(folder))
-    return [pickle.loads((folder / str(k)).read_bytes()) for k in (0, 1)]
-
-
-def _leaves(value: Any) -> Iterator[np.ndarray]:
-    """Yields the arrays of a nest, those of a PerReplica one by one."""
-    if isinstance(value, dict):
-        value = [value[key] for key in sorted(value)]
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _leaves(part)
-    else:
-        yield np.asarray(value)
+def _outcomes(
+    name: str, cpus: Sequence[int], folder: pathlib.Path, *arguments: str
+) -> list[dict[str, Any]]:
+    """Returns each process's results, by the names of the programs."""
+    processes.run(name, cpus, str(folder), *arguments, limit=_LIMIT)
+    return [pickle.loads((folder / str(k)).read_bytes()) for k in range(len(cpus))]
 
 
 def _joined(parts: list[Any]) -> Any:
     """Returns all processes' results as from one process: PerReplicas of all."""
     first = parts[0]
     if isinstance(first, replicator.PerReplica):
-        return [value for part in parts for value in part]
+        return replicator.PerReplica(*[value for part in parts for value in part])
     if isinstance(first, dict):
         return {key: _joined([part[key] for part in parts]) for key in first}
     if isinstance(first, list | tuple):
@@ -55,23 +55,53 @@ def _joined(parts: list[Any]) -> Any:
     return first
 
 
-@pytest.mark.parametrize("name", programs.STEPS)
-def test_as_one_process(found: list[dict[str, Any]], name: str) -> None:
-    repl = helpers.make(programs.REPLICAS, variables="mirrored")
-    expected = [*_leaves(programs.STEPS[name](repl))]
-    computed = [*_leaves(_joined([results[name] for results in found]))]
-    assert len(expected) == len(computed) > 0
-    for one, other in zip(expected, computed, strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        if name in _CLOSE:
-            np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)
-        else:
-            np.testing.assert_array_equal(other, one)
+def _check(
+    chosen: Sequence[p.Program], cpus: Sequence[int], folder: pathlib.Path
+) -> None:
+    names = [program.name for program in chosen]
+    found = _outcomes("of_catalogue", cpus, folder, *names)
+    way = f"{len(cpus)} processes"
+    problems = []
+    for program in chosen:
+        results, components = zip(*(own[program.name] for own in found), strict=True)
+        try:
+            runner.compare(program, _joined([*results]), sum(cpus), way)
+            runner.check_equal(
+                program,
+                way,
+                {k: sum((own[k] for own in components), []) for k in components[0]},
+            )
+        except pytest.fail.Exception as problem:
+            problems.append(str(problem))
+    assert not problems, problems[0]
 
 
-def test_processes_hold_the_same_bits(found: list[dict[str, Any]]) -> None:
-    losses, weights = zip(*(results["training"] for results in found), strict=True)
-    for one, other in zip(_leaves(losses[0]), _leaves(losses[1]), strict=True):
-        assert one.tobytes() == other.tobytes()
-    for one, other in zip(*weights, strict=True):
-        assert one.tobytes() == other.tobytes()
+def test_two_processes_compute_what_one_does(tmp_path: pathlib.Path) -> None:
+    _check(_OF_GATE, [2, 2], tmp_path)
+
+
+@pytest.mark.slow
+def test_two_processes_compute_all_that_one_does(tmp_path: pathlib.Path) -> None:
+    _check(_OTHERS, [2, 2], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cpus", [[1] * 8, [2] * 4], ids=["8x1", "4x2"])
+def test_eight_replicas_train(cpus: list[int], tmp_path: pathlib.Path) -> None:
+    _check(_TRAINED[:1], cpus, tmp_path)
+
+
+def test_longer_programs(tmp_path: pathlib.Path) -> None:
+    found = _outcomes("all_runs", [2, 2], tmp_path)
+    for name, run in programs.RUNS.items():
+        expected = run(helpers.make(programs.REPLICAS, variables="mirrored"))
+        computed = _joined([results[name] for results in found])
+        pairs = zip(
+            *(tf.nest.flatten(value) for value in (expected, computed)), strict=True
+        )
+        for one, other in pairs:
+            one, other = np.asarray(one), np.asarray(other)
+            assert (one.dtype, one.shape) == (other.dtype, other.shape), name
+            # Sums of floats have another order between processes than within one.
+            close = 1e-5 if name == "compressed" else 0.0
+            np.testing.assert_allclose(other, one, rtol=0, atol=close, err_msg=name)

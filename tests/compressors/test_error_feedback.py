@@ -65,34 +65,16 @@ def test_without_it_something_does(inner: str) -> None:
         training.assert_nothing_lost()
 
 
-@pytest.mark.battery(5)
-@pytest.mark.parametrize("inner", ["bf16", "int8", "powersgd(rank=2)"])
-@pytest.mark.parametrize("mode", ["function", "session", "steps_per_call"])
-def test_in_each_way_to_run(mode: str, inner: str) -> None:
-    gradients = laws.Given.random(STEPS, 2)
-    repl = helpers.make(2)
-    if mode == "session":
-        _run_in_session(repl, gradients, f"ef({inner})")
-        return
-    training = laws.Training(repl, gradients, f"ef({inner})")
-    if mode == "steps_per_call":
-        repl.run(training.step_fn, training.input_fn, steps_per_call=STEPS)
-    else:
-        call = tf.function(lambda: repl.run(training.step_fn, training.input_fn))
-        for _ in range(STEPS):
-            call()
-    training.assert_nothing_lost()
-    helpers.assert_replicas_equal(training.variables)
+@pytest.mark.parametrize("inner", ["bf16", "int8"])
+def test_in_a_session(inner: str) -> None:
+    """In the other ways to run: tests/programs/training.py."""
+    gradients, repl = laws.Given.random(STEPS, 2), helpers.make(2)
 
-
-def _run_in_session(
-    repl: replicator.Replicator, gradients: laws.Given, compressor: str
-) -> None:
     def make() -> Any:
         return tf.compat.v1.train.GradientDescentOptimizer(1.0)
 
     with tf.Graph().as_default():
-        training = laws.Training(repl, gradients, compressor, make)
+        training = laws.Training(repl, gradients, f"ef({inner})", make)
 
         def step_fn(element: Any) -> Any:
             pairs = zip(element[0], training.variables, strict=True)
@@ -108,25 +90,6 @@ def _run_in_session(
     for k, expected in enumerate(gradients.sums()):
         rest = owed[f"residual_{k}"].sum(0) if f"residual_{k}" in owed else 0
         np.testing.assert_allclose(rest - received[k], expected, atol=2e-6)
-
-
-@pytest.mark.parametrize("inner", ["bf16", "int8"])
-def test_copies_owe_what_traced_replicas_owe(inner: str) -> None:
-    gradients = laws.Given.random(STEPS, 4)
-    both = [
-        laws.Training(helpers.make(4, build=build), gradients, f"ef({inner})")
-        for build in ("trace", "clone")
-    ]
-    for training in both:
-        training.run()
-        training.assert_nothing_lost()
-    traced, copied = both
-    for one, two in zip(traced.variables, copied.variables, strict=True):
-        assert one.numpy().tobytes() == two.numpy().tobytes()
-    for name, one in traced.memory.items():
-        assert helpers.components(one)[3].tobytes() == (
-            helpers.components(copied.memory[name])[3].tobytes()
-        )
 
 
 @pytest.mark.parametrize("inner", ["fp16", "topk(ratio=0.1)", "powersgd(rank=2)"])

@@ -195,27 +195,6 @@ def test_devices_of_the_user_are_kept(mode):
     assert placed == [five, repl.devices[0], five, repl.devices[1]]
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        tf.function,
-        lambda f: tf.function(f, autograph=False),
-        lambda f: functools.partial(f),
-        lambda f: type("Step", (), {"__call__": lambda self: f()})(),
-    ],
-    ids=["tf.function", "no autograph", "partial", "object"],
-)
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_step_fn_may_be_any_callable(mode, wrap):
-    repl = helpers.make(2)
-
-    def step_fn():
-        return repl.all_reduce(tf.constant(repl.replica_id + 1), "sum")
-
-    values = helpers.run(mode, repl, lambda: wrap(step_fn))
-    assert [int(v) for v in values] == [3, 3]
-
-
 class _Trainer:
     """A class whose methods are steps."""
 

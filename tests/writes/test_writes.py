@@ -10,7 +10,7 @@ import collections
 
 import pytest
 
-from tests.spmd import many
+from tests.programs import drawn
 from tests.writes import program as p
 from tests.writes import runner, strategies
 
@@ -22,7 +22,7 @@ def _check(kind: strategies.Kind, count: int, seed: int) -> collections.Counter[
     """Checks `count` programs of a kind; returns the numbers of outcomes."""
     outcomes: collections.Counter[str] = collections.Counter()
     strategy = strategies.programs(kind)
-    many.for_all(strategy, lambda one: runner.check(one, outcomes), count, seed)
+    drawn.for_all(strategy, lambda one: runner.check(one, outcomes), count, seed)
     assert outcomes.total() >= count
     return outcomes
 

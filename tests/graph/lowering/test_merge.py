@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structure of merged ops; tests/control_flow compares their results."""
+"""The structure of merged ops; tests/programs compares their results."""
 
 from __future__ import annotations
 
