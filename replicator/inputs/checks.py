@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -193,9 +194,11 @@ def _dtypes(spec: Any) -> list[tuple[type, Any]]:
 
 
 def name_of(input_fn: Callable[..., Any]) -> str:
-    """Returns the name of an input_fn for messages."""
+    """Returns the name of an input_fn for messages: the same on all hosts."""
+    while isinstance(input_fn, functools.partial):
+        input_fn = input_fn.func
     name = getattr(input_fn, "__name__", None)
-    return name if isinstance(name, str) else errors.repr_of(input_fn)
+    return name if isinstance(name, str) else type(input_fn).__name__
 
 
 def required(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from replicator import errors
 from replicator.costs import hosts
 from replicator.graph.ir import shapes
+from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call, Value
 from replicator.graph.lowering import words
 from replicator.graph.matching.elsewhere import DYNAMIC, Elsewhere
@@ -197,8 +198,17 @@ class Ways:
 
 
 def ops_of(graph: tf.Graph) -> list[tf.Operation]:
-    """Returns the collectives in a graph: they run in all processes, or in none."""
-    return [op for op in graph.get_operations() if op.type.startswith("Collective")]
+    """Returns the ops of a graph that run in all processes, or in none.
+
+    These are collectives, and ops that may hold some.
+    """
+    return [
+        op
+        for op in graph.get_operations()
+        if op.type.startswith("Collective")
+        or (kind := kind_of(op)).calls
+        and kind.stateful
+    ]
 
 
 def adds_up(calls: Sequence[Call]) -> bool:

@@ -62,6 +62,17 @@ class Merge:
     nesting: Nesting
     ways: Ways | None
 
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the merged op runs even if nothing needs its results.
+
+        Between processes, others may wait for what it sends.
+        """
+        return self.ways is not None or any(
+            not region.op.type.startswith(("Stateless", "Partitioned"))
+            for region in self.regions
+        )
+
 
 def merge(
     regions: Sequence[Region],
@@ -135,7 +146,7 @@ def _loop(request: Merge) -> tf.Operation:
     inside = request.nesting.inside("loop body", total)
     body = _function(request, "body", inside, input_labels, repeat=repeat)
     new = bodies.add_lowered(
-        tf.raw_ops.While if _any_stateful(old) else tf.raw_ops.StatelessWhile,
+        tf.raw_ops.While if request.is_stateful else tf.raw_ops.StatelessWhile,
         input=[tensor for op in old for tensor in op.inputs],
         cond=condition,
         body=body,
@@ -175,7 +186,7 @@ def _conditional(request: Merge) -> tf.Operation:
         [tensor for op in old for tensor in op.inputs[1:]],
         [tensor.dtype for tensor in outputs],
         [tensor.shape for tensor in outputs],
-        _any_stateful(old),
+        request.is_stateful,
     )
 
 
@@ -184,7 +195,6 @@ def _call(request: Merge) -> tf.Operation:
     input_labels = [[request.labels.of(tensor) for tensor in op.inputs] for op in old]
     inside = request.nesting.inside(function_name(old[0]))
     body = _function(request, "f", inside, input_labels)
-    stateful = _any_stateful(old)
     arguments = [tensor for op in old for tensor in op.inputs]
     outputs = [tensor for op in old for tensor in op.outputs]
     dtypes = [tensor.dtype for tensor in outputs]
@@ -193,10 +203,10 @@ def _call(request: Merge) -> tf.Operation:
         # one; it does inline a conditional with a single branch.
         output_shapes = [tensor.shape for tensor in outputs]
         return bodies.add_conditional(
-            0, True, [body], arguments, dtypes, output_shapes, stateful
+            0, True, [body], arguments, dtypes, output_shapes, request.is_stateful
         )
     raw = tf.raw_ops
-    kind = raw.StatefulPartitionedCall if stateful else raw.PartitionedCall
+    kind = raw.StatefulPartitionedCall if request.is_stateful else raw.PartitionedCall
     kind(args=arguments, Tout=dtypes, f=body)  # returns results, if there are any
     return tf.compat.v1.get_default_graph().get_operations()[-1]
 
@@ -214,10 +224,6 @@ def _in_session() -> bool:
     """Whether the outermost graph is run by a session rather than as a function."""
     with tf.init_scope():
         return not tf.executing_eagerly()
-
-
-def _any_stateful(ops: Sequence[tf.Operation]) -> bool:
-    return any(not op.type.startswith(("Stateless", "Partitioned")) for op in ops)
 
 
 def _function(
