@@ -105,11 +105,12 @@ def all_runs(cluster: Any, folder: str) -> None:
 
 def of_catalogue(cluster: Any, folder: str, *names: str) -> None:
     """Writes the results and components of programs of the catalogue."""
+    chosen = [catalogue.PROGRAMS[name] for name in names]
     outcomes = {
-        name: runner.outcome(
-            catalogue.PROGRAMS[name], "eager", replicator.Replicator(cluster.devices)
+        program.name: runner.outcome(
+            program.first or program, "eager", replicator.Replicator(cluster.devices)
         )
-        for name in names
+        for program in chosen
     }
     pathlib.Path(folder, str(cluster.host_id)).write_bytes(pickle.dumps(outcomes))
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import Replicator
-from tests.programs.program import ASKS, NO_SESSION, SHAPES, Step, program
+from tests.programs.program import ASKS, NO_SESSION, ONE_PROCESS, SHAPES, Step, program
 
 _DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -250,16 +250,16 @@ def _places(x: tf.Tensor, call: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     return [_second_gradient(x, place) for place in (call, inside, mapped)]
 
 
-@program()
+@program(None, ONE_PROCESS)
 def second_gradients_of_products(repl: Replicator) -> Step:
     """Each replica has another share; in control flow too."""
-    return lambda x: _places(0.1 * x, lambda x: repl.all_reduce(x, "prod"))
+    return lambda x: _places(0.1 * x, lambda y: repl.all_reduce(y, "prod"))
 
 
-@program()
+@program(None, ONE_PROCESS)
 def second_gradients_of_broadcasts(repl: Replicator) -> Step:
     root = repl.num_replicas - 1
-    return lambda x: _places(0.1 * x, lambda x: x * repl.broadcast(x * x, root=root))
+    return lambda x: _places(0.1 * x, lambda y: y * repl.broadcast(y * y, root=root))
 
 
 @program(None, ASKS, replicas=(4,))

@@ -14,7 +14,7 @@ from tests.programs.elementwise import (
     by_tf_gradients,
     elementwise,
 )
-from tests.programs.program import NO_SESSION
+from tests.programs.program import NO_SESSION, ONE_PROCESS
 
 # --- Conditionals ---------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ def function_recursive(world: World, x: tf.Tensor) -> tf.Tensor:
     return function(3, x)
 
 
-@elementwise()
+@elementwise(ONE_PROCESS)  # a tensor of unknown rank
 def function_with_a_signature(world: World, x: tf.Tensor) -> tf.Tensor:
     spec = [tf.TensorSpec(None, tf.float64)]
     function = tf.function(lambda x: world.first(x * x) * x, input_signature=spec)
@@ -217,6 +217,13 @@ def function_linear(world: World, x: tf.Tensor) -> tf.Tensor:
     """Its gradient needs none of the function's intermediate values."""
     function = tf.function(world.all_reduce)
     return function(x) + function(x * x)
+
+
+@elementwise()
+def function_whose_root_needs_nothing(world: World, x: tf.Tensor) -> tf.Tensor:
+    """The root's process sends all the same, or others would wait for ever."""
+    function = tf.function(lambda x: world.first(x * x))
+    return world.all_reduce(function(x) * x)
 
 
 # --- Gradients of the user's own ------------------------------------------------------
@@ -418,7 +425,9 @@ def result_of_a_loop_in_a_branch_in_a_function(world: World, x: tf.Tensor) -> tf
 
 for _function in (loop_with_captures, function_twice):
     _name = _function.__name__
-    elementwise(by=by_persistent_tape, name=f"{_name}_by_persistent_tape")(_function)
+    elementwise(ONE_PROCESS, by=by_persistent_tape, name=f"{_name}_by_persistent_tape")(
+        _function
+    )
     elementwise(by=by_tf_gradients, name=f"{_name}_by_tf_gradients")(_function)
 
 

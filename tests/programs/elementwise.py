@@ -252,7 +252,10 @@ def as_program(
         return step
 
     title = name or function.__name__.strip("_")
-    return Program(title, make, expected, _inputs, tags=tags)
+    simple = (
+        None if order == 1 else as_program(function, *tags, by=by, order=1, name=name)
+    )
+    return Program(title, make, expected, _inputs, tags=tags, first=simple)
 
 
 def elementwise(

@@ -366,7 +366,7 @@ def function_that_writes_and_asserts(repl: Replicator) -> Step:
     return lambda x: add(x)
 
 
-@program(None, inputs=rows)
+@program(None, ONE_PROCESS, inputs=rows)  # an op on the first device
 def assertions(repl: Replicator) -> Step:
     """They name their tensors and devices."""
 

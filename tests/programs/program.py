@@ -50,6 +50,8 @@ class Program:
         replicas: The numbers of replicas with which it can run.
         tags: Of TAGS.
         close: The relative difference of floats that other orders of sums may make.
+        first: Its first derivatives only, if it has second ones: several processes
+            refuse them in control flow, and run this in its place.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Program:
     replicas: tuple[int, ...] = (1, 2, 3, 4)
     tags: tuple[str, ...] = ()
     close: float = 1e-5
+    first: Program | None = None
 
 
 PROGRAMS: dict[str, Program] = {}

@@ -15,6 +15,7 @@ from tests import helpers
 from tests.programs.program import (
     ASKS,
     NO_SESSION,
+    ONE_PROCESS,
     Step,
     program,
     rows,
@@ -271,7 +272,7 @@ def _kinds(count: int) -> Any:
     return [3] * count, [False] * count, [text] * count, [3 * count**3] * count
 
 
-@program(_kinds)
+@program(_kinds, ONE_PROCESS)  # text
 def loop_of_integers_truth_and_text(repl: Replicator) -> Step:
     def body(n: Any, go: Any, text: Any, x: Any) -> Any:
         go = repl.all_reduce(tf.logical_and(go, n < 2), "min")
