@@ -101,7 +101,6 @@ class Build:
         in_functions: Whether a replica communicates in the graph of a function, which
             may not become part of the step.
         step_key: Identifies step_fn in all builds of it, and is freed with it.
-        messages: Whether any replica sends a message to another.
         gradients: The dual of each primitive, by its name.
         facts: What passes need to know of each primitive, by its name.
         traces: The traces of the user's tf.functions that belong to this build.
@@ -120,7 +119,6 @@ class Build:
     knowledge: dict[Any, Any] = dataclasses.field(default_factory=dict)
     states: States = dataclasses.field(default_factory=States)
     in_functions: bool = False
-    messages: bool = False
     step_key: Any = None
     traces: tf_traces.Traces = dataclasses.field(default_factory=tf_traces.Traces)
     created: dict[str, Created] = dataclasses.field(default_factory=dict)

@@ -24,16 +24,6 @@ def record_gradient(
     record.record_operation(name, list(outputs), list(inputs), backward)
 
 
-def is_watched(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether a tape watches one of the tensors, or a later one might if there is none.
-
-    A public tape only lists the variables that it watches.
-    """
-    if record.could_possibly_record():
-        return bool(record.should_record_backprop(list(tensors)))
-    return any(t.dtype.is_floating or t.dtype.is_complex for t in tensors)
-
-
 def may_record() -> bool:
     """Whether a tape or another recorder is active; a public tape knows only itself."""
     return bool(record.could_possibly_record())

@@ -262,7 +262,6 @@ def communicate(
         agreed=values if agreed is None else tuple(agreed),
         line=line,
         receipt=receipt,
-        watched=facts.end == "receives" and tapes.is_watched(operands),
         facts=facts,
         policies=tuple(policies or ()),
         assignment=replica.mode.writing,

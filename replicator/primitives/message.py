@@ -191,7 +191,6 @@ def _place(
     """
     sends = primitive == "send"
     source, destination = route["source"], route["destination"]
-    context.require(primitive).build.messages = True
     return base.communicate(
         primitive,
         route,

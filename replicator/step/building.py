@@ -34,7 +34,6 @@ from replicator.step.calling import (
     pull_inputs,
 )
 from replicator.step.comparing import (
-    answer_messages,
     check_effects,
     check_equality,
     check_origins,
@@ -144,7 +143,6 @@ def _build(attempt: Attempt) -> BuiltStep:
 
     check_effects(attempt, traced)
     check_origins(attempt, inputs, traced)
-    traced = answer_messages(attempt, traced)
     checked = check_equality(attempt, inputs, traced)
 
     lowered = lower(attempt, traced, checked)

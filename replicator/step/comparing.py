@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -12,7 +11,6 @@ import tensorflow as tf
 from replicator._tf import graphs
 from replicator.graph.ir.kinds import acting
 from replicator.graph.lowering import rewrite
-from replicator.graph.matching import unanswered
 from replicator.graph.order import ordering
 from replicator.graph.passes import owners, random
 from replicator.graph.same.keys import Keys
@@ -52,16 +50,6 @@ def check_origins(attempt: Attempt, inputs: Inputs, traced: Traced) -> None:
 def _compared(attempt: Attempt, traced: Traced) -> Sequence[Sequence[tf.Operation]]:
     """Returns the ops of the replicas that are compared: of copies, the first."""
     return traced.replicas[: len(attempt.build.compared)]
-
-
-def answer_messages(attempt: Attempt, traced: Traced) -> Traced:
-    """Supplies zero gradients for messages whose received value is never used."""
-    if not attempt.build.messages:
-        return traced
-    replicas = unanswered.answer(
-        traced.replicas, traced.returned, attempt.build.world.local
-    )
-    return dataclasses.replace(traced, replicas=replicas)
 
 
 def check_equality(attempt: Attempt, inputs: Inputs, traced: Traced) -> Checked:

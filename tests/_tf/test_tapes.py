@@ -35,19 +35,6 @@ def test_stop_recording_reaches_the_tapes_of_callers():
     assert tape.gradient(y, x) is None
 
 
-def test_is_watched_by_a_tape_or_may_be_where_there_is_none():
-    x, n = tf.constant(1.0), tf.constant(1)
-    assert (
-        tapes.is_watched([n, x])
-        and not tapes.is_watched([n])
-        and not tapes.is_watched([])
-    )
-    with tf.GradientTape() as tape:
-        assert not tapes.is_watched([x])
-        tape.watch(x)
-        assert tapes.is_watched([n, x])
-
-
 def test_may_record_where_there_is_a_tape_or_an_accumulator():
     assert not tapes.may_record()
     with tf.GradientTape():

@@ -175,3 +175,74 @@ def test_a_gradient_on_one_side_only_says_how_to_get_it_on_the_other(
         r"Fix: .*repl\.linked\(loss\).*in place of the TensorSpec",
     ):
         repl.run(step)
+
+
+# What replica 1 adds to its loss, of what it received and its own x.
+UNUSED: dict[str, Callable[[tf.Tensor, tf.Tensor], Any]] = {
+    "not used": lambda y, x: 0.0,
+    "stopped": lambda y, x: x * tf.stop_gradient(y),
+    "an integer": lambda y, x: tf.cast(tf.cast(y, tf.int32), tf.float32),
+    "not in the loss": lambda y, x: (y * x, 0.0)[1],
+}
+
+
+def _by_graph(tape: tf.GradientTape, loss: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    return tf.gradients(loss, x)[0]
+
+
+@pytest.mark.parametrize("differentiate", [tf.GradientTape.gradient, _by_graph])
+@pytest.mark.parametrize("name", UNUSED)
+def test_a_linked_message_that_no_loss_uses_has_a_way_out(
+    name: str, differentiate: Callable[..., tf.Tensor]
+) -> None:
+    repl = helpers.make(2)
+
+    def step(zero: Callable[[tf.Tensor], Any]) -> tf.Tensor:
+        x = helpers.opaque([2.0, 5.0][repl.replica_id])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            if repl.replica_id == 0:
+                repl.send(x, 1)
+                loss = repl.linked(x**2)
+            else:
+                y = repl.recv(x, 0)
+                loss = x + UNUSED[name](y, x) + zero(y)
+        return differentiate(tape, loss, x)
+
+    with pytest.raises(
+        errors.MismatchError,
+        match=r"(?s)A gradient of message 0 from 0 to 1, .*of replica 0 has no "
+        r"partner.*Fix: .*does not depend on the received y, add 0\.0 \* "
+        r"tf\.reduce_sum\(y\) to it",
+    ):
+        repl.run(lambda: step(lambda y: 0.0))
+    gradients = repl.run(lambda: step(lambda y: 0.0 * tf.reduce_sum(y)))
+    assert float(gradients[0]) == 4.0
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_linked_losses_are_differentiated_in_one_order(in_order: bool) -> None:
+    """Replica 0 links the second loss with the message of the first."""
+    repl = helpers.make(2)
+
+    def step(zero: float | None) -> list[tf.Tensor]:
+        x = helpers.opaque([2.0, 5.0][repl.replica_id])
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            if repl.replica_id == 0:
+                repl.send(x, 1, tag=1)
+                losses = [repl.linked(0.0)]
+                repl.send(x, 1, tag=2)
+                losses.append(repl.linked(0.0))
+            else:
+                first, second = repl.recv(x, 0, tag=1), repl.recv(x, 0, tag=2)
+                added = 0.0 if zero is None else zero * first
+                losses = [first**3, second**2 + added]
+        if not in_order:
+            losses.reverse()
+        return [tape.gradient(loss, x) for loss in losses]
+
+    with pytest.raises(errors.MismatchError, match="A gradient of message 0 from 0"):
+        repl.run(lambda: step(None))
+    expected = [12.0, 4.0] if in_order else [4.0, 12.0]
+    assert [float(d[0]) for d in repl.run(lambda: step(0.0))] == expected

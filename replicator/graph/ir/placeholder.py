@@ -130,8 +130,6 @@ class Call:
         line: The user's line, "train.py:42 in step_fn".
         receipt: Whether the last result is a zero that represents the call's effect on
             other replicas' losses; see `base.communicate`.
-        watched: For a recv, whether a tape watches it; without tapes, whether gradients
-            could reach it.
         facts: What is true of all calls of the primitive.
         policies: One per operand, or none at all; the replicas must agree on them.
         merged: The lines of further calls that were merged into this one.
@@ -152,7 +150,6 @@ class Call:
     agreed: tuple[Value, ...]
     line: str
     receipt: bool = False
-    watched: bool = False
     facts: PrimitiveFacts = PrimitiveFacts()
     policies: tuple[OperandPolicy, ...] = ()
     merged: tuple[str, ...] = ()

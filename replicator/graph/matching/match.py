@@ -31,9 +31,8 @@ _GRADIENT = (
     "TensorSpec."
 )
 _MESSAGE_GRADIENT = (
-    f"{_GRADIENT[:-1]}, and apply tf.stop_gradient to the received value if it is not "
-    "part of a loss. The gradients of several linked losses are told apart by the "
-    "lines on which all replicas take them."
+    f"{_GRADIENT[:-1]}; where a loss does not depend on the received y, add "
+    "0.0 * tf.reduce_sum(y) to it."
 )
 _LINK_INSIDE = (
     "repl.linked reaches values sent where it is called, but not those sent inside "
