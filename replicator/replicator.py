@@ -20,7 +20,7 @@ from replicator.interop import distribute
 from replicator.keras import model as keras_model
 from replicator.options import Options
 from replicator.options import check as check_option
-from replicator.stages import writing
+from replicator.stages import Stages
 from replicator.step import building, known, registry
 from replicator.step.step_arguments import INPUT_MODES
 from replicator.strategy import choosing
@@ -202,24 +202,22 @@ class Replicator(running.Running, methods.InStep):
         step_fn builds for one device, "1-after-partition" has variables in parts,
         "2-after-in-graph" has all replicas, with placeholders for their communication,
         and "3-transformed" has real ops in place of these. Each graph is recorded as a
-        picture, an SVG with devices as columns, and as a folder for TensorBoard, whose
-        graph dashboard shows every op. Of a step that was built before, nothing is
-        recorded; a warning says so.
+        folder for TensorBoard, whose graph dashboard shows every op, by device or by
+        scope. Of a step that was built before, nothing is recorded; a warning says so.
 
         Example:
             >>> with repl.stages("stages"):
             ...     _ = repl.run(lambda: repl.all_reduce(1.0))
-            >>> print(*sorted(p.name for p in pathlib.Path("stages").glob("*/*.svg")))
-            0-original.svg 1-after-partition.svg 2-after-in-graph.svg 3-transformed.svg
+            >>> print(*sorted(p.name for p in pathlib.Path("stages").glob("*/*")))
+            0-original 1-after-partition 2-after-in-graph 3-transformed
 
         Args:
             path: A folder, created if it does not exist.
 
         Raises:
             ArgumentError: The folder cannot be created.
-            DependencyError: matplotlib is not installed.
         """
-        stages = writing.Stages(path)
+        stages = Stages(path)
         self._settings.stages.append(stages)
         try:
             yield

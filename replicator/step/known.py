@@ -22,7 +22,7 @@ from replicator.graph.order import effects
 from replicator.graph.passes import owners
 from replicator.inputs import feeds
 from replicator.options import Options
-from replicator.stages.writing import Stages
+from replicator.stages import Stages
 from replicator.strategy.choosing import StrategyChooser
 from replicator.variables import locks
 from replicator.variables.creation import VariableFactory

@@ -12,7 +12,7 @@ from replicator import errors
 from replicator._tf import ops as tf_ops
 from replicator.graph.ir.kinds import has_effect
 from replicator.inputs import checks
-from replicator.stages.writing import Recorder, Stages
+from replicator.stages import Recorder, Stages
 from replicator.step import outputs
 from replicator.step.known import Attempt, Checked, Inputs
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the graphs of steps while they are built: for TensorBoard, and as SVG.
+"""Writes the graphs of steps while they are built, for TensorBoard.
 
 The stages are those of AutoDist (Zhang et al. 2020): the program of one device, with
 partitioned variables, with all replicas, and with communication lowered to real ops.
@@ -12,15 +12,13 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from replicator import errors
-from replicator.report import files
-from replicator.stages import sketch
 
 STAGES = ("0-original", "1-after-partition", "2-after-in-graph", "3-transformed")
 # The scope of the ops that reads of partitioned variables add to the program.
@@ -41,9 +39,6 @@ class Stages:
         self._site = errors.user_line()
         self._built: set[str] = set()  # the steps that were built, by their lines
         self._ran: dict[str, None] = {}  # those that ran, in their order
-        with files.needing("matplotlib", "draw the stages of a step"):
-            from replicator.stages import drawing  # nothing else needs to plot
-        self._draw: Callable[..., None] = drawing.draw
 
     def begin(self, name: str, line: str) -> Recorder:
         """Returns a recorder for the graphs of one build.
@@ -91,8 +86,6 @@ class Stages:
             # A new thread executes eagerly, whatever is being built in this one.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 pool.submit(_for_tensorboard, folder / stage, graph).result()
-            title = f"{name}, {stage}: {len(graph.node)} ops"
-            self._draw(sketch.of(graph), title, folder / f"{stage}.svg")
 
 
 def _created(path: Any) -> pathlib.Path:
