@@ -2,9 +2,8 @@
 """Counts a loop's iterations where that is possible before it runs.
 
 A loop with a counter makes the same number of iterations whatever else it computes: its
-condition is evaluated here on the counters alone, in NumPy. merge.py unrolls several
-iterations of short loops, which saves most of the overhead of an iteration: the
-condition's result has to reach every device before an iteration can begin there.
+condition is evaluated here on the counters alone, in NumPy, so that a plan can say how
+often the loop's body communicates in a step.
 """
 
 from __future__ import annotations
@@ -15,13 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from replicator._tf import effects, functions
-from replicator.graph.ir.kinds import kind_of
+from replicator._tf import functions
 
 _MOST_ITERATIONS = 2_000  # counting takes 0.1 ms each, and gains little beyond
-_MOST_OPS = 400  # in an unrolled body
-_UNROLL_FACTORS = (8, 7, 6, 5, 4, 3, 2)
-_FUNCTIONS = ("body", "cond")  # of a loop
 
 # The ops evaluated here; with any other op, the number of iterations is unknown.
 _COUNTING: dict[str, Callable[..., Any]] = {
@@ -42,34 +37,6 @@ _COUNTING: dict[str, Callable[..., Any]] = {
     "NotEqual": np.not_equal,
     "Sub": np.subtract,
 }
-
-
-def unroll_factor(loops: Sequence[tf.Operation], total: int | None) -> int:
-    """Returns how many iterations of merged loops to unroll into one.
-
-    Args:
-        loops: One loop per replica, known to make equal numbers of iterations.
-        total: The number of iterations, by `count`; None where that is unknown.
-
-    Returns:
-        A divisor of the number of iterations; 1 where that is unknown, or where an
-        iteration has side effects, which would have to be ordered, or draws random
-        numbers, which a copy of the op would repeat.
-    """
-    graphs = [
-        functions.function_body(op, name)[0] for op in loops for name in _FUNCTIONS
-    ]
-    ops = [op for graph in graphs for op in graph.get_operations()]
-    if any(graph.control_outputs for graph in graphs) or any(map(_has_state, ops)):
-        return 1
-    for factor in _UNROLL_FACTORS:
-        if total and total % factor == 0 and factor * len(ops) <= _MOST_OPS:
-            return factor
-    return 1
-
-
-def _has_state(op: tf.Operation) -> bool:
-    return kind_of(op).stateful and not effects.only_reads(op)
 
 
 def count(loop: tf.Operation) -> int | None:

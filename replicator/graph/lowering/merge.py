@@ -141,10 +141,8 @@ def _loop(request: Merge) -> tf.Operation:
     inside = request.nesting.inside("loop condition", None)
     condition = _function(request, "cond", inside, input_labels, agree)
     total = iterations.count(old[0]) if same_iterations[0] else None
-    # Communication between processes has keys for one copy of the body only.
-    repeat = iterations.unroll_factor(old, total) if request.ways is None else 1
     inside = request.nesting.inside("loop body", total)
-    body = _function(request, "body", inside, input_labels, repeat=repeat)
+    body = _function(request, "body", inside, input_labels)
     new = bodies.add_lowered(
         tf.raw_ops.While if request.is_stateful else tf.raw_ops.StatelessWhile,
         input=[tensor for op in old for tensor in op.inputs],
@@ -233,7 +231,6 @@ def _function(
     labels_by_replica: Sequence[Sequence[Key]],
     finish: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
     position: int = 0,
-    repeat: int = 1,
 ) -> Any:
     """Adds a function that holds one function of each replica.
 
@@ -245,7 +242,6 @@ def _function(
             k-th argument.
         finish: Maps the results of all replicas to the results of the merged function.
         position: The index of the function in an attribute that lists several.
-        repeat: How many times to apply the functions, each time to their own results.
 
     Returns:
         The merged function's name, as an op attribute.
@@ -257,27 +253,17 @@ def _function(
         _arguments(joint, graph.inputs, own_labels, request.labels)
         for (graph, _), own_labels in zip(functions, labels_by_replica, strict=True)
     ]
-    must_run: list[tf.Operation] = []
     with joint.as_default():
-        for iteration in range(repeat):
-            copies = [
-                inline.copy(
-                    *function,
-                    tensors,
-                    f"iteration_{iteration}/replica_{region.replica_id}",
-                )
-                for region, function, tensors in zip(
-                    regions, functions, arguments, strict=True
-                )
-            ]
-            arguments = [copy.results for copy in copies]
-            replicas = [copy.ops for copy in copies]
-            ids = [region.replica_id for region in regions]
-            rewritten = request.rewrite(
-                replicas, ids, nesting.repeat() if iteration else nesting
+        copies = [
+            inline.copy(*function, tensors, f"replica_{region.replica_id}")
+            for region, function, tensors in zip(
+                regions, functions, arguments, strict=True
             )
-            must_run += _renamed(copies, rewritten)
-        returned = [tensor for tensors in arguments for tensor in tensors]
+        ]
+        ids = [region.replica_id for region in regions]
+        rewritten = request.rewrite([copy.ops for copy in copies], ids, nesting)
+        must_run = _renamed(copies, rewritten)
+        returned = [tensor for copy in copies for tensor in copy.results]
         if finish is not None:
             returned = list(finish(returned))
         results = [tensor.op for tensor in returned]

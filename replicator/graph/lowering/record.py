@@ -30,12 +30,10 @@ class Nesting:
         path: The enclosing control flow, outermost first; empty at the top level.
         times: How often the level runs per step; None where that is only known when the
             step runs.
-        repeated: Whether the level is another copy of one that is already recorded.
     """
 
     path: tuple[str, ...] = ()
     times: int | None = 1
-    repeated: bool = False
 
     def inside(self, name: str, times: int | None = 1) -> Nesting:
         """Returns the nesting of a level inside this one.
@@ -46,10 +44,6 @@ class Nesting:
         """
         total = None if self.times is None or times is None else self.times * times
         return dataclasses.replace(self, path=(*self.path, name), times=total)
-
-    def repeat(self) -> Nesting:
-        """Returns the nesting of another copy of this level."""
-        return dataclasses.replace(self, repeated=True)
 
 
 @dataclasses.dataclass(frozen=True)

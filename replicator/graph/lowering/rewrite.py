@@ -268,13 +268,11 @@ def _lower(
     if len(communication.calls) > len(matched):  # keep the local replicas' results
         ids = [p.replica_id for p in matched]
         results = [results[communication.group.index(r)] for r in ids]
-    if not nesting.repeated:
-        notes = communication.notes
-        sent = [list(tensors) for tensors in communication.operands]
-        for n, tensor in notes.moved:
-            sent[n].append(tensor)
-        readers = [[result.consumers() for result in p.results] for p in matched]
-        target.lowered.append(_Lowered(communication, sent, results, readers, nesting))
+    sent = [list(tensors) for tensors in communication.operands]
+    for n, tensor in communication.notes.moved:
+        sent[n].append(tensor)
+    readers = [[result.consumers() for result in p.results] for p in matched]
+    target.lowered.append(_Lowered(communication, sent, results, readers, nesting))
     if target.precise and call.facts.same_for_all:
         with tf.name_scope("keep_precision"), tf.control_dependencies(None):
             results = precision.keep(results)

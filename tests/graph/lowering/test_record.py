@@ -36,11 +36,6 @@ def test_places_multiply_what_is_known() -> None:
     assert unknown.inside("loop body", 3).times is None
 
 
-def test_a_copy_of_a_place_stays_one_further_inside() -> None:
-    assert not Nesting().inside("loop body").repeated
-    assert Nesting().inside("loop body").repeat().inside("function f").repeated
-
-
 def test_functions_are_shown_by_the_names_that_users_gave_them() -> None:
     @tf.function
     def inner_2(x: tf.Tensor) -> tf.Tensor:
