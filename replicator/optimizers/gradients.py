@@ -19,15 +19,14 @@ from replicator import context, errors
 from replicator._tf import distribute
 from replicator.compressors.base import Compressor
 from replicator.graph.ir import shapes
-from replicator.graph.ir.placeholder import NO_POLICY
+from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.order import effects
 from replicator.optimizers import accumulators, sparsity
 from replicator.optimizers.accumulators import Accumulators, AccumulatorStore, Gradient
 from replicator.optimizers.compression import Compression, Reducer
-from replicator.optimizers.due import all_reduce_when
 from replicator.optimizers.parts import Division
 from replicator.optimizers.sparsity import GradientLayout
-from replicator.primitives import all_reduce
+from replicator.primitives import all_gather, all_reduce, sparse
 from replicator.variables import copies
 from replicator.variables.chooser import SparseGradients
 from replicator.variables.replicated import plain
@@ -257,7 +256,7 @@ class Combiner:
         dtypes = [piece.dtype for piece in cut(grads)]
         if not reduce.compresses:
             policies = [*reduce.policies, *([] if weight is None else [NO_POLICY])]
-            reduced = all_reduce_when(full, totals, op, policies)
+            reduced = _all_reduce_when(full, totals, op, policies)
 
         def combined() -> list[Gradient]:
             summed = totals if reduce.compresses else reduced
@@ -287,6 +286,62 @@ class Combiner:
         with replica.build.ledger.agreed(effects.Claim(self.name, wrapped=True)):
             return tf.cond(full, apply_and_clear, lambda: tf.constant(False)).op
 
+    def apply_outside(
+        self,
+        grads: Sequence[Gradient | None],
+        variables: Sequence[Any],
+        prepare: Callable[[Sequence[Any]], Any],
+        update: Callable[[Sequence[Any]], Any],
+    ) -> Any:
+        """Sums gradients of whole batches outside steps; updates at each k-th batch.
+
+        Used when a model that trains on replicas runs on one device for a while, to be
+        inspected. They are added to the sums of weighted steps, where a whole batch
+        weighs 1.
+
+        Args:
+            grads: The gradients, one per variable, or None.
+            variables: The variables that they are gradients of.
+            prepare: As for `apply`.
+            update: Updates the variables by gradients.
+        """
+        used = [k for k, gradient in enumerate(grads) if gradient is not None]
+        if not used:
+            return tf.no_op()
+        used_grads = [grads[k] for k in used]
+        with tf.init_scope():
+            prepare([variables[k] for k in used])
+        addends = [accumulators.wide(gradient) for gradient in used_grads]
+        addends.append(tf.constant(1.0, accumulators.dtype_of_weights(addends)))
+        key = (
+            None,
+            True,
+            tuple(
+                (sparsity.key_of(variables[k]), GradientLayout.of(grads[k]))
+                for k in used
+            ),
+        )
+        if key not in self.accumulators:
+            self.accumulators[key] = self.sums.create(addends, "sum", self.name)
+        sums, counter = self.accumulators[key]
+        step = counter.add(tf.constant(1, tf.int64))
+        *totals, weight = [s.add(g) for s, g in zip(sums, addends, strict=True)]
+
+        def apply_and_clear() -> tf.Tensor:
+            means: list[Gradient | None] = [None] * len(grads)
+            for k, total, gradient in zip(used, totals, used_grads, strict=True):
+                if isinstance(total, tf.IndexedSlices):
+                    total = sparse.add_up(total)
+                mean = accumulators.scaled(total, accumulators.reciprocal(weight))
+                means[k] = accumulators.cast(mean, gradient.dtype)
+            update(means)
+            for accumulator in (*sums, counter):
+                accumulator.clear()
+            return tf.constant(True)
+
+        full = step >= self.accumulation_steps
+        return tf.cond(full, apply_and_clear, lambda: tf.constant(False))
+
 
 def _home(graph: tf.Graph) -> Any:
     """Returns the tf.Graph that a build's variables belong to; None if eager."""
@@ -299,8 +354,41 @@ def _note_sparse(
     layouts: Sequence[GradientLayout | None],
 ) -> None:
     """Records for the strategy which gradients are sparse."""
-    sparse = replica.build.states.of(SparseGradients)
+    is_sparse = replica.build.states.of(SparseGradients)
     for variable, layout in zip(variables, layouts, strict=True):
         if layout is not None:
             key = getattr(plain(variable), "key", None)
-            sparse[key] = layout.index_dtype is not None
+            is_sparse[key] = layout.index_dtype is not None
+
+
+def _all_reduce_when(
+    full: tf.Tensor,
+    totals: Sequence[Gradient],
+    op: str,
+    policies: Sequence[OperandPolicy],
+) -> list[Gradient]:
+    """Reduces if `full` is true; else moves no data and returns zeros or no rows."""
+    dense = [t for t in totals if not isinstance(t, tf.IndexedSlices)]
+    dense_policies = [
+        policy
+        for t, policy in zip(totals, policies, strict=True)
+        if not isinstance(t, tf.IndexedSlices)
+    ]
+    reduced = iter(
+        all_reduce.reduce_dense(dense, op, when=full, policies=dense_policies)
+        if dense
+        else []
+    )
+    results: list[Gradient] = []
+    for total, policy in zip(totals, policies, strict=True):
+        if not isinstance(total, tf.IndexedSlices):
+            results.append(next(reduced))
+            continue
+        num_rows = tf.where(full, tf.shape(total.values)[0], 0)
+        parts = [total.values[:num_rows], total.indices[:num_rows]]
+        values, indices = all_gather.all_gather(parts, axis=0)
+        gathered = tf.IndexedSlices(values, indices, total.dense_shape)
+        group = context.require("all_gather").build.world.replica_ids
+        count = len(group) if op == "mean" else 1
+        results.append(sparse.add_up(gathered, count, group, policy))
+    return results

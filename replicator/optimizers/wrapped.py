@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator._tf import state as tf_state
-from replicator.optimizers import checks, gradients, outside_steps, parts
+from replicator.optimizers import checks, gradients, parts
 from replicator.primitives import all_reduce, by_hand, weighing
 from replicator.variables import single_device
 from replicator.variables.replicated import plain
@@ -104,8 +104,7 @@ class Wrapped:
         if replica is None:
             accumulates = combiner.accumulation_steps > 1 and weight is None
             if accumulates and (combiner.accumulates_outside or view is not None):
-                return outside_steps.apply(
-                    combiner,
+                return combiner.apply_outside(
                     grads,
                     variables,
                     prepare,
