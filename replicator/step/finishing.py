@@ -21,7 +21,7 @@ from replicator.graph.ir.kinds import acting, has_effect
 from replicator.graph.lowering import crossing, rewrite
 from replicator.graph.matching import leftover
 from replicator.graph.order import ordering, phases, shared_resources
-from replicator.graph.passes import joins, kernels, owners, reads
+from replicator.graph.passes import kernels, owners, reads
 from replicator.primitives import table
 from replicator.step import outputs
 from replicator.step.known import Attempt, Checked, Inputs, Traced, ops_before
@@ -65,7 +65,7 @@ def read_once(
     reads.join_reads(acting(lowered.replicas), initializers)
     replicas = reads.read_rows(lowered.replicas, initializers)
     reads.share_reads(acting(replicas), initializers, build.aliases.by_all)
-    joins.share(replicas, _near(build.world.devices), initializers)
+    reads.share_joins(replicas, _near(build.world.devices), initializers)
     replicas = reads.leave_out_unused(replicas, initializers)
     return dataclasses.replace(lowered, replicas=replicas)
 
