@@ -9,6 +9,7 @@ the plan, the law sees that no op was computed from gathered inputs.
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -88,14 +89,14 @@ class Sample:
     grads: bool = True
 
 
-def unary(types: str, kind: str = "x", **more: Any) -> list[Sample]:
+def unary(names: str, kind: str = "x", **more: Any) -> list[Sample]:
     """Returns samples of ops of one batch, by the names of the inputs of raw ops."""
-    return nary(types, kind, **more)
+    return nary(names, kind, **more)
 
 
-def nary(types: str, kinds: str, **more: Any) -> list[Sample]:
+def nary(names: str, kinds: str, **more: Any) -> list[Sample]:
     """Returns samples of ops of several batches, e.g. "xp" for x and p."""
-    return [Sample(name, _raw(name, kinds), **more) for name in types.split()]
+    return [Sample(name, _raw(name, kinds), **more) for name in names.split()]
 
 
 def _raw(name: str, kinds: str) -> Callable[[Inputs], Any]:
@@ -105,6 +106,39 @@ def _raw(name: str, kinds: str) -> Callable[[Inputs], Any]:
         return kernel(**{n: getattr(v, k) for n, k in zip(names, kinds, strict=True)})
 
     return make
+
+
+class _Names:
+    """Names inputs before there are any: `v.x` and `v("x", 4)`, as of `Inputs`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda inputs: getattr(inputs, name)
+
+    def __call__(self, name: str, *shape: int) -> Any:
+        return lambda inputs: inputs(name, *shape)
+
+
+v = _Names()
+
+
+def op(kind: str, form: str = SHARDED, /, **arguments: Any) -> Sample:
+    """Returns a sample of a raw op; its arguments are values, or functions of v."""
+
+    def make(inputs: Inputs) -> Any:
+        def value(one: Any) -> Any:
+            if isinstance(one, list):
+                return [value(each) for each in one]
+            return one(inputs) if isinstance(one, types.FunctionType) else one
+
+        found = {name: value(one) for name, one in arguments.items()}
+        return getattr(tf.raw_ops, kind)(**found)
+
+    return Sample(kind, make, form)
+
+
+def forward(kind: str, form: str = SHARDED, /, **arguments: Any) -> Sample:
+    """Returns a sample of a raw op whose gradient is not checked."""
+    return dataclasses.replace(op(kind, form, **arguments), grads=False)
 
 
 class Law:
@@ -235,25 +269,6 @@ def _are_close(want: Sequence[Any], have: Sequence[Any]) -> bool:
         else np.array_equal(a, b)
         for a, b in pairs
     )
-
-
-def check(
-    samples: Sequence[Sample], replicas: int, rows: Sequence[int], grads: bool = True
-) -> None:
-    """States the law of samples, for batches of these numbers of rows.
-
-    Args:
-        samples: The samples.
-        replicas: The number of replicas.
-        rows: The numbers of rows; fewer than replicas: some have none.
-        grads: Whether gradients are checked of those samples that say so.
-    """
-    law = Law(
-        [dataclasses.replace(s, grads=s.grads and grads) for s in samples], replicas
-    )
-    law.check_plan()
-    for number in rows:
-        law.check(number)
 
 
 def ruled(module: Any) -> set[str]:

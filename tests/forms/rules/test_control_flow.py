@@ -193,25 +193,6 @@ def twice(program: Callable[[Inputs], tf.Tensor]) -> Callable[[Inputs], Any]:
     return derivatives
 
 
-@pytest.mark.parametrize("programs", [LOOPS, BRANCHES], ids=["loops", "branches"])
-def test_law(programs: list[Any]) -> None:
-    law = laws.Law([Sample(one.__name__, one) for one in programs], 2)
-    for count in (5, 1):
-        law.check(count)
-
-
-QUICK = [looped, branched]
-ALL = [pytest.param(one, marks=pytest.mark.slow) for one in (LOOPS, BRANCHES)]
-
-
-@pytest.mark.parametrize("programs", [QUICK, *ALL], ids=["some", "loops", "branches"])
-def test_second_derivatives(programs: list[Any]) -> None:
-    samples = [Sample(one.__name__, twice(one), grads=False) for one in programs]
-    law = laws.Law(samples, 2)
-    for count in (3, 1):
-        law.check(count)
-
-
 def _plans(plan: GraphPlan) -> Iterator[tuple[tf.Operation, OpPlan]]:
     for op, one in plan.plans.items():
         yield op, one

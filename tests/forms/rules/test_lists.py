@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from replicator.forms.rules import lists
 from tests.forms import laws
 from tests.forms.laws import WHOLE, Inputs, Sample
 
 raw = tf.raw_ops
-REPLICAS = [2, pytest.param(3, marks=pytest.mark.slow)]
 F = tf.float32
 
 
@@ -156,22 +154,6 @@ OTHERS = [
     Sample("TensorListPushBack", lambda v: stack(push(empty(), tf.ones([2]))), WHOLE),
     Sample("TensorListStack", lambda v: stack(empty([3])), WHOLE, grads=False),
 ]
-
-
-def test_each_type_has_a_sample() -> None:
-    # An optional value that is missing is only read where it is not missing.
-    assert not laws.missing(lists, [*SAMPLES, *OTHERS], "OptionalNone")
-
-
-def test_elements_keep_their_forms() -> None:
-    laws.Law(SAMPLES, 2).check_plan()
-
-
-@pytest.mark.parametrize("replicas", REPLICAS)
-def test_law(replicas: int) -> None:
-    law = laws.Law([*SAMPLES, *OTHERS], replicas)
-    for count in (5, 2, 1):
-        law.check(count)
 
 
 def test_an_element_of_other_rows_than_the_first_fails() -> None:

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.forms.rules import lookups
 from tests.autodist import helpers as on_replicas
-from tests.forms import helpers, laws
+from tests.forms import helpers
 from tests.forms.laws import SUM, WHOLE, Inputs, Sample
 
 raw = tf.raw_ops
-REPLICAS = [2, pytest.param(3, marks=pytest.mark.slow)]
 TABLE = np.arange(15, dtype=np.float32).reshape(5, 3) / 7
 MASK = np.array([2.0, -1.0, 0.5], np.float32)
 
@@ -145,26 +143,6 @@ OTHERS = [
     Sample("SparseSegmentSqrtN", lambda v: _sparse(v, "sqrtn"), WHOLE),
     Sample("RaggedGather", _ragged, WHOLE),
 ]
-
-
-def test_each_type_has_a_sample() -> None:
-    # Variables and tables are in test_state.py.
-    others = "ResourceGather ResourceGatherNd LookupTableFindV2"
-    assert not laws.missing(lookups, SAMPLES, others)
-
-
-@pytest.mark.parametrize("replicas", REPLICAS)
-def test_law(replicas: int) -> None:
-    law = laws.Law(SAMPLES, replicas)
-    law.check_plan()
-    for n in (5, 2, 1):
-        law.check(n)
-
-
-def test_among_others() -> None:
-    law = laws.Law(OTHERS, 2)
-    for n in (5, 2, 1):
-        law.check(n)
 
 
 @pytest.mark.parametrize("how", ["sum", "max"])

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import replicator
@@ -14,7 +13,6 @@ from replicator.forms import engine
 from replicator.forms.forms import REPLICATED, Partial
 from replicator.forms.propagate import GraphPlan
 from replicator.forms.rules import normalization
-from tests.forms import laws
 from tests.forms.laws import SUM, WHOLE, Inputs, Sample
 
 raw = tf.raw_ops
@@ -77,19 +75,6 @@ SAMPLES = [
     Sample("Mean", lambda v: tf.nn.moments(v.x, [1], keepdims=True)),
     Sample("Mean", lambda v: tf.reduce_mean(v.x), SUM),
 ]
-
-
-def test_each_type_has_a_sample() -> None:
-    assert not laws.missing(normalization, SAMPLES)
-
-
-def test_law() -> None:
-    laws.check(SAMPLES, 3, (5, 1))
-
-
-@pytest.mark.slow
-def test_law_of_two_replicas() -> None:
-    laws.check(SAMPLES, 2, (5, 1))
 
 
 def on_replicas(step: Any, channels: int = 2) -> engine.WholeBatchFunction:

@@ -16,12 +16,9 @@ import tensorflow as tf
 
 import replicator
 from replicator.forms import engine
-from replicator.forms.rules import random
-from tests.forms import laws
 from tests.forms.laws import WHOLE, Inputs, Sample
 
 SEED = [3, 7]
-REPLICAS = [2, pytest.param(3, marks=pytest.mark.slow)]
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 INTEGERS = (tf.int32, tf.int64)
 ANY = (*INTEGERS, tf.uint32, tf.uint64)
@@ -73,17 +70,6 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("replicas", REPLICAS)
-def test_law_of_stateless_numbers(replicas: int) -> None:
-    law = laws.Law([*STATELESS, *OTHERS], replicas)
-    for rows in (7, 2, 1):
-        law.check(rows)
-
-
-def test_stateless_numbers_are_drawn_in_parts() -> None:
-    laws.Law(STATELESS, 2).check_plan()
-
-
 DRAWN: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "RandomStandardNormal": lambda x: tf.random.normal(tf.shape(x)),
     "RandomUniform": lambda x: tf.random.uniform(tf.shape(x)),
@@ -99,10 +85,6 @@ SHARED: dict[str, Callable[[], tf.Tensor]] = {
         tf.random.categorical(tf.zeros([3, 99]), 1), tf.float32
     )[:, 0],
 }
-
-
-def test_each_type_has_a_sample() -> None:
-    assert not laws.ruled(random) - {s.type for s in STATELESS} - set(DRAWN)
 
 
 def _run(function: Any, count: int) -> Any:

@@ -11,8 +11,6 @@ import tensorflow as tf
 
 import replicator
 from replicator.forms import engine
-from replicator.forms.rules import reductions
-from tests.forms import laws
 from tests.forms.laws import SUM, WHOLE, Inputs, Sample
 
 raw = tf.raw_ops
@@ -76,19 +74,6 @@ SAMPLES = [
     Sample("Sum", lambda v: slope(lambda a: v.x * a, [[1, 2, 3]]), SUM),
     Sample("Sum", lambda v: slope(lambda a: v("x", 1, 2) @ a, np.ones([1, 2, 3])), SUM),
 ]
-
-
-def test_each_type_has_a_sample() -> None:
-    assert not laws.missing(reductions, SAMPLES)
-
-
-def test_law() -> None:
-    laws.check(SAMPLES, 2, (5, 1))
-
-
-@pytest.mark.slow
-def test_law_of_three_replicas() -> None:
-    laws.check(SAMPLES, 3, (5, 2))
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)

@@ -7,14 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
-from replicator.forms.rules import products
-from tests.forms import laws
-from tests.forms.laws import SUM, Inputs, Sample
-from tests.forms.rules import test_recurrent
-from tests.forms.rules.test_products import PRODUCTS, constant
+from tests.forms.laws import SUM, Inputs, Sample, forward, op, v
+from tests.forms.rules.products import constant
 
 raw = tf.raw_ops
 IMAGE, FILTER, DEPTH = (6, 6, 2), constant(3, 3, 2, 2), constant(3, 3, 2, 1)
@@ -74,22 +70,10 @@ S, WINDOW = "sharded", {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1]}
 LISTS = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "VALID"}
 CONVOLUTIONS = [
     Sample("Conv2D", lambda v: raw.Conv2D(input=image(v), filter=FILTER, **ONES)),
-    Sample(
-        "Conv",
-        lambda v: raw.Conv(
-            input=image(v), filter=FILTER, strides=[1, 1, 1, 1], padding="SAME"
-        ),
-        grads=False,
-    ),
+    forward("Conv", input=image, filter=FILTER, strides=[1, 1, 1, 1], padding="SAME"),
     Sample("Conv3D", lambda v: raw.Conv3D(input=volume(v), filter=KERNEL, **ONES_3D)),
-    Sample(
-        "DepthwiseConv2dNative",
-        lambda v: raw.DepthwiseConv2dNative(input=image(v), filter=DEPTH, **ONES),
-    ),
-    Sample(
-        "Dilation2D",
-        lambda v: raw.Dilation2D(input=image(v), filter=FILTER[..., 0], **DILATED),
-    ),
+    op("DepthwiseConv2dNative", input=image, filter=DEPTH, **ONES),
+    op("Dilation2D", input=image, filter=FILTER[..., 0], **DILATED),
     gradient_of(S, "Conv2DBackpropInput", sizes(image), fixed(FILTER), image, **ONES),
     gradient_of(SUM, "Conv2DBackpropFilter", image, fixed(FILTER.shape), image, **ONES),
     gradient_of(
@@ -125,9 +109,7 @@ CONVOLUTIONS = [
     gradient_of(S, "AvgPool3DGrad", sizes(volume), pooled_3d, **POOL_3D),
     Sample("MaxPool", lambda v: raw.MaxPool(input=image(v), **POOL)),
     Sample("MaxPoolV2", lambda v: raw.MaxPoolV2(input=image(v), **LISTS)),
-    Sample(
-        "MaxPoolWithArgmax", lambda v: raw.MaxPoolWithArgmax(input=image(v), **POOL)
-    ),
+    op("MaxPoolWithArgmax", input=image, **POOL),
     Sample("AvgPool", lambda v: raw.AvgPool(value=image(v), **POOL)),
     Sample("MaxPool3D", lambda v: raw.MaxPool3D(input=volume(v), **POOL_3D)),
     Sample("AvgPool3D", lambda v: raw.AvgPool3D(input=volume(v), **POOL_3D)),
@@ -136,27 +118,21 @@ CONVOLUTIONS = [
         S, "LRNGrad", image, lambda v: v("y", *IMAGE), lambda v: v("p", *IMAGE)
     ),
     Sample("SpaceToDepth", lambda v: raw.SpaceToDepth(input=image(v), block_size=2)),
-    Sample(
-        "DepthToSpace", lambda v: raw.DepthToSpace(input=v("x", 2, 2, 4), block_size=2)
-    ),
-    Sample(
+    op("DepthToSpace", input=v("x", 2, 2, 4), block_size=2),
+    op(
         "ExtractImagePatches",
-        lambda v: raw.ExtractImagePatches(
-            images=image(v),
-            ksizes=[1, 2, 2, 1],
-            strides=[1, 2, 2, 1],
-            rates=[1, 1, 1, 1],
-            padding="VALID",
-        ),
+        images=image,
+        ksizes=[1, 2, 2, 1],
+        strides=[1, 2, 2, 1],
+        rates=[1, 1, 1, 1],
+        padding="VALID",
     ),
-    Sample(
+    op(
         "ExtractVolumePatches",
-        lambda v: raw.ExtractVolumePatches(
-            input=volume(v),
-            ksizes=[1, 2, 2, 2, 1],
-            strides=[1, 2, 2, 2, 1],
-            padding="VALID",
-        ),
+        input=volume,
+        ksizes=[1, 2, 2, 2, 1],
+        strides=[1, 2, 2, 2, 1],
+        padding="VALID",
     ),
 ]
 
@@ -195,78 +171,56 @@ IMAGES = [
     gradient_of(
         S, "ScaleAndTranslateGrad", smaller, image, fixed([1.0, 2.0]), fixed([0.5, 0.0])
     ),
-    Sample(
+    forward(
         "ImageProjectiveTransformV2",
-        lambda v: raw.ImageProjectiveTransformV2(
-            images=image(v),
-            transforms=v("p", 8) * 0.3,
-            output_shape=[4, 4],
-            interpolation="BILINEAR",
-        ),
-        grads=False,
+        images=image,
+        transforms=lambda v: v("p", 8) * 0.3,
+        output_shape=[4, 4],
+        interpolation="BILINEAR",
     ),
-    Sample(
+    forward(
         "ImageProjectiveTransformV3",
-        lambda v: raw.ImageProjectiveTransformV3(
-            images=image(v),
-            transforms=[[1.0, 0.1, 0, 0.2, 1, 0, 0, 0]],
-            output_shape=[4, 4],
-            fill_value=0.5,
-            interpolation="BILINEAR",
-        ),
-        grads=False,
+        images=image,
+        transforms=[[1.0, 0.1, 0, 0.2, 1, 0, 0, 0]],
+        output_shape=[4, 4],
+        fill_value=0.5,
+        interpolation="BILINEAR",
     ),
-    Sample(
-        "DrawBoundingBoxes",
-        lambda v: raw.DrawBoundingBoxes(images=v("p", 6, 6, 3), boxes=boxes(v)),
-        grads=False,
+    forward("DrawBoundingBoxes", images=v("p", 6, 6, 3), boxes=boxes),
+    forward(
+        "DrawBoundingBoxesV2", images=v("p", 6, 6, 3), boxes=boxes, colors=[[1.0, 0, 0]]
     ),
-    Sample(
-        "DrawBoundingBoxesV2",
-        lambda v: raw.DrawBoundingBoxesV2(
-            images=v("p", 6, 6, 3), boxes=boxes(v), colors=[[1.0, 0, 0]]
-        ),
-        grads=False,
-    ),
-    Sample(
+    op(
         "CropAndResize",
-        lambda v: raw.CropAndResize(
-            image=FIXED_IMAGES,
-            boxes=boxes(v)[:, 0],
-            box_ind=v("i") % 2,
-            crop_size=[3, 3],
-        ),
+        image=FIXED_IMAGES,
+        boxes=lambda v: boxes(v)[:, 0],
+        box_ind=lambda v: v("i") % 2,
+        crop_size=[3, 3],
     ),
-    Sample(
+    op(
         "CropAndResizeGradImage",
-        lambda v: raw.CropAndResizeGradImage(
-            grads=smaller(v),
-            boxes=boxes(v)[:, 0],
-            box_ind=v("i") % 2,
-            image_size=[2, 6, 6, 2],
-            T=tf.float32,
-        ),
         SUM,
+        grads=smaller,
+        boxes=lambda v: boxes(v)[:, 0],
+        box_ind=lambda v: v("i") % 2,
+        image_size=[2, 6, 6, 2],
+        T=tf.float32,
     ),
-    Sample(
+    op(
         "CropAndResizeGradBoxes",
-        lambda v: raw.CropAndResizeGradBoxes(
-            grads=smaller(v),
-            image=FIXED_IMAGES,
-            boxes=boxes(v)[:, 0],
-            box_ind=v("i") % 2,
-        ),
+        grads=smaller,
+        image=FIXED_IMAGES,
+        boxes=lambda v: boxes(v)[:, 0],
+        box_ind=lambda v: v("i") % 2,
     ),
-    Sample(
+    op(
         "CombinedNonMaxSuppression",
-        lambda v: raw.CombinedNonMaxSuppression(
-            boxes=boxes(v)[:, :, tf.newaxis],
-            scores=v("p", 2, 3),
-            max_output_size_per_class=2,
-            max_total_size=3,
-            iou_threshold=0.5,
-            score_threshold=0.2,
-        ),
+        boxes=lambda v: boxes(v)[:, :, tf.newaxis],
+        scores=v("p", 2, 3),
+        max_output_size_per_class=2,
+        max_total_size=3,
+        iou_threshold=0.5,
+        score_threshold=0.2,
     ),
 ]
 
@@ -343,26 +297,4 @@ CELLS = [
     Sample("InTopK", lambda v: raw.InTopK(predictions=v.x, targets=labels(v), k=2)),
     Sample("InTopKV2", lambda v: raw.InTopKV2(predictions=v.x, targets=labels(v), k=2)),
 ]
-# Their kernels are only for GPUs, or only built by passes of TensorFlow (oneDNN).
-NOT_SAMPLED = """
-    Conv2DBackpropFilterV2 Conv2DBackpropInputV2 MaxPoolGradGradWithArgmax
-    Conv3DBackpropFilter Conv3DBackpropFilterV2
-    Conv3DBackpropInput Conv3DBackpropInputV2 CudnnRNN CudnnRNNV2 CudnnRNNV3
-    CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3
-"""
 SAMPLES = [*CONVOLUTIONS, *IMAGES, *CELLS]
-
-
-def test_each_type_has_a_sample() -> None:
-    samples = [*PRODUCTS, *SAMPLES, *test_recurrent.SAMPLES]
-    assert not laws.missing(products, samples, NOT_SAMPLED)
-
-
-def test_law() -> None:
-    """Each replica has some rows, as kernels of oneDNN take no empty batches."""
-    laws.check(SAMPLES, 2, (5, 2), grads=False)
-
-
-@pytest.mark.slow
-def test_law_of_gradients_of_three_replicas() -> None:
-    laws.check(SAMPLES, 3, (4, 3))

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
-from tests.forms import laws
-from tests.forms.laws import SUM, Inputs, Sample
+from tests.forms.laws import SUM, Inputs, Sample, op, v
 
 raw = tf.raw_ops
 RANDOM = np.random.default_rng(0)
@@ -24,10 +22,8 @@ def constant(*shape: int) -> np.ndarray:
 def einsum(
     equation: str, *make: Callable[[Inputs], Any], form: str = "sharded"
 ) -> Sample:
-    return Sample(
-        "Einsum",
-        lambda v: raw.Einsum(inputs=[one(v) for one in make], equation=equation),
-        form,
+    return op(
+        "Einsum", form, inputs=lambda v: [one(v) for one in make], equation=equation
     )
 
 
@@ -36,41 +32,24 @@ def slopes(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
 
 
 MATRIX, CUBE = constant(3, 4), constant(2, 4, 3)
-PRODUCTS = [
+SAMPLES = [
     Sample("MatMul", lambda v: raw.MatMul(a=v.x, b=MATRIX)),
-    Sample(
-        "MatMul",
-        lambda v: raw.MatMul(a=MATRIX, b=v.x, transpose_a=True, transpose_b=True),
-    ),
+    op("MatMul", a=MATRIX, b=v.x, transpose_a=True, transpose_b=True),
     Sample("MatMul", lambda v: raw.MatMul(a=v.x, b=v("y", 4), transpose_a=True), SUM),
     Sample("MatMul", lambda v: raw.MatMul(a=v.x, b=v.y, transpose_b=True)),
-    Sample(
-        "MatMul",
-        lambda v: raw.MatMul(a=tf.matmul(v.x, v.y, transpose_a=True), b=MATRIX),
-        SUM,
-    ),
+    op("MatMul", SUM, a=lambda v: tf.matmul(v.x, v.y, transpose_a=True), b=MATRIX),
     Sample("SparseMatMul", lambda v: raw.SparseMatMul(a=v.x, b=MATRIX)),
     Sample("BatchMatMul", lambda v: raw.BatchMatMul(x=v("x", 2, 3), y=v("y", 3, 2))),
     Sample("BatchMatMulV2", lambda v: raw.BatchMatMulV2(x=v("x", 2, 3), y=MATRIX)),
-    Sample(
+    op("BatchMatMulV2", x=v("x", 1, 5, 3), y=v("y", 2, 4, 3), adj_y=True),
+    op("BatchMatMulV2", x=v.x, y=CUBE, adj_x=False, adj_y=True),
+    op(
         "BatchMatMulV2",
-        lambda v: raw.BatchMatMulV2(x=v("x", 1, 5, 3), y=v("y", 2, 4, 3), adj_y=True),
-    ),
-    Sample(
-        "BatchMatMulV2",
-        lambda v: raw.BatchMatMulV2(x=v.x, y=CUBE, adj_x=False, adj_y=True),
-    ),
-    Sample(
-        "BatchMatMulV2",
-        lambda v: raw.BatchMatMulV2(
-            x=tf.transpose(v("x", 2, 3), [1, 2, 0]), y=v("y", 4)
-        ),
         SUM,
+        x=lambda v: tf.transpose(v("x", 2, 3), [1, 2, 0]),
+        y=v("y", 4),
     ),
-    Sample(
-        "BatchMatMulV3",
-        lambda v: raw.BatchMatMulV3(x=v("x", 2, 3), y=MATRIX, Tout=tf.float32),
-    ),
+    op("BatchMatMulV3", x=v("x", 2, 3), y=MATRIX, Tout=tf.float32),
     # Gradients of matrices are summed where these broadcast: along which axes, only
     # the runtime knows.
     Sample("Reshape", lambda v: slopes(v("x", 2, 3), v("y", 3, 2)), grads=False),
@@ -97,22 +76,7 @@ PRODUCTS = [
     Sample("L2Loss", lambda v: raw.L2Loss(t=v.x), SUM),
     Sample("BiasAdd", lambda v: raw.BiasAdd(value=v.x, bias=[1.0, 2.0, 3.0])),
     Sample("BiasAddV1", lambda v: raw.BiasAddV1(value=v.x, bias=[1.0, 2.0, 3.0])),
-    Sample(
-        "BiasAdd",
-        lambda v: raw.BiasAdd(value=v("x", 2, 3), bias=[1.0, 2.0], data_format="NCHW"),
-    ),
+    op("BiasAdd", value=v("x", 2, 3), bias=[1.0, 2.0], data_format="NCHW"),
     Sample("BiasAddGrad", lambda v: raw.BiasAddGrad(out_backprop=v.x), SUM),
-    Sample(
-        "BiasAddGrad",
-        lambda v: raw.BiasAddGrad(out_backprop=tf.transpose(v.x)),
-    ),
+    op("BiasAddGrad", out_backprop=lambda v: tf.transpose(v.x)),
 ]
-
-
-def test_law() -> None:
-    laws.check(PRODUCTS, 3, (5, 2, 1))
-
-
-@pytest.mark.slow
-def test_law_of_two_replicas() -> None:
-    laws.check(PRODUCTS, 2, (5, 1))

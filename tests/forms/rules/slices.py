@@ -6,15 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
-from replicator.forms.rules import slices
-from tests.forms import laws
-from tests.forms.laws import SUM, WHOLE, Inputs, Sample
+from tests.forms.laws import SUM, WHOLE, Inputs, Sample, op, v
 
 raw = tf.raw_ops
-REPLICAS = [2, pytest.param(3, marks=pytest.mark.slow)]
 ROW = np.array([0.5, -1.5, 2.0], np.float32)
 PADS = [[0, 0], [1, 2]]
 
@@ -111,20 +107,9 @@ SAMPLES = [
 ]
 # Their kernels take no empty batches.
 MIRRORED = [
-    Sample(
-        "MirrorPad", lambda v: raw.MirrorPad(input=v.x, paddings=PADS, mode="REFLECT")
-    ),
-    Sample(
-        "MirrorPad",
-        lambda v: raw.MirrorPad(input=total(v.x), paddings=PADS[1:], mode="REFLECT"),
-        SUM,
-    ),
-    Sample(
-        "MirrorPadGrad",
-        lambda v: raw.MirrorPadGrad(
-            input=v.x, paddings=[[0, 0], [1, 0]], mode="REFLECT"
-        ),
-    ),
+    op("MirrorPad", input=v.x, paddings=PADS, mode="REFLECT"),
+    op("MirrorPad", SUM, input=lambda v: total(v.x), paddings=PADS[1:], mode="REFLECT"),
+    op("MirrorPadGrad", input=v.x, paddings=[[0, 0], [1, 0]], mode="REFLECT"),
 ]
 # Ops among others, and ops that are computed as a whole.
 OTHERS = [
@@ -143,25 +128,3 @@ OTHERS = [
     Sample("Mul", lambda v: blocks(v)[: rows(v.x)] * blocks(v)[rows(v.x) :]),
     Sample("Mean", lambda v: tf.reduce_mean(blocks(v)[rows(v.x) - rows(blocks(v)) :])),
 ]
-
-
-def test_each_type_has_a_sample() -> None:
-    assert not laws.missing(slices, SAMPLES + MIRRORED)
-
-
-@pytest.mark.parametrize("replicas", REPLICAS)
-def test_law(replicas: int) -> None:
-    law = laws.Law(SAMPLES, replicas)
-    law.check_plan()
-    for count in (5, 2, 1):
-        law.check(count)
-
-
-def test_law_of_mirrors() -> None:
-    laws.check(MIRRORED, 2, (5, 2))
-
-
-def test_among_others() -> None:
-    law = laws.Law(OTHERS, 2)
-    for count in (5, 2, 1):
-        law.check(count)
