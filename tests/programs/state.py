@@ -462,7 +462,8 @@ def function_with_another_number_of_traces(repl: Replicator) -> Step:
     lambda count: (
         _total(count) ** 3 * _ids(count),
         [4 * _total(count) ** 3] * count,
-    )
+    ),
+    ONE_PROCESS,
 )
 def concrete_function_called_twice(repl: Replicator) -> Step:
     """y_r = x_r s for s = sum(x); z_r = sum(y) y_r; d sum(z) = d s**4."""
