@@ -32,7 +32,7 @@ _USAGE = "python -m tools.gpu_check [--processes=N] [REPORT.md]"
 _ROOMS = (
     *("autodist", "bad_inputs", "compressors", "conformance", "control_flow", "forms"),
     *("graph", "inputs", "interop", "keras", "optimizers", "primitives", "programs"),
-    *("stages", "step", "strategy", "variables", "writes"),
+    *("step", "strategy", "variables", "writes"),
 )
 
 

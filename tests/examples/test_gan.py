@@ -113,7 +113,7 @@ def test_a_layer_in_training_comes_to_divide_by_it(size: int | None) -> None:
     repl.run(lambda: layer(inputs))
     np.testing.assert_array_equal(layer.u.numpy(), before)
     step = repl.build(lambda: layer(inputs, training=True))
-    for _ in range(50):
+    for _ in range(200):  # singular values drawn at random may lie close together
         outputs = step()
     matrix = layer.kernel.numpy().reshape(-1, 4)
     kernel = layer.kernel.numpy() / np.linalg.svd(matrix)[1][0]
