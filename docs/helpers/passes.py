@@ -19,7 +19,7 @@ import tensorflow as tf
 from IPython.display import SVG, display
 
 from replicator._tf import ops as tf_ops
-from replicator.graph.ir import placeholder
+from replicator.graph.ir import placeholder, walk
 from replicator.graph.ir.kinds import has_effect
 from replicator.step import building
 from replicator.step.known import Traced
@@ -111,14 +111,8 @@ def _ops(returned: Sequence[Any]) -> tuple[Op, ...]:
     graph = tf.compat.v1.get_default_graph()
     ops = [op for op in graph.get_operations() if not tf_ops.is_abandoned(op)]
     leaves = [leaf for leaf in tf.nest.flatten(returned) if leaf is not None]
-    stack = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
-    stack += [op for op in ops if has_effect(op)]
-    live: set[tf.Operation] = set()
-    while stack:
-        op = stack.pop()
-        if op not in live:
-            live.add(op)
-            stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    roots = [leaf.op if tf.is_tensor(leaf) else leaf for leaf in leaves]
+    live = walk.upstream([*roots, *(op for op in ops if has_effect(op))])
     return tuple(
         Op(
             *(op.name, _kind(op), _device(op)),

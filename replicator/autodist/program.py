@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator.autodist import slots
-from replicator.forms.propagate import in_order
-from replicator.graph.ir import functional
+from replicator.graph.ir import functional, walk
 from replicator.graph.ir.kinds import resource_inputs
 
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
@@ -118,9 +117,10 @@ def reads_first(
     reads: dict[tf.Operation, list[tf.Operation]] = {}
     for op in ops:
         if op.type in READS and not op.control_inputs:
-            before = upstream(op.inputs[1:], ops)
+            value = (t.op for t in op.inputs[1:])
+            sources = walk.upstream(value, walk.computed_from, ops)
             if not any(
-                one.control_inputs or _UPDATES.fullmatch(one.type) for one in before
+                one.control_inputs or _UPDATES.fullmatch(one.type) for one in sources
             ):
                 reads.setdefault(op.inputs[0].op, []).append(op)
     found: dict[tf.Operation, list[tf.Operation]] = {}
@@ -142,17 +142,7 @@ def is_update(op: tf.Operation, ops: Collection[tf.Operation]) -> bool:
     handle = op.inputs[0]
     return any(
         one.type == "ReadVariableOp" and one.inputs[0] is handle
-        for one in upstream([op.inputs[1]], ops)
-    )
-
-
-def upstream(
-    tensors: Iterable[tf.Tensor], ops: Collection[tf.Operation]
-) -> Collection[tf.Operation]:
-    """Returns those of some ops that tensors are computed from."""
-    sources = (t.op for t in tensors)
-    return in_order(
-        sources, lambda op: [t.op for t in op.inputs], lambda op: op not in ops
+        for one in walk.upstream([op.inputs[1].op], walk.computed_from, ops)
     )
 
 

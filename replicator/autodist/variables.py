@@ -16,8 +16,8 @@ import tensorflow as tf
 from replicator import errors
 from replicator._tf import choice
 from replicator._tf import variables as tf_variables
-from replicator.autodist import program, slots
-from replicator.graph.ir import shapes
+from replicator.autodist import slots
+from replicator.graph.ir import shapes, walk
 from replicator.graph.ir.kinds import kind_of
 from replicator.step.known import Settings
 from replicator.variables.chooser import Description, VariableFacts
@@ -183,7 +183,7 @@ def _copied(
     values = {}
     for variable in variables:
         value = variable.initializer.inputs[1]
-        sources = program.upstream([value], all_ops)
+        sources = walk.in_order([value.op], walk.computed_from, all_ops)
         if all(map(_can_be_copied, sources)):
             values[variable.op] = value
             ops.update(dict.fromkeys(sources))

@@ -25,9 +25,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Own, Partial, Sharded
-from replicator.forms.propagate import in_order
 from replicator.forms.rule import AS_IS, UNUSED, OpPlan
 from replicator.forms.rules import elementwise, normalization, reductions, shapes
+from replicator.graph.ir import walk
 
 # Of each element of own statistics, they compute one of the same replica's.
 _BY_ELEMENT = {
@@ -215,7 +215,7 @@ def _differentiated_twice(gradients: dict[tf.Operation, Key]) -> set[Key]:
         if len(its) < 3:  # of the mean and of the variance
             continue
         before = [t.op for op in its for t in op.inputs]
-        if {*its} & {*in_order(before, lambda op: [t.op for t in op.inputs])}:
+        if {*its} & walk.upstream(before, walk.computed_from):
             found.add(of)
     return found
 
@@ -229,9 +229,9 @@ def _behind(plan: Any, end: tf.Operation) -> tuple[set[tf.Operation], bool]:
     def sums(op: tf.Operation) -> list[tf.Operation]:
         return [t.op for t in op.inputs if plan.fact(t).form == Partial()]
 
-    reached = in_order([end], sums)
+    reached = walk.upstream([end], sums)
     first = [op for op in reached if not sums(op)]
-    return {*reached}, all(op.type == "Sum" and _is_gradient(op) for op in first)
+    return reached, all(op.type == "Sum" and _is_gradient(op) for op in first)
 
 
 def _spread(

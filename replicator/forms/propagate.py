@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,7 +29,7 @@ from replicator.forms.rule import (
 )
 from replicator.forms.tables import RULES
 from replicator.forms.twins import Twins
-from replicator.graph.ir import functional
+from replicator.graph.ir import functional, walk
 from replicator.graph.ir.kinds import PYTHON
 
 # These pass on numbers of rows.
@@ -152,9 +152,19 @@ class Scope:
         return plan
 
     def extend(self, plan: GraphPlan, targets: Iterable[tf.Operation]) -> None:
-        """Plans ops, and what they depend on."""
-        given = {t.op for t in plan.inputs}
-        for op in in_order(targets, plan.before, given.__contains__):
+        """Plans ops, and what they depend on.
+
+        Raises:
+            UnsupportedError: One belongs to control flow of TensorFlow 1, whose loops
+                have no order.
+        """
+        inputs = {t.op for t in plan.inputs}
+
+        def sources(op: tf.Operation) -> Iterable[tf.Operation]:
+            functional.refuse_raw([op], _FIX)
+            return [one for one in plan.before(op) if one not in inputs]
+
+        for op in walk.in_order((op for op in targets if op not in inputs), sources):
             plan.twins.enter(op)
             self._plan(plan, op, self._seen(plan, op))
 
@@ -215,30 +225,6 @@ _FIX = (
     "call tf.compat.v1.enable_control_flow_v2() before building it, or call what was "
     "made elsewhere in the input pipeline."
 )
-
-
-def in_order(
-    targets: Iterable[tf.Operation],
-    waits_for: Callable[[tf.Operation], Iterable[tf.Operation]],
-    is_known: Callable[[tf.Operation], bool] = lambda op: False,
-) -> list[tf.Operation]:
-    """Returns ops and all that they depend on, each behind its inputs.
-
-    Raises:
-        UnsupportedError: One belongs to control flow of TensorFlow 1, whose loops have
-            no order.
-    """
-    result: dict[tf.Operation, None] = {}
-    stack = [(op, False) for op in targets]
-    while stack:
-        op, is_done = stack.pop()
-        if is_done:
-            result[op] = None
-        elif op not in result and not is_known(op):
-            functional.refuse_raw([op], _FIX)
-            stack.append((op, True))
-            stack += [(one, False) for one in waits_for(op) if one not in result]
-    return list(result)
 
 
 def decide(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator._tf import ops as tf_ops
+from replicator.graph.ir import walk
 from replicator.graph.ir.kinds import has_effect
 from replicator.inputs import checks
 from replicator.stages import Recorder, Stages
@@ -40,12 +41,6 @@ def that_run(
     """Returns those ops of a finished step that will run."""
     ops = attempt.build.graph.get_operations()[inputs.end :]
     step_ops = {op for op in ops if not tf_ops.is_abandoned(op)}
-    stack = outputs.ops_of(returned)
-    stack += [op for op in step_ops - checked.initializers if has_effect(op)]
-    running: set[tf.Operation] = set()
-    while stack:
-        op = stack.pop()
-        if op in step_ops and op not in running:
-            running.add(op)
-            stack += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return running
+    roots = outputs.ops_of(returned)
+    roots += [op for op in step_ops - checked.initializers if has_effect(op)]
+    return walk.upstream(roots, among=step_ops)

@@ -22,7 +22,7 @@ from replicator._tf import functions as tf_functions
 from replicator._tf import ops as tf_ops
 from replicator.graph.cloning import facts
 from replicator.graph.cloning.facts import Original, Replica
-from replicator.graph.ir import placeholder
+from replicator.graph.ir import placeholder, walk
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import has_effect, kind_of
 from replicator.graph.order import effects
@@ -383,17 +383,11 @@ def _live(
     replica_ops = {
         op for op in ops if not any(id(t) in captured for t in op.outputs[:1])
     }
-    live_ops: set[tf.Operation] = set()
-    stack = [root if isinstance(root, tf.Operation) else root.op for root in roots]
+    live = [root if isinstance(root, tf.Operation) else root.op for root in roots]
     for op in ops:
         kind = kind_of(op)
         if kind.stateful or kind.calls or placeholder.read(op) is not None:
             if not tf_ops.is_abandoned(op):
-                stack.append(op)
-    while stack:
-        op = stack.pop()
-        if op in replica_ops and op not in live_ops:
-            live_ops.add(op)
-            stack += [tensor.op for tensor in op.inputs]
-            stack += op.control_inputs
+                live.append(op)
+    live_ops = walk.upstream(live, among=replica_ops)
     return [op for op in ops if op in live_ops]

@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator import errors
 from replicator._tf import functions
 from replicator._tf import ops as tf_ops
-from replicator.graph.ir import placeholder
+from replicator.graph.ir import placeholder, walk
 from replicator.graph.ir.kinds import has_effect, kind_of
 from replicator.graph.ir.placeholder import Call
 
@@ -68,7 +68,7 @@ def _left_in(
         calls = _left_inside(op, cache) if call is None else [call]
         if calls:
             candidates.append((op, calls))
-    needed = _with_sources(roots) if candidates else set()
+    needed = walk.upstream(roots) if candidates else set()
     return [call for op, calls in candidates if op in needed for call in calls]
 
 
@@ -87,16 +87,3 @@ def _has_consumers(op: tf.Operation) -> bool:
     return any(output.consumers() for output in op.outputs) or bool(
         tf_ops.control_outputs(op)
     )
-
-
-def _with_sources(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns the ops and their transitive inputs, control inputs included."""
-    stack = list(ops)
-    reached = set(stack)
-    while stack:
-        op = stack.pop()
-        for source in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
-            if source not in reached:
-                reached.add(source)
-                stack.append(source)
-    return reached

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from replicator._tf import functions, graphs
 from replicator.graph.ir.kinds import chooses, kind_of, resource_inputs
+from replicator.graph.ir.walk import waits_for
 
 _VARIABLE_WRITERS = re.compile(
     r"Assign(Add|Sub)?VariableOp|Resource(Sparse)?Apply\w+|ResourceScatter\w+"
@@ -173,7 +174,7 @@ def find_leak(
         (op, source)
         for r, ops in enumerate(replicas[1:], 1)
         for op in ops
-        for source in _sources(op)
+        for source in waits_for(op)
         if home.get(source, r) != r
     ]
     if not leaks:
@@ -193,11 +194,6 @@ def _downstream(
     """Returns `sources` and all of `ops`, in build order, that depend on them."""
     dependents = set(sources)
     for op in ops:
-        if any(source in dependents for source in _sources(op)):
+        if any(source in dependents for source in waits_for(op)):
             dependents.add(op)
     return dependents
-
-
-def _sources(op: tf.Operation) -> list[tf.Operation]:
-    """Returns the ops for which `op` waits."""
-    return [*[tensor.op for tensor in op.inputs], *op.control_inputs]

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from replicator._tf import effects
 from replicator._tf import ops as tf_ops
+from replicator.graph.ir import walk
 from replicator.graph.ir.kinds import has_effect, kind_of, resource_inputs, touched
 
 
@@ -78,15 +79,8 @@ def with_sources(
         initializers: Ops that create and initialize variables.
         replicas: `replicas[r]` are the ops of replica r.
     """
-    initial_ops = set(initializers)
-    stack = [op for ops in replicas for op in ops if op in initial_ops]
-    step_ops = {op for ops in replicas for op in ops} if stack else set()
-    while stack:
-        for source in [tensor.op for tensor in stack.pop().inputs]:
-            if source in step_ops and source not in initial_ops:
-                initial_ops.add(source)
-                stack.append(source)
-    return initial_ops
+    step_ops = {op for ops in replicas for op in ops} if initializers else set()
+    return {*initializers, *walk.upstream(initializers, walk.computed_from, step_ops)}
 
 
 def _put_in_order(

@@ -33,7 +33,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence, Set
 import tensorflow as tf
 
 from replicator._tf import ops as tf_ops
-from replicator.graph.ir import functional
+from replicator.graph.ir import functional, walk
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import guards
 from replicator.graph.order.fallible import FailureAnalysis
@@ -139,19 +139,12 @@ def _sorted(
 ) -> _Step:
     """Finds all ops that run, each after all that it waits for."""
     sources_of: dict[tf.Operation, list[tf.Operation]] = {}
-    ordered: list[tf.Operation] = []
-    stack: list[tuple[tf.Operation, bool]] = [(op, False) for op in roots]
-    while stack:
-        op, done = stack.pop()
-        if done:
-            ordered.append(op)
-        elif op not in sources_of:
-            sources = [tensor.op for tensor in op.inputs]
-            sources += [*op.control_inputs, *before.get(op, ())]
-            sources_of[op] = sources
-            stack.append((op, True))
-            stack += [(source, False) for source in sources if source not in sources_of]
-    return _Step(ordered, sources_of)
+
+    def sources(op: tf.Operation) -> list[tf.Operation]:
+        sources_of[op] = [*walk.waits_for(op), *before.get(op, ())]
+        return sources_of[op]
+
+    return _Step(walk.in_order(roots, sources), sources_of)
 
 
 def _follow(step: _Step, ops_before_step: _Ops, analysis: FailureAnalysis) -> None:

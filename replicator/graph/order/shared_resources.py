@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import tensorflow as tf
 
 from replicator._tf import ops as tf_ops
+from replicator.graph.ir import walk
 from replicator.graph.ir.kinds import resource_inputs
 from replicator.graph.order import effects, ordering
 
@@ -48,7 +49,10 @@ def order(
     users = [op for ops in replicas for op in ops if op in shared]
     writers: dict[int, tf.Operation] = {}
     readers: dict[int, list[tf.Operation]] = {}
-    for op in _as_they_can_run(users, before):
+    run = walk.in_order(
+        reversed(users), lambda op: [*walk.waits_for(op), *before.get(op, ())]
+    )
+    for op in run:
         for key, writes in shared.get(op, {}).items():
             predecessors = readers.pop(key, []) if writes else []
             if key in writers:
@@ -91,24 +95,3 @@ def _shared(
             }
         )
     }
-
-
-def _as_they_can_run(
-    users: Sequence[tf.Operation],
-    before: Mapping[tf.Operation, Iterable[tf.Operation]],
-) -> list[tf.Operation]:
-    """Returns `users` and all that they wait for, each after what it waits for."""
-    visited: set[tf.Operation] = set()
-    ordered: list[tf.Operation] = []
-    stack = [(op, False) for op in reversed(users)]
-    while stack:
-        op, done = stack.pop()
-        if done:
-            ordered.append(op)
-        elif op not in visited:
-            visited.add(op)
-            stack.append((op, True))
-            sources = [tensor.op for tensor in op.inputs]
-            sources += [*op.control_inputs, *before.get(op, ())]
-            stack += [(source, False) for source in sources if source not in visited]
-    return ordered

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator._tf import ops as tf_ops
+from replicator.graph.ir import walk
 from replicator.graph.ir.kinds import has_effect, touched
 
 REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")  # in the names of a replica's ops
@@ -48,8 +49,9 @@ def names(
         for op in running
         if op not in writes and (has_effect(op) or not REPLICA.search(op.name))
     ]
-    needed_by_all = _ancestors(roots)
-    return {op.name for op in _ancestors(writes) - needed_by_all}
+    needed_by_all = walk.upstream(roots, walk.computed_from)
+    needed = walk.upstream(writes, walk.computed_from)
+    return {op.name for op in needed - needed_by_all}
 
 
 def _writes_only(op: tf.Operation, owned: Set[int]) -> bool:
@@ -58,15 +60,3 @@ def _writes_only(op: tf.Operation, owned: Set[int]) -> bool:
         return False
     written = touched(op)[1]
     return bool(written) and written <= owned
-
-
-def _ancestors(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns ops, and all ops from which their values are computed."""
-    ancestors: set[tf.Operation] = set()
-    stack = list(ops)
-    while stack:
-        op = stack.pop()
-        if op not in ancestors:
-            ancestors.add(op)
-            stack += [tensor.op for tensor in op.inputs]
-    return ancestors
