@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
+from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded, equal
 from replicator.forms.rule import OpPlan, plan
 from replicator.graph.ir import shapes
 
@@ -74,9 +74,12 @@ def _kept(
     if not name or name.isdigit() or shapes.size(op.inputs[k], form.axis) == 1:
         return None  # of one row, it broadcasts
     needs: list[Form] = []
-    for tensor, names in zip(op.inputs, terms, strict=True):
-        has_axis = name in names and shapes.size(tensor, names.index(name)) != 1
-        needs.append(form.at(names.index(name)) if has_axis else REPLICATED)
+    for tensor, fact, names in zip(op.inputs, facts, terms, strict=True):
+        size = shapes.size(tensor, names.index(name)) if name in names else 1
+        need = REPLICATED if size == 1 else form.at(names.index(name))
+        if (size, form.factor) == (None, None) and not equal(fact.form, need):
+            return None  # it may broadcast, which parts of it would not
+        needs.append(need)
     is_kept = name in output
     made = form.at(output.index(name)) if is_kept else Partial()
     moved = sum(
