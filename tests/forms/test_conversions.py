@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import PerReplica, errors
-from replicator.forms import sizes
+from replicator.forms import engine, sizes
 from replicator.forms.conversions import Conversions
 from replicator.forms.forms import REPLICATED, UNSET, Form, Layout, Partial, Sharded
 from tests.forms import helpers
@@ -176,3 +176,17 @@ def test_a_list_that_is_in_parts_is_not_communicated():
         errors.UnsupportedError, match="(?s)a list of tensors .*Fix: stack"
     ):
         repl.run(step)
+
+
+def test_another_length_than_the_batch_s_is_named():
+    repl = replicator.Replicator(["cpu:0", "cpu:1"])
+    spec = [tf.TensorSpec([None, 3])]
+    run = engine.WholeBatchFunction(
+        lambda x: tf.concat([x, tf.ones([5, 2])], 1), repl, spec
+    )
+    assert run(tf.ones([5, 3])).shape == [5, 5]
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        run(tf.ones([4, 3]))
+    message = str(raised.value)
+    assert "axis 0" in message and "used along with the rows of a batch" in message
+    assert "test_conversions.py" in message and "Fix: give axes" in message
