@@ -27,7 +27,7 @@ from replicator.forms.rule import (
     replicated,
     stamped,
 )
-from replicator.forms.tables import RULES
+from replicator.forms.rules import RULES
 from replicator.forms.twins import Twins
 from replicator.graph.ir import functional, walk
 from replicator.graph.ir.kinds import PYTHON

@@ -71,7 +71,7 @@ class OpPlan:
 Rule = Callable[[tf.Operation, list[Fact], Any], OpPlan | None]
 
 
-RULES: dict[str, Rule] = {}  # of all types of ops, once tables.py is imported
+RULES: dict[str, Rule] = {}  # of all types of ops, once rules/ is imported
 
 
 def rule(types: str) -> Callable[[Rule], Rule]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -15,7 +16,7 @@ from absl import logging
 
 from replicator import errors
 from replicator.cluster import faults, peers, saving, state
-from replicator.hosts.asynchronous import checkpoints as shared
+from replicator.hosts.asynchronous import board as boards
 from replicator.hosts.asynchronous import membership
 
 TERMINATED = 128 + signal.SIGTERM  # the exit status that shells give to SIGTERM
@@ -76,9 +77,7 @@ class Checkpoint:
             if member is not None:
                 assert isinstance(self._files, saving.LocalFiles)
                 number = next(member.checkpoints)
-                self._files = shared.AsynchronousFiles(
-                    member, number, self._files, self._step
-                )
+                self._files = AsynchronousFiles(member, number, self._files, self._step)
             self._files.restore()
             self.step = int(self._step)
         if self.latest is not None:
@@ -188,3 +187,60 @@ def _check(objects: dict[str, Any], keep: Any) -> None:
                 "tf.train.Checkpoint cannot hold.",
                 fix="pass models, optimizers, variables, or repl.inputs.",
             )
+
+
+class AsynchronousFiles:
+    """The checkpoints of all programs, in a directory of the first.
+
+    The first program restores the newest checkpoint, once in the life of the servers. A
+    program that restarts while others go on uses the current variables, and resumes
+    from the step at which it last called `save`.
+
+    Args:
+        member: This program.
+        number: The number of these checkpoints among those of the program.
+        first: Reads and writes the checkpoints, in the first program.
+        step: The variable with the number of steps done.
+    """
+
+    def __init__(
+        self,
+        member: membership.Member,
+        number: int,
+        first: saving.LocalFiles,
+        step: tf.Variable,
+    ) -> None:
+        program, count = member.board.program, member.board.count
+        self._program, self._start, self._first = program, count, first
+        self._step = step
+        # The steps done by each program, and last those restored; each plus one, as 0
+        # stands for none.
+        self._steps = member.store.table(f"checkpoints/{number}", count + 1)
+
+    @property
+    def latest(self) -> str | None:
+        """The path of the newest checkpoint on the first host; None elsewhere."""
+        return self._first.latest if self._program == 0 else None
+
+    def restore(self) -> None:
+        """Restores the newest checkpoint, unless that was done; waits until it is."""
+        if self._program == 0 and not self._recorded(self._start):
+            self._first.restore()
+            self._record(self._start, int(self._step))
+        boards.wait(lambda: self._recorded(self._start) > 0, math.inf)
+        self._step.assign(self._recorded(self._program) or self._recorded(self._start))
+        self._step.assign_sub(1)
+
+    def save(self, number: int) -> str:
+        """Records this program's steps; the first program also writes a checkpoint."""
+        path = self._first.save(number) if self._program == 0 else ""
+        self._record(self._program, number)
+        return path
+
+    def _recorded(self, index: int) -> int:
+        return int(self._steps.numpy()[index])
+
+    def _record(self, index: int, steps: int) -> None:
+        indices = tf.constant([index], tf.int64)
+        value = tf.constant([steps + 1], tf.int64)
+        self._steps.scatter_update(tf.IndexedSlices(value, indices))

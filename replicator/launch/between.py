@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from replicator.launch import commands, ports, processes, ssh
+from replicator.launch import commands, processes, questions, ssh
 from replicator.launch.attempt import Attempt, Outcome
 from replicator.launch.commands import Command
 from replicator.launch.flags import Job
@@ -136,7 +136,7 @@ class Programs:
     async def _address(self, index: int) -> str:
         """Returns the address at which a host's TensorFlow server must listen."""
         machines, remote = self._machines, self._machines.remotes[index]
-        port = ports.free_port() if remote is None else await self._ask(remote)
+        port = questions.free_port() if remote is None else await self._ask(remote)
         if machines.tunnel:
             return machines.tunnel.listen(index)
         return commands.with_port(machines.addresses[index], port)
@@ -147,7 +147,7 @@ class Programs:
         Raises:
             LaunchError: The host cannot be asked.
         """
-        argv = (remote.python, "-I", "-c", processes.source_of(ports))
+        argv = (remote.python, "-I", "-c", processes.source_of(questions), "port")
         status, stdout, stderr = await remote.run(Command(argv, {}, os.getcwd()))
         try:
             return int(json.loads(stdout.splitlines()[-1]))

@@ -17,7 +17,7 @@ from replicator.launch import (
     keeper,
     local,
     output,
-    routes,
+    questions,
     ssh,
     sync,
     tunnel,
@@ -143,12 +143,12 @@ class Machines:
         addresses = sorted({own_address, *self.addresses})
         sources_by_host = await gather(
             [
-                remote.ask(routes, remote.address, *addresses)
+                remote.ask("sources", remote.address, *addresses)
                 for remote in self.remotes
                 if remote
             ]
         )
-        sources_by_host.append(routes.sources(own_address, addresses))
+        sources_by_host.append(questions.sources(own_address, addresses))
         if None in sources_by_host:
             return ()
         return tuple(

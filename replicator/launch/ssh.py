@@ -10,10 +10,9 @@ import os
 import shlex
 import signal
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
-from replicator.launch import output, processes, versions
+from replicator.launch import output, processes, questions
 from replicator.launch.commands import Command
 from replicator.launch.flags import IN_GRAPH, Job
 from replicator.launch.hosts import JobHost, LaunchError
@@ -96,9 +95,9 @@ class Remote:
             process.send(f"end {int(signal.SIGTERM)}")
         return status, b"".join(captured[0]), b"".join(captured[1])
 
-    async def ask(self, module: ModuleType, *arguments: str) -> Any:
-        """Runs a module on the host; returns what it prints, as JSON, or None."""
-        argv = (self.python, "-I", "-c", processes.source_of(module), *arguments)
+    async def ask(self, *question: str) -> Any:
+        """Returns the host's answer to one of questions.py, or None."""
+        argv = (self.python, "-I", "-c", processes.source_of(questions), *question)
         _, stdout, _ = await self.run(Command(argv, {}, "/"))
         try:
             return json.loads(stdout.splitlines()[-1])
@@ -129,7 +128,8 @@ class Remote:
             LaunchError: Python or a package is missing, or has another version.
         """
         script = "" if job.program[0] == "-m" else job.program[0]
-        argv = (self.python, "-c", processes.source_of(versions), cwd, script)
+        source = processes.source_of(questions)
+        argv = (self.python, "-c", source, "versions", cwd, script)
         status, stdout, stderr = await self.run(Command(argv, dict(job.env), cwd))
         if status in _NOT_FOUND:
             text = (
@@ -146,7 +146,7 @@ class Remote:
             text = f"{self.host.name}: {self.python} {problem}"
             raise LaunchError(text, _FAILED) from error
         self.package = facts["path"] or ""
-        compare(self.host.name, self.python, versions.versions(), facts)
+        compare(self.host.name, self.python, questions.versions(), facts)
         if job.mode != IN_GRAPH:
             refuse_missing(self.host.name, job.program[0], cwd, facts)
 
@@ -181,7 +181,7 @@ def refuse_missing(name: str, program: str, cwd: str, facts: Mapping[str, Any]) 
         name: The host.
         program: The script, or "-m".
         cwd: The launcher's working directory.
-        facts: As versions.program returns them.
+        facts: As questions.program returns them.
 
     Raises:
         LaunchError: The working directory or the script is missing.

@@ -29,7 +29,7 @@ from replicator.costs import cost, rates
 from replicator.graph.lowering.matched import Matched
 from replicator.primitives import arithmetic, base, levels, partials, reductions
 from replicator.primitives.levels import Received
-from replicator.primitives.reduce_task import ReduceTask
+from replicator.primitives.partials import ReduceTask
 
 # TensorFlow slices a tensor without a copy if the slice starts at a multiple of this.
 _ALIGNED_BYTES = 64

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from replicator.forms import engine, tables
+from replicator.forms import engine, rules
 from replicator.forms.forms import REPLICATED, Partial, Replicated, Sharded, Unset
 from replicator.forms.propagate import GraphPlan
 
@@ -273,8 +273,8 @@ def _are_close(want: Sequence[Any], have: Sequence[Any]) -> bool:
 
 def ruled(module: Any) -> set[str]:
     """Returns the types of ops that have a rule in a module."""
-    rules = tables.RULES.items()
-    return {name for name, one in rules if one.__module__ == module.__name__}
+    items = rules.RULES.items()
+    return {name for name, one in items if one.__module__ == module.__name__}
 
 
 def missing(module: Any, samples: Iterable[Sample], without: str = "") -> set[str]:

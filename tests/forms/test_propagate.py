@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import errors
-from replicator.forms import propagate, rule, sizes, tables
+from replicator.forms import propagate, rule, rules, sizes
 from replicator.forms.forms import REPLICATED, Fact, Layout, Partial, Sharded
 from replicator.forms.propagate import GraphPlan, Scope
 from replicator.forms.rule import AS_IS, LOCAL, UNUSED
@@ -161,5 +161,5 @@ def test_each_type_of_op_has_one_rule():
 
 def test_rules_are_of_types_of_ops_that_exist():
     known = {*dir(tf.raw_ops), "TopK"}  # TopK: of TensorFlow 1's graphs
-    unknown = sorted(set(tables.RULES) - known)
+    unknown = sorted(set(rules.RULES) - known)
     assert not [name for name in unknown if not name.startswith("_")]

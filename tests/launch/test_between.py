@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from replicator.launch import ports
+from replicator.launch import questions
 from replicator.launch.between import Programs
 from replicator.launch.commands import Command
 from replicator.launch.flags import Job
@@ -303,7 +303,7 @@ class _Machines:
 
 def test_no_port_is_given_to_two(monkeypatch: pytest.MonkeyPatch) -> None:
     actual = iter([5, 5, 6, 7])
-    monkeypatch.setattr(ports, "free_port", lambda: next(actual))
+    monkeypatch.setattr(questions, "free_port", lambda: next(actual))
     job = Job((JobHost("a"), JobHost("b")), "", ("train.py",))
 
     async def start() -> list[Any]:

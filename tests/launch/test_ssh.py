@@ -17,7 +17,7 @@ import sys
 
 import pytest
 
-from replicator.launch import machines, output, ssh, sync, versions
+from replicator.launch import machines, output, questions, ssh, sync
 from replicator.launch.flags import Job
 from replicator.launch.hosts import JobHost, LaunchError
 from tests.launch import sshd
@@ -259,7 +259,7 @@ def test_hosts_without_the_program_are_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").touch()
 
     def refuse(program: str, folder: str) -> None:
-        facts = versions.program(folder, "" if program == "-m" else program)
+        facts = questions.program(folder, "" if program == "-m" else program)
         ssh.refuse_missing("host-b", program, folder, facts)
 
     for program in ("train.py", "-m", f"{cwd}/train.py"):

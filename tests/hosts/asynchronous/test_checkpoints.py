@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.hosts.asynchronous.checkpoints import AsynchronousFiles
+from replicator.hosts.checkpoints import AsynchronousFiles
 from tests.hosts.asynchronous import tables
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package versions of a host, and whether it has the program.
+"""What the launcher asks a host: a free port, its addresses, its versions.
 
 Sent to other hosts: uses the standard library only.
 """
@@ -10,9 +10,44 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import socket
 import sys
+from collections.abc import Sequence
 
+_ANY_PORT = 9  # nothing is sent there
 _PACKAGES = ("replicator", "tensorflow")
+
+
+def free_port() -> int:
+    """Returns a port that is free on all interfaces."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def sources(local_address: str, other_addresses: Sequence[str]) -> list[str] | None:
+    """Returns the addresses from which this host connects to others.
+
+    Args:
+        local_address: The IP address by which the others reach this host.
+        other_addresses: The IP addresses by which this host reaches the others.
+
+    Returns:
+        The addresses; None if the others may see different ones: if `local_address`, or
+        the way to one of them, is translated.
+    """
+    addresses = {local_address}
+    try:
+        for address in (local_address, *other_addresses):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                if address == local_address:
+                    probe.bind((local_address, 0))  # only possible if it is this host's
+                probe.connect((address, _ANY_PORT))
+                addresses.add(str(probe.getsockname()[0]))
+    except OSError:
+        return None
+    return sorted(addresses)
 
 
 def versions() -> dict[str, str | None]:
@@ -55,6 +90,14 @@ def _version(package: str) -> str:
     return importlib.metadata.version(names[0]) if names else "of no known version"
 
 
+def _answer(question: str, *words: str) -> object:
+    if question == "port":
+        return free_port()
+    if question == "sources":
+        return sources(words[0], words[1:])
+    return {**versions(), **program(*words)}
+
+
 if __name__ == "__main__":
     # The shell's own files may have begun a line.
-    print("\n" + json.dumps({**versions(), **program(*sys.argv[1:])}))
+    print("\n" + json.dumps(_answer(*sys.argv[1:])))
