@@ -180,7 +180,8 @@ class Ways:
         key = self.elsewhere.first[call.key] + offset
         if key in self.used or processes not in self.elsewhere.groups:
             problem = (
-                "is in a function that is called twice"
+                "is in a function or in control flow that runs twice in a step, or "
+                "of which two gradients are taken"
                 if key in self.used
                 else "is in control flow in which groups of other hosts communicate"
             )

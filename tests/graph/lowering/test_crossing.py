@@ -60,7 +60,7 @@ def test_ways_lead_to_other_processes_only_and_have_numbers_of_their_own():
     assert (way.processes, way.key, way.group_key) == ((0, 1), 7, 5)
     inside = ways.of_region(call, (0, 2), 0)
     assert inside.key > 7
-    with pytest.raises(replicator.ReplicatorError, match="called twice"):
+    with pytest.raises(replicator.ReplicatorError, match="runs twice in a step"):
         ways.of(Call(**{**call.__dict__, "group": (0, 2)}))
 
 
