@@ -109,6 +109,28 @@ def _name(handle: tf.Tensor) -> str:
     return "of unknown name"
 
 
+def check_places(
+    replicas: Sequence[Sequence[tf.Operation]], build: context.Build
+) -> None:
+    """Raises DeviceError if a step places an op on the device of another process.
+
+    TensorFlow would run it, and then fail in that process where Python runs.
+    """
+    if not build.world.processes:
+        return
+    here = {device.partition("/device:")[0] for device in build.world.devices}
+    for replica_id, ops in zip(build.compared, replicas, strict=True):
+        for op in ops:
+            if "/task:" in op.device and op.device.partition("/device:")[0] not in here:
+                raise errors.DeviceError(
+                    f"replica {replica_id} places {op.type} on {op.device}, a device "
+                    "of another host's program.",
+                    [f"at {errors.line_of(op)}"],
+                    "name a device of the replica's own host, such as CPU:0, and send "
+                    "values to other replicas by repl.broadcast and its kin.",
+                )
+
+
 def check_components(
     factory: VariableFactory,
     replicas: Sequence[Sequence[tf.Operation]],

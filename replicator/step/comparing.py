@@ -32,6 +32,7 @@ def check_effects(attempt: Attempt, traced: Traced) -> None:
     if attempt.several:
         compared = _compared(attempt, traced)
         active = acting(compared)
+        checks.check_places(compared, build)
         checks.check_components(factory, active, build)
         checks.check_writes(factory, active, build)
         checks.check_circles(compared, build)

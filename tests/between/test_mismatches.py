@@ -151,6 +151,15 @@ def devices(repl: Replicator, host: int) -> None:
     Replicator(repl.devices[: 2 - host])
 
 
+@case(_FAILED, "DeviceError", "on /job:worker/", "of another host's program")
+def device_of_another(repl: Replicator, host: int) -> None:
+    def step_fn() -> tf.Tensor:
+        with tf.device(repl.devices[0]):
+            return repl.all_reduce(tf.square(1.0 + tf.constant([1.0])))
+
+    repl.run(step_fn)
+
+
 @case(_SAID, "MismatchError", "reads a dataset, and they differ", ": 4 at ", ": 6 at ")
 def dataset(repl: Replicator, host: int) -> None:
     repl.run(lambda x: repl.all_reduce(x), tf.data.Dataset.range(4 + 2 * host))
