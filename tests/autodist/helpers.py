@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,32 +22,12 @@ def make(num_replicas: int, strategy: Any = None, **options: Any) -> Any:
     return replicator.AutoDist(devices, strategy, **options)
 
 
-def in_sessions(
-    program: Callable[[Callable[..., Any]], Any],
-    *num_replicas: int,
-    strategy: Any = "mirrored",
-    tolerance: float = 1e-5,
-    **options: Any,
-) -> Any:
-    """Returns what a program gives on one device; raises unless replicas give it, too.
-
-    Args:
-        program: Builds a graph, and runs it. It is given a function that returns a
-            session in which variables have values, and tables begin.
-        *num_replicas: The numbers of replicas; without any, 1, 2 and 3.
-        strategy: As for AutoDist.
-        tolerance: By how much they may differ.
-        **options: Further options of AutoDist.
-    """
-    with tf.Graph().as_default():
-        expected = program(plain_session)
-    for count in num_replicas or (1, 2, 3):
-        autodist = make(count, strategy, **options)
-        with tf.Graph().as_default(), autodist.scope():
-            assert_equal(
-                program(autodist.create_distributed_session), expected, tolerance
-            )
-    return expected
+@contextlib.contextmanager
+def scope(num_replicas: int = 3, strategy: Any = "mirrored") -> Iterator[Any]:
+    """Yields an AutoDist whose scope, in a tf.Graph, the block runs in."""
+    autodist = make(num_replicas, strategy)
+    with tf.Graph().as_default(), autodist.scope():
+        yield autodist
 
 
 def plain_session(**_: Any) -> v1.Session:
@@ -59,27 +39,25 @@ def plain_session(**_: Any) -> v1.Session:
 
 
 def run(
-    program: Callable[[int], programs.Built],
+    program: Callable[[], programs.Built],
     num_replicas: int | None,
     strategy: Any = None,
     sizes: Sequence[int] = programs.SIZES,
-    batch: int = 12,
 ) -> Any:
     """Returns the fetches of all steps, and the final variables.
 
     Args:
-        program: Builds the program, given a batch size.
+        program: Builds the program.
         num_replicas: The number of replicas; None: plain TensorFlow on one device.
         strategy: As for AutoDist.
         sizes: The number of examples fed in each step.
-        batch: The batch size of its iterator.
     """
     autodist = None if num_replicas is None else make(num_replicas, strategy)
     with tf.Graph().as_default(), contextlib.ExitStack() as stack:
         if autodist is not None:
             stack.enter_context(autodist.scope())
         v1.set_random_seed(1)
-        built = program(batch)
+        built = program()
         begin = autodist.create_distributed_session if autodist else plain_session
         session = begin()
         steps = sizes if built.feeds else sizes[:3]

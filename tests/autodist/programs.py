@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single-device programs in graphs, as in AutoDist's own tests.
+"""Single-device programs in graphs: for any optimizer, and AutoDist's own.
 
 Each is built by plain TensorFlow alone; callers run them on one device or on many.
 """
@@ -7,13 +7,37 @@ Each is built by plain TensorFlow alone; callers run them on one device or on ma
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from replicator import strategy
+
 v1 = tf.compat.v1
+BATCH = 12  # of iterators
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: v1.train.GradientDescentOptimizer(0.1),
+    "momentum": lambda: v1.train.MomentumOptimizer(0.05, 0.9),
+    "adam": lambda: v1.train.AdamOptimizer(0.05),
+    "adagrad": lambda: v1.train.AdagradOptimizer(0.1),
+}
+BUILDERS: dict[str, Callable[[], Any]] = {
+    "PS": strategy.PS,
+    "proxies": functools.partial(strategy.PS, local_proxy_variable=True),
+    "PSLoadBalancing": strategy.PSLoadBalancing,
+    "PartitionedPS": strategy.PartitionedPS,
+    "UnevenPartitionedPS": strategy.UnevenPartitionedPS,
+    "AllReduce": strategy.AllReduce,
+    "PartitionedAR": strategy.PartitionedAR,
+    "RandomAxisPartitionAR": functools.partial(strategy.RandomAxisPartitionAR, seed=1),
+    "Parallax": strategy.Parallax,
+    "Auto": strategy.Auto,
+    "Sharded": strategy.Sharded,
+    "columns": lambda: {".*": strategy.Partitioned(axis=1)},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,30 +62,17 @@ def examples(size: int, *shape: int) -> np.ndarray:
     return rng.standard_normal((size, *shape), np.float32)
 
 
-def _elements(batch: int, *columns: Any) -> Any:
+def _elements(*columns: Any) -> Any:
     """Returns the next element of an iterator over batches of a dataset."""
-    data = tf.data.Dataset.from_tensor_slices(columns).repeat().batch(batch)
+    data = tf.data.Dataset.from_tensor_slices(columns).repeat().batch(BATCH)
     iterator = v1.data.make_initializable_iterator(data)
     v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return iterator.get_next()
 
 
-def regression(batch: int) -> Built:
-    """Linear regression with momentum; batch is not used, as examples are fed."""
-    x, y = (v1.placeholder(tf.float32, [None], name=name) for name in "xy")
-    w, b = tf.Variable(5.0, name="w"), tf.Variable(0.0, name="b")
-    loss = tf.reduce_mean((w * x + b - y) ** 2)
-    train = v1.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
-    return Built(
-        {"loss": loss, "train": train, "rows": w * x},
-        lambda n: {x: examples(n), "y:0": 3 * examples(n) + 2},
-        [w, b],
-    )
-
-
-def cnn_on_an_iterator(batch: int) -> Built:
+def cnn_on_an_iterator() -> Built:
     """A convolution and a dense layer, on a dataset's iterator."""
-    x, y = _elements(batch, examples(48, 6, 6, 1), np.arange(48) % 3)
+    x, y = _elements(examples(48, 6, 6, 1), np.arange(48) % 3)
     kernel = v1.get_variable("kernel", [3, 3, 1, 4])
     dense = v1.get_variable("dense", [64, 3])
     hidden = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "VALID"))
@@ -73,28 +84,7 @@ def cnn_on_an_iterator(batch: int) -> Built:
     return Built([loss, right, train], None, [kernel, dense])
 
 
-def embeddings(batch: int) -> Built:
-    """Two embeddings, one of which is looked up under a condition."""
-    ids = v1.placeholder(tf.int32, [None])
-    y = v1.placeholder(tf.float32, [None])
-    one = v1.get_variable("one", [10, 4])
-    two = v1.get_variable("two", [10, 4])
-    use = v1.placeholder_with_default(True, [])
-    rows = tf.nn.embedding_lookup(one, ids) + tf.cond(
-        use,
-        lambda: tf.nn.embedding_lookup(two, ids),
-        lambda: tf.zeros([tf.size(ids), 4]),
-    )
-    loss = tf.reduce_mean((tf.reduce_sum(rows, 1) - y) ** 2)
-    train = v1.train.AdagradOptimizer(0.1).minimize(loss)
-    return Built(
-        (loss, train),
-        lambda n: {ids: np.arange(n) % 7, y: examples(n), use: n != 4},
-        [one, two],
-    )
-
-
-def placeholders(batch: int) -> Built:
+def placeholders() -> Built:
     """Feeds: examples, a rate without a shape, a flag; clipped by their norm."""
     x = v1.placeholder(tf.float32, [None, 3])
     y = v1.placeholder(tf.float32, [None, 2])
@@ -112,24 +102,6 @@ def placeholders(batch: int) -> Built:
         [loss, train, norm, tf.shape(x)[0]],
         lambda n: {x: examples(n, 3), y: examples(n, 2), rate: 0.1, scale: [1, 2]},
         [w, step],
-    )
-
-
-def while_loop(batch: int) -> Built:
-    """A loop over a variable, with a fed number of turns."""
-    x = v1.placeholder(tf.float32, [None, 3])
-    turns = v1.placeholder(tf.int32, [])
-    w = v1.get_variable("w", [3, 3])
-    _, output = tf.while_loop(
-        lambda k, h: k < turns,
-        lambda k, h: (k + 1, tf.tanh(tf.matmul(h, w))),
-        [0, x],
-    )
-    loss = tf.reduce_mean(output**2)
-    (gradient,) = tf.gradients(loss, [w])
-    train = w.assign_sub(0.5 * gradient)
-    return Built(
-        [loss, train, output], lambda n: {x: examples(n, 3), turns: n % 3 + 1}, [w]
     )
 
 
@@ -154,7 +126,7 @@ class Lstm:
         return h, (c, h)
 
 
-def dynamic_lstm(batch: int) -> Built:
+def dynamic_lstm() -> Built:
     """An LSTM over sequences of different lengths."""
     x = v1.placeholder(tf.float32, [None, 4, 2])
     lengths = v1.placeholder(tf.int32, [None])
@@ -169,10 +141,10 @@ def dynamic_lstm(batch: int) -> Built:
     )
 
 
-def sentiment(batch: int) -> Built:
+def sentiment() -> Built:
     """A classifier of sentences on an iterator, with a metric that adds up."""
     rng = np.random.default_rng(0)
-    ids, y = _elements(batch, rng.integers(0, 20, [30, 4]), np.arange(30.0) % 2)
+    ids, y = _elements(rng.integers(0, 20, [30, 4]), np.arange(30.0) % 2)
     y = tf.cast(y, tf.float32)
     table, dense = v1.get_variable("table", [20, 2]), v1.get_variable("dense", [3, 1])
     words, cell = tf.nn.embedding_lookup(table, ids), Lstm()
@@ -185,12 +157,12 @@ def sentiment(batch: int) -> Built:
     return Built([loss, accuracy, train], None, [table, dense, cell.kernel])
 
 
-def lm1b(batch: int) -> Built:
+def lm1b() -> Built:
     """A language model with a kept state, sampled words and averages of weights."""
-    x, y = _elements(batch, *np.random.default_rng(0).integers(0, 30, [2, 36, 4]))
+    x, y = _elements(*np.random.default_rng(0).integers(0, 30, [2, 36, 4]))
     table, cell = v1.get_variable("table", [30, 2]), Lstm()
     kernel, bias = v1.get_variable("out", [30, 3]), v1.get_variable("bias", [30])
-    kept = [tf.Variable(tf.zeros([batch, 3]), False, name=name) for name in "ch"]
+    kept = [tf.Variable(tf.zeros([BATCH, 3]), False, name=name) for name in "ch"]
     state, outputs = tuple(one.read_value() for one in kept), []
     for word in tf.unstack(tf.nn.embedding_lookup(table, x), axis=1):
         output, state = cell(word, state)
@@ -213,12 +185,11 @@ def lm1b(batch: int) -> Built:
     return Built([loss, norm, train], None, [*own, *kept, averages.average(own[0])])
 
 
-def bert(batch: int) -> Built:
+def bert() -> Built:
     """A transformer on an iterator: masked words, next sentences, Adam by hand."""
     rng = np.random.default_rng(0)
     words, places = rng.integers(0, 20, [2, 36, 2]), rng.integers(0, 5, [36, 2])
     ids, masked, chosen, weights, is_next = _elements(
-        batch,
         *(rng.integers(0, 20, [36, 5]), words[0], places),
         *(np.float32(words[1] > 5), np.arange(36) % 2),
     )
@@ -253,8 +224,84 @@ def bert(batch: int) -> Built:
     return Built([loss, norm, train], None, [*own, step])
 
 
-PROGRAMS = (
-    *(regression, cnn_on_an_iterator, embeddings, placeholders),
-    *(while_loop, dynamic_lstm, sentiment, lm1b, bert),
-)
+# --- For any optimizer of TensorFlow 1 ------------------------------------------------
+
+
+def regression(optimizer: Any) -> Built:
+    """A matrix and a vector, on fed examples."""
+    x = v1.placeholder(tf.float32, [None, 6], "x")
+    y = v1.placeholder(tf.float32, [None, 4], "y")
+    w = v1.get_variable("w", [6, 4])
+    loss = tf.reduce_mean((tf.matmul(x, w) - y) ** 2)
+    return Built(
+        [loss, optimizer.minimize(loss), w],
+        lambda n: {x: examples(n, 6), y: examples(n, 4)},
+        [w, *_slots(optimizer, [w])],
+    )
+
+
+def embedding(optimizer: Any) -> Built:
+    """A table with row lookups, and a dense layer."""
+    ids = v1.placeholder(tf.int32, [None, 3], "ids")
+    y = v1.placeholder(tf.float32, [None, 2], "y")
+    table = v1.get_variable("table", [10, 4])
+    dense = v1.get_variable("dense", [12, 2])
+    rows = tf.reshape(tf.nn.embedding_lookup(table, ids), [-1, 12])
+    loss = tf.reduce_mean((tf.matmul(rows, dense) - y) ** 2)
+    return Built(
+        [loss, optimizer.minimize(loss)],
+        lambda n: {ids: np.arange(3 * n).reshape(n, 3) % 7, y: examples(n, 2)},
+        [table, dense, *_slots(optimizer, [table, dense])],
+    )
+
+
+def condition(optimizer: Any) -> Built:
+    """A table with row lookups in a branch."""
+    ids = v1.placeholder(tf.int32, [None], "ids")
+    y = v1.placeholder(tf.float32, [None], "y")
+    use = v1.placeholder_with_default(True, [])
+    table = v1.get_variable("table", [10, 4])
+    base = v1.get_variable("base", [4, 4])
+    rows = tf.cond(
+        use,
+        lambda: tf.nn.embedding_lookup(table, ids) @ base,
+        lambda: tf.zeros([tf.size(ids), 4]) + base[0],
+    )
+    loss = tf.reduce_mean((tf.reduce_sum(rows, 1) - y) ** 2)
+    return Built(
+        [loss, optimizer.minimize(loss)],
+        lambda n: {ids: np.arange(n) % 7, y: examples(n), use: n != 7},
+        [table, base, *_slots(optimizer, [table, base])],
+    )
+
+
+def loop(optimizer: Any) -> Built:
+    """A loop over a variable, with a fed number of turns."""
+    x = v1.placeholder(tf.float32, [None, 4], "x")
+    turns = v1.placeholder(tf.int32, [])
+    w = v1.get_variable("w", [4, 4])
+    _, output = tf.while_loop(
+        lambda k, h: k < turns,
+        lambda k, h: (k + 1, tf.tanh(tf.matmul(h, w))),
+        [0, x],
+    )
+    loss = tf.reduce_mean((output - 1.0) ** 2)
+    return Built(
+        [loss, optimizer.minimize(loss)],
+        lambda n: {x: examples(n, 4), turns: n % 3 + 1},
+        [w, *_slots(optimizer, [w])],
+    )
+
+
+def _slots(optimizer: Any, variables: list[Any]) -> list[Any]:
+    return [
+        optimizer.get_slot(variable, name)
+        for variable in variables
+        for name in optimizer.get_slot_names()
+    ]
+
+
+ANY = (regression, embedding, condition, loop)
+OWN = (cnn_on_an_iterator, placeholders, dynamic_lstm, sentiment, lm1b, bert)
 SIZES = (12, 7, 1, 4, 3)  # examples of the steps: even, uneven, fewer than replicas
+FEW = (6, 7, 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -59,12 +60,89 @@ def _stepped(x, w):
     return w - 0.1 * derived(tf.reduce_mean(tf.tanh(x @ w) ** 2), w)
 
 
+def descended(x, w, by):
+    """Returns weights after a step on half of what they predict, by a tape."""
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        loss = tf.reduce_mean((x @ w) ** 2) + tf.reduce_sum(by(x @ w))
+    return w - 0.1 * tape.gradient(loss, w)
+
+
+def _tape_hessian(x, y, i, w, b):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(hidden(x, w, b) ** 2)
+    return tf.reduce_sum(tape.gradient(loss, w) * tf.constant([1.0, 2.0]))
+
+
+def _tape_weighted(x, y, i, w, b):
+    weights = tf.abs(y)[:, None]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weights * tf.tanh(x @ w) ** 2) / tf.reduce_sum(weights)
+    squares = tf.reduce_sum(tape.gradient(loss, w) ** 2)
+    return squares + tf.reduce_sum(weights * (x @ w)) / tf.reduce_sum(weights)
+
+
+def _tape_penalty(x, y, i, w, b):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        critic = tf.reduce_sum(hidden(x, w, b), 1)
+    return tf.reduce_mean((tf.norm(tape.gradient(critic, x), axis=1) - 1) ** 2)
+
+
+def _tape_third(x, y, i, w, b):
+    with tf.GradientTape() as outer:
+        squares = _tape_weighted(x, y, i, w, b)
+    return tf.reduce_sum(outer.gradient(squares, w) ** 2)
+
+
+def _supervised_contrastive(x, y, i, w, b):
+    z = tf.math.l2_normalize(x @ w + b, 1)
+    similar, itself = z @ tf.transpose(z) / 0.5, tf.eye(tf.shape(x)[0])
+    positive = tf.cast(i[:, None] % 3 == i[None, :] % 3, tf.float32) - itself
+    others = tf.reduce_logsumexp(similar - 1e9 * itself, 1, keepdims=True)
+    pairs = tf.maximum(tf.reduce_sum(positive, 1), 1.0)
+    return -tf.reduce_mean(tf.reduce_sum(positive * (similar - others), 1) / pairs)
+
+
+def _triplets(x, y, i, w, b):
+    z = x @ w
+    distances = tf.reduce_sum((z[:, None] - z[None]) ** 2, -1)
+    same = tf.cast(i[:, None] % 3 == i[None] % 3, tf.float32)
+    farthest = tf.reduce_max(distances * same, 1)
+    nearest = tf.reduce_min(distances + 1e3 * same, 1)
+    return tf.reduce_mean(tf.nn.relu(farthest - nearest + 1.0))
+
+
+def _focal(x, y, i, w, b):
+    p = tf.gather(tf.nn.softmax(x @ w + b), i % 2, batch_dims=1)
+    losses = -((1 - p) ** 2) * tf.math.log(p + 1e-6) * _positive(y)
+    return tf.reduce_sum(losses) / (tf.reduce_sum(_positive(y)) + 1.0)
+
+
+def _by_frequency(x, y, i, w, b):
+    _, places, counts = tf.unique_with_counts(i % 3)
+    often = tf.cast(tf.gather(counts, places), tf.float32)
+    return tf.reduce_mean((x @ w) * often[:, None] ** 2)
+
+
+def _recurrent(x, y, i, w, b):
+    def cell(h: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
+        return tf.tanh(t[:, None] * b + h @ w[:2] * 0.1)
+
+    states = tf.scan(cell, tf.transpose(x), tf.zeros([tf.shape(x)[0], 2]))
+    return tf.reduce_mean(states[-1] ** 2) + tf.reduce_max(states)
+
+
 def normalized(x):
     return (x - tf.reduce_mean(x, 0)) / (tf.math.reduce_std(x, 0) + 0.1)
 
 
 def _looped(make: Callable[[], tf.Tensor]) -> tf.Tensor:
     return tf.while_loop(lambda k, t: k < 3, lambda k, t: (k + 1, t + make()), (0, 0.0))
+
+
+def _centered_by_python(x):
+    return tf.numpy_function(lambda a: a - a.mean(0), [x], tf.float32)
 
 
 def _positive(y):
@@ -85,6 +163,30 @@ def _masked_turns(x, lengths, w, b):
 
 # Whose gradients equal one device's.
 LOSSES: dict[str, Any] = {
+    "rows": lambda x, y, i, w, b: rows(x, y, w),
+    "rows over n": lambda x, y, i, w, b: tf.reduce_sum(rows(x, y, w) / count(x)),
+    "rows times 1 / n": lambda x, y, i, w, b: tf.reduce_sum(
+        rows(x, y, w) * (1 / count(x))
+    ),
+    "of Keras": lambda x, y, i, w, b: tf.keras.losses.MeanSquaredError()(
+        tf.ones([1, 2]), hidden(x, w, b)
+    ),
+    "a sum of Keras": lambda x, y, i, w, b: tf.keras.losses.MeanSquaredError("sum")(
+        tf.zeros_like(x[:, :2]), hidden(x, w, b)
+    ),
+    "an average of 7": lambda x, y, i, w, b: tf.nn.compute_average_loss(
+        rows(x, y, w), None, 7
+    ),
+    "L2": lambda x, y, i, w, b: tf.nn.l2_loss(hidden(x, w, b)),
+    "a list": lambda x, y, i, w, b: [tf.reduce_mean(rows(x, y, w)), tf.nn.l2_loss(w)],
+    "a sum and a mean": lambda x, y, i, w, b: (
+        tf.reduce_sum(rows(x, y, w)) + tf.reduce_mean(rows(x, y, w))
+    ),
+    "only variables": lambda x, y, i, w, b: tf.nn.l2_loss(w),
+    "times a mean by Python": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(x, y, w) * tf.ensure_shape(tf.numpy_function(np.mean, [y], tf.float32), [])
+    ),
+    "focal and masked": _focal,
     "mean": lambda x, y, i, w, b: tf.reduce_mean(rows(x, y, w)),
     "regularized": lambda x, y, i, w, b: (
         tf.reduce_mean(rows(x, y, w)) + tf.nn.l2_loss(w) + tf.reduce_sum(tf.abs(b))
@@ -291,6 +393,13 @@ LOSSES: dict[str, Any] = {
         )
         / tf.reduce_sum(tf.abs(y))
     ),
+    "Hessian by tapes": _tape_hessian,
+    "weighted, by tapes": _tape_weighted,
+    "penalty by tapes": _tape_penalty,
+    "a third gradient by tapes": _tape_third,
+    "an inner step by tapes": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(x, y, descended(0.5 * x, w, tf.tanh))
+    ),
     "a third gradient": lambda x, y, i, w, b: tf.reduce_sum(
         derived(tf.reduce_sum(derived(tf.reduce_mean(hidden(x, w, b) ** 2), w) ** 2), w)
         * 0.1
@@ -306,6 +415,35 @@ SPLIT = {
 }
 # No weight makes these right: each replica computes the whole batch.
 WHOLE: dict[str, Any] = {
+    "a maximum": lambda x, y, i, w, b: tf.reduce_max(rows(x, y, w)),
+    "all but the first": lambda x, y, i, w, b: tf.reduce_mean(rows(x, y, w)[1:]),
+    "rows over their sum": lambda x, y, i, w, b: tf.reduce_sum(
+        rows(x, y, w) / tf.reduce_sum(rows(x, y, w))
+    ),
+    "two steps by tapes": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(x, y, descended(x, descended(x, w, tf.square), tf.sin))
+    ),
+    "the hardest half": lambda x, y, i, w, b: tf.reduce_mean(
+        tf.math.top_k(rows(x, y, w), tf.maximum(tf.shape(x)[0] // 2, 1)).values
+    ),
+    "supervised and contrastive": _supervised_contrastive,
+    "triplets": _triplets,
+    "by frequency": _by_frequency,
+    "recurrent": _recurrent,
+    "ranks": lambda x, y, i, w, b: tf.reduce_mean(
+        rows(x, y, w) * tf.cast(tf.argsort(tf.argsort(rows(x, y, w))), tf.float32)
+    ),
+    "order statistics": lambda x, y, i, w, b: (
+        tf.reduce_mean(tf.sort(x @ w, 0)[tf.shape(x)[0] // 2] ** 2)
+        + tf.math.reduce_std(x @ w)
+        + tf.reduce_mean(tf.math.cumsum(x @ w, 0))
+    ),
+    "about their centers": lambda x, y, i, w, b: tf.reduce_sum(
+        (x @ w - tf.gather(tf.math.unsorted_segment_mean(x @ w, i % 3, 3), i % 3)) ** 2
+    ),
+    "less a mean by Python": lambda x, y, i, w, b: tf.reduce_mean(
+        (tf.ensure_shape(_centered_by_python(x), x.shape) @ w) ** 2
+    ),
     "a root": lambda x, y, i, w, b: tf.sqrt(tf.reduce_mean(rows(x, y, w) ** 2)),
     "a norm": lambda x, y, i, w, b: tf.norm(rows(x, y, w)),
     "a trained ratio": lambda x, y, i, w, b: (
@@ -406,6 +544,31 @@ def _f1(found, right):
 
 
 FETCHES: dict[str, Any] = {
+    "doubled": lambda x, y, i: x * 2,
+    "mean": lambda x, y, i: tf.reduce_mean(x),
+    "means": lambda x, y, i: tf.reduce_mean(x, 0),
+    "sums": lambda x, y, i: tf.reduce_sum(x, 0),
+    "of two sums": lambda x, y, i: tf.reduce_sum(x) / 2.0 - tf.reduce_sum(x * x),
+    "maximum": lambda x, y, i: tf.reduce_max(x) + 0.0 * tf.ones([]),
+    "less maxima": lambda x, y, i: -tf.reduce_max(x, 0),
+    "minimum": lambda x, y, i: -tf.reduce_max(-tf.reduce_min(x, 1)),
+    "all": lambda x, y, i: tf.reduce_all(x > -1),
+    "any": lambda x, y, i: tf.reduce_any(x > 1),
+    "rows and columns": lambda x, y, i: [tf.shape(x)[0], tf.shape(x)[1], tf.size(x)],
+    "how many are positive": lambda x, y, i: tf.reduce_sum(tf.cast(x > 0, tf.int32)),
+    "a mean by hand": lambda x, y, i: tf.reduce_sum(x) / count(x),
+    "a mean times n": lambda x, y, i: tf.reduce_mean(x) * count(x),
+    "texts": lambda x, y, i: tf.as_string(x),
+    "sparse": lambda x, y, i: tf.sparse.from_dense(x),
+    "a constant": lambda x, y, i: tf.constant([1, 2, 3]),
+    "a nest": lambda x, y, i: {"a": [x, (tf.reduce_mean(x),)]},
+    "ratio": lambda x, y, i: tf.reduce_sum(x[:, 0]) / tf.reduce_sum(x[:, 1] ** 2),
+    "some": lambda x, y, i: tf.boolean_mask(x, x[:, 0] > 0),
+    "gradients of a sum": lambda x, y, i: derived(tf.reduce_sum(x * x), x),
+    "gradients of rows": lambda x, y, i: derived(x * x, x),
+    "a loop by examples": lambda x, y, i: tf.while_loop(
+        lambda k: k < tf.reduce_sum(tf.abs(y)), lambda k: k + 1.0, [0.0]
+    )[0],
     "one more": lambda x, y, i: tf.shape(x)[0] + 1,
     "half of them": lambda x, y, i: tf.shape(x)[0] // 2,
     "its shape": lambda x, y, i: tf.shape(x),

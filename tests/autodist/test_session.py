@@ -1,199 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session's fetches and feeds behave as on one device."""
+"""What a session takes and gives beside values: configs, traces, hooks and files."""
 
 from __future__ import annotations
 
-import collections
-import contextlib
+import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import replicator
 from replicator._tf import graphs
 from replicator.autodist.session import configured
+from replicator.strategy import PartitionedPS
 from tests.autodist import helpers
+from tests.autodist.helpers import scope
 
 v1 = tf.compat.v1
 X = np.arange(14, dtype=np.float32).reshape(7, 2)
 
 
-@contextlib.contextmanager
-def scope(num_replicas=3, strategy="mirrored"):
-    """Yields an AutoDist whose scope, in a tf.Graph, the block runs in."""
-    autodist = helpers.make(num_replicas, strategy)
-    with tf.Graph().as_default(), autodist.scope():
-        yield autodist
-
-
-def both(fetch, feed=X, num_replicas=3):
-    """Returns the fetches on replicas, and on one device by plain TensorFlow."""
-    values = []
-    for place in (scope(num_replicas), tf.Graph().as_default()):
-        with place as autodist:
-            x = v1.placeholder(tf.float32, [None, 2], "x")
-            fetches = fetch(x)
-            if isinstance(autodist, replicator.AutoDist):
-                session = autodist.create_distributed_session()
-            else:
-                session = v1.Session()
-            values.append(session.run(fetches, {x: feed}))
-    return values
-
-
-@pytest.mark.battery(3)
-@pytest.mark.parametrize("rows", [7, 6, 3, 2, 1])
-@pytest.mark.parametrize(
-    "fetch",
-    [
-        lambda x: x * 2,
-        lambda x: tf.reduce_mean(x),
-        lambda x: tf.reduce_mean(x, 0),
-        lambda x: tf.reduce_sum(x, 0),
-        lambda x: tf.reduce_sum(x) / 2.0 - tf.reduce_sum(x * x),
-        lambda x: tf.reduce_max(x) + 0.0 * tf.ones([]),
-        lambda x: -tf.reduce_max(x, 0),
-        lambda x: tf.reduce_min(x),
-        lambda x: tf.reduce_all(x > 3),
-        lambda x: tf.reduce_any(x > 3),
-        lambda x: tf.shape(x)[0],
-        lambda x: tf.shape(x)[1],
-        lambda x: tf.size(x),
-        lambda x: tf.reduce_sum(tf.cast(x > 3, tf.int32)),
-        lambda x: tf.reduce_sum(x) / tf.cast(tf.shape(x)[0], tf.float32),
-        lambda x: tf.reduce_mean(x) * tf.cast(tf.shape(x)[0], tf.float32),
-        lambda x: tf.as_string(x),
-        lambda x: tf.sparse.from_dense(x),
-        lambda x: tf.constant([1, 2, 3]),
-        lambda x: {"a": [x, (tf.reduce_mean(x),)], "b": tf.no_op()},
-        lambda x: tf.reshape(x, [-1]),
-        lambda x: tf.gradients(tf.reduce_mean(x * x), [x]),
-        lambda x: tf.gradients(tf.reduce_sum(x * x), [x]),
-        lambda x: tf.gradients(x * x, [x]),
-    ],
-)
-def test_what_is_fetched_is_that_of_one_device(fetch, rows):
-    name = "reduce_max(x) + 0"
-    actual, expected = both(fetch, X[:rows])
-    for a, b in zip(
-        tf.nest.flatten(actual, expand_composites=True),
-        tf.nest.flatten(expected, expand_composites=True),
-        strict=True,
-    ):
-        if b is None:
-            assert a is None, name
-            continue
-        assert np.asarray(a).dtype == np.asarray(b).dtype
-        if np.asarray(b).dtype.kind in "OS":
-            assert np.array_equal(a, b)
-        else:
-            np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-def test_nests_keep_their_types_and_names_stand_for_what_is_fetched_and_fed():
-    pair = collections.namedtuple("pair", "one two")
-    with scope() as autodist:
-        x = v1.placeholder(tf.float32, [None, 2], "x")
-        tf.identity(x * 2, "double")
-        session = autodist.create_distributed_session()
-        fetches = collections.OrderedDict(p=pair("double:0", [x]), q="double")
-        actual = session.run(fetches, {"x:0": X})
-    assert isinstance(actual, collections.OrderedDict)
-    assert isinstance(actual["p"], pair)
-    np.testing.assert_array_equal(actual["p"].one, X * 2)
-    np.testing.assert_array_equal(actual["p"].two[0], X)
-    assert actual["q"] is None  # an operation
-
-
-def test_variables_are_the_same_on_all_replicas_and_written_once():
-    for name in ("mirrored", "sharded"):
-        with scope(3, name) as autodist:
-            v = tf.Variable(tf.ones([4, 2]))
-            n = tf.Variable(0)
-            add = v.assign_add(tf.ones([4, 2]))
-            count = n.assign_add(1)
-            session = autodist.create_distributed_session()
-            session.run([add.op, count.op])
-            actual = session.run(add)
-            np.testing.assert_array_equal(actual, np.full([4, 2], 3))
-            assert session.run([n, v])[0] == 1
-            assert session.run(count) == 2
-            late = v.assign_sub(tf.ones([4, 2]))  # after the session
-            session.run(late)
-            np.testing.assert_array_equal(v.eval(session), np.full([4, 2], 2))
-
-
-def test_metrics_of_tensorflow_1_count_all_examples():
-    with scope() as autodist:
-        x = v1.placeholder(tf.float32, [None])
-        value, update = v1.metrics.mean(x)
-        session = autodist.create_distributed_session()
-        for n in (5, 2, 4):
-            session.run(update, {x: np.arange(n)})
-        expected = np.concatenate([np.arange(n) for n in (5, 2, 4)]).mean()
-        np.testing.assert_allclose(session.run(value), expected, rtol=1e-6)
-
-
-def test_a_loss_that_is_a_sum_over_the_examples_trains_as_on_one_device():
-    results = []
-    for place in (scope(), tf.Graph().as_default()):
-        with place as autodist:
-            x = v1.placeholder(tf.float32, [None, 2])
-            w = tf.Variable([[1.0], [2.0]])
-            loss = tf.reduce_sum(tf.matmul(x, w) ** 2)
-            train = v1.train.GradientDescentOptimizer(1e-3).minimize(loss)
-            if isinstance(autodist, replicator.AutoDist):
-                session = autodist.create_distributed_session()
-            else:
-                session = v1.Session()
-                session.run(v1.global_variables_initializer())
-            losses = [session.run([loss, train], {x: X[:n]})[0] for n in (7, 2, 6)]
-            results.append([*losses, session.run(w)])
-    helpers.assert_equal(*results)
-
-
-def test_gradients_of_a_tape_are_those_of_one_device():
-    with scope() as autodist:
-        x = v1.placeholder(tf.float32, [None, 2])
-        w = tf.Variable([[1.0], [2.0]])
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
-        gradient = tape.gradient(loss, w)
-        session = autodist.create_distributed_session()
-        actual = session.run(gradient, {x: X})
-    np.testing.assert_allclose(actual, 2 * X.T @ (X @ [[1], [2]]) / 7, rtol=1e-5)
-
-
-def test_what_a_function_reads_before_it_writes_is_what_was_there_before():
-    with scope(2) as autodist:
-        v = v1.get_variable("v", initializer=np.zeros([128, 128], np.float32))
-
-        @tf.function
-        def spend():
-            spent = tf.matmul(v, tf.eye(128)) + v
-            v.assign(spent + 1.0)
-            return tf.reduce_mean(spent + tf.matmul(v, tf.eye(128)))
-
-        found = spend()
-        session = autodist.create_distributed_session()
-        assert [session.run(found) for _ in range(3)] == [1.0, 5.0, 13.0]
-
-
-def test_iterators_begin_anew_with_what_they_are_fed():
-    with scope(2) as autodist:
-        placeholder = v1.placeholder(tf.float32, [None])
-        data = tf.data.Dataset.from_tensor_slices(placeholder).batch(2)
-        iterator = v1.data.make_initializable_iterator(data)
-        mean = tf.reduce_mean(iterator.get_next())
-        session = autodist.create_distributed_session()
-        for values in ([1, 2, 6], [3, 5, 7, 9]):
-            session.run(iterator.initializer, {placeholder: values})
-            assert session.run(mean) == np.mean(values[:2])
-            assert session.run(mean) == np.mean(values[2:])
-
-
-def test_replicas_draw_different_numbers():
+def test_replicas_draw_different_numbers() -> None:
     with scope(2) as autodist:
         v1.set_random_seed(7)
         x = v1.placeholder(tf.float32, [None])
@@ -203,32 +30,7 @@ def test_replicas_draw_different_numbers():
     assert len(set(actual.tolist())) == 4
 
 
-def test_tables_and_python_functions_are_used_by_all_replicas():
-    with scope(2) as autodist:
-        x = v1.placeholder(tf.string, [None])
-        keys = tf.constant(["a", "b"])
-        table = tf.lookup.StaticHashTable(
-            tf.lookup.KeyValueTensorInitializer(keys, tf.constant([1.0, 2.0])), 0.0
-        )
-        actual = table.lookup(x)
-        doubled = v1.py_func(lambda v: v * 2, [actual], tf.float32)
-        doubled.set_shape([None])
-        session = autodist.create_distributed_session()
-        values = session.run([actual, doubled], {x: ["b", "c", "a"]})
-    assert [v.tolist() for v in values] == [[2, 0, 1], [4, 0, 2]]
-
-
-def test_summaries_hold_the_mean():
-    with scope(2) as autodist:
-        x = v1.placeholder(tf.float32, [None])
-        v1.summary.scalar("mean", tf.reduce_mean(x))
-        session = autodist.create_distributed_session()
-        summary = v1.Summary()
-        summary.ParseFromString(session.run(v1.summary.merge_all(), {x: [1, 2, 6]}))
-    assert summary.value[0].simple_value == 3
-
-
-def test_run_options_give_a_trace_of_all_replicas():
+def test_run_options_give_a_trace_of_all_replicas() -> None:
     with scope(2) as autodist:
         x = v1.placeholder(tf.float32, [None, 2])
         w = tf.Variable(tf.ones([2, 2]))
@@ -244,36 +46,26 @@ def test_run_options_give_a_trace_of_all_replicas():
         assert any(name.startswith(replica) and "/MatMul" in name for name in names)
 
 
-def test_a_session_of_the_users_graph():
-    with scope(2) as autodist:
-        x = v1.placeholder(tf.float32, [None])
-        mean = tf.reduce_mean(x)
-        with autodist.create_distributed_session() as session:
-            assert session.graph is tf.compat.v1.get_default_graph()
-            assert mean.eval({x: [1, 2, 6]}) == 3
-            assert session.make_callable(mean, [x])([1, 5]) == 3
-            assert len(session.list_devices()) >= 2
+# --- Configs --------------------------------------------------------------------------
 
 
-def test_a_config_of_the_users_gets_the_devices_of_all_replicas():
+def test_a_config_of_the_users_gets_the_devices_of_all_replicas() -> None:
     with scope(3) as autodist:
         x = v1.placeholder(tf.float32, [None])
         config = v1.ConfigProto(allow_soft_placement=False)
         session = autodist.create_distributed_session(config)
         assert session.run(x * 2, {x: [1, 2, 3]}).tolist() == [2, 4, 6]
-        with pytest.raises(replicator.ArgumentError, match="(?s)config='no'.*Fix"):
-            autodist.create_distributed_session("no")
 
 
 @pytest.mark.parametrize("given", [None, False, True])
-def test_ops_without_a_kernel_go_to_the_host_unless_a_config_decides(given):
+def test_ops_without_a_kernel_go_to_the_host_unless_a_config_decides(given) -> None:
     config = None if given is None else v1.ConfigProto(allow_soft_placement=given)
     made = configured(config, ["/job:localhost/task:0/device:CPU:0"])
     assert made.allow_soft_placement == (given in (None, True))
 
 
 @pytest.mark.parametrize("chosen", ["", "0"])
-def test_gpus_stay_split_unless_a_config_chooses_them(chosen, monkeypatch):
+def test_gpus_stay_split_unless_a_config_chooses_them(chosen, monkeypatch) -> None:
     process = v1.ConfigProto()
     process.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[512, 512])
     monkeypatch.setattr(graphs, "session_config", lambda: process)
@@ -288,86 +80,143 @@ def test_gpus_stay_split_unless_a_config_chooses_them(chosen, monkeypatch):
     assert made.gpu_options.allow_growth
 
 
-Pair = collections.namedtuple("Pair", "one two")
+# --- Session creators, on one device and on 1 to 3 replicas ---------------------------
 
 
-def test_fetches_may_be_dicts_whose_keys_have_no_order():
-    first = object()
-    nests = both(lambda x: [{first: tf.reduce_sum(x), "b": {2: x}}, Pair({1: x}, ())])
-    for (named, pair), session in zip(nests, ("distributed", "plain"), strict=True):
-        assert list(named) == [first, "b"], session
-        np.testing.assert_array_equal(named[first], X.sum())
-        np.testing.assert_array_equal(named["b"][2], X)
-        np.testing.assert_array_equal(pair.one[1], X)
-        assert type(pair) is Pair and list(pair.two) == []
+def _creator(autodist: Any, **options: Any) -> Any:
+    """Returns a session creator: TensorFlow's own, if there is no AutoDist."""
+    if autodist is not None:
+        return autodist.session_creator(**options)
+    return v1.train.ChiefSessionCreator(**options)
 
 
-def test_hooks_of_monitored_sessions_may_fetch():
-    with scope() as autodist:
-        x = v1.placeholder(tf.float32, [None, 2])
-        weight = v1.get_variable("weight", initializer=1.0)
-        step = v1.train.create_global_step()
-        loss = tf.reduce_mean((x * weight) ** 2)
-        train = v1.train.GradientDescentOptimizer(0.001).minimize(loss, step)
+def _on_each(program: Any) -> list[Any]:
+    with tf.Graph().as_default():
+        found = [program(None)]
+    for count in (1, 2, 3):
+        with scope(count, None) as autodist:
+            found.append(program(autodist))
+    return found
 
-        class Creator(v1.train.SessionCreator):
-            def create_session(self):
-                return autodist.create_distributed_session()
 
-        hooks = [v1.train.StopAtStepHook(num_steps=3), v1.train.NanTensorHook(loss)]
-        losses = []
-        with v1.train.MonitoredSession(Creator(), hooks) as session:
+def _trained() -> tuple[Any, ...]:
+    x = v1.placeholder(tf.float32, [None, 2])
+    w = v1.get_variable("w", [2, 1], initializer=v1.ones_initializer())
+    step = v1.train.get_or_create_global_step()
+    loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
+    train = v1.train.AdamOptimizer(0.1).minimize(loss, step)
+    return x, w, loss, train
+
+
+def test_hooks_stop_a_session_and_see_what_is_fetched() -> None:
+    def program(autodist: Any) -> Any:
+        x, w, loss, train = _trained()
+
+        class Noting(v1.train.SessionRunHook):
+            def before_run(self, context: Any) -> Any:
+                return v1.train.SessionRunArgs({"loss": loss, "rows": x})
+
+            def after_run(self, context: Any, values: Any) -> None:
+                seen.append((values.results["loss"], values.results["rows"].shape))
+
+            def end(self, session: Any) -> None:
+                seen.append(session.run(w))
+
+        seen: list[Any] = []
+        stop = v1.train.StopAtStepHook(num_steps=3)
+        hooks = [stop, v1.train.NanTensorHook(loss), Noting()]
+        with v1.train.MonitoredSession(_creator(autodist), hooks) as session:
             while not session.should_stop():
-                losses.append(session.run([train, loss], {x: X})[1])
-    expected, value = [], 1.0
-    for _ in range(3):
-        expected.append(np.mean((X * value) ** 2))
-        value -= 0.001 * np.mean(2 * value * X**2)
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert len(losses) == 3
+                session.run(train, {x: X})
+        return seen
+
+    expected, *others = _on_each(program)
+    assert len(expected) == 4
+    for actual in others:
+        helpers.assert_equal(actual, expected)
 
 
-def test_a_name_may_begin_those_of_others():
-    with scope() as autodist:
-        x = v1.placeholder(tf.float32, [None, 2])
-        weight = v1.get_variable("weight", initializer=1.0)
-        loss = tf.reduce_mean(weight * x, name="loss")
-        twice = tf.multiply(loss, 2.0, name="loss_1")
-        total = tf.Variable(5.0, name="loss/total", trainable=False)
-        session = autodist.create_distributed_session()
-        values = session.run([loss, twice, total], {x: X})
-    np.testing.assert_allclose(values, [X.mean(), 2.0 * X.mean(), 5.0], rtol=1e-6)
+def test_a_session_goes_on_from_the_newest_checkpoint(tmp_path: pathlib.Path) -> None:
+    def program(autodist: Any) -> Any:
+        x, _, loss, train = _trained()
+        folder = str(tmp_path / str(autodist and autodist.replicator.num_replicas))
+        creator = _creator(autodist, checkpoint_dir=folder)
+        hooks = [v1.train.CheckpointSaverHook(folder, save_steps=1)]
+        with v1.train.MonitoredSession(creator, hooks) as session:
+            return [session.run([loss, train], {x: X})[0] for _ in range(2)]
+
+    begun, gone_on = (_on_each(program) for _ in range(2))
+    for actual in zip(begun[1:], gone_on[1:], strict=True):
+        helpers.assert_equal(actual, (begun[0], gone_on[0]))
 
 
-@pytest.mark.parametrize("num_replicas", [2, 3])
-def test_rows_are_read_before_what_is_computed_from_them_is_written(num_replicas):
-    """As in a center loss; each replica reads rows that only the owner writes."""
-    kinds = np.array([0, 1, 2, 0, 1], np.int32)
+def test_a_scaffold_says_what_begins_and_how() -> None:
+    def program(autodist: Any) -> Any:
+        w, late = (v1.get_variable(name, initializer=1.0) for name in ("w", "late"))
+        given = v1.placeholder(tf.float32, [])
+        local = v1.get_variable(
+            "local", initializer=2.0, collections=[v1.GraphKeys.LOCAL_VARIABLES]
+        )
+        scaffold = v1.train.Scaffold(
+            init_op=tf.group(v1.global_variables_initializer()),
+            init_feed_dict={given: 5.0},
+            init_fn=lambda scaffold, session: session.run(write, {given: 7.0}),
+        )
+        write = late.assign(given).op
+        creator = _creator(autodist, scaffold=scaffold)
+        with v1.train.MonitoredSession(creator) as session:
+            return session.run([w, late, local])
 
-    def steps(make_session):
-        kind = v1.placeholder(tf.int32, [None])
-        initial = tf.ones([3, 2])
-        centers = v1.get_variable("centers", initializer=initial, trainable=False)
-        rows = tf.gather(centers, kind)
-        update = v1.scatter_sub(centers, kind, 0.25 * rows)
-        loss = tf.reduce_sum(rows * rows)
-        with tf.control_dependencies([update]):
-            train = tf.no_op()
-        session = make_session()
-        fetches = [loss, rows, train]
-        losses = [session.run(fetches, {kind: kinds})[:2] for _ in range(3)]
-        return [*losses, session.run(centers)]
+    assert _on_each(program) == [[1, 7, 2]] * 4
 
-    def plain():
-        session = v1.Session()
-        session.run(v1.global_variables_initializer())
-        return session
+
+# --- Files ----------------------------------------------------------------------------
+
+
+def _built() -> Any:
+    x = v1.placeholder(tf.float32, [None, 3], "x")
+    w = v1.get_variable("w", [3, 2])
+    y = tf.matmul(x, w, name="y")
+    train = v1.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(y**2))
+    return x, w, y, train
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "sharded", PartitionedPS()])
+def test_a_checkpoint_loads_on_one_device_and_on_other_replicas(
+    strategy: Any, tmp_path: pathlib.Path
+) -> None:
+    with scope(3, strategy) as autodist:
+        x, w, y, train = _built()
+        saver, session = v1.train.Saver(), autodist.create_distributed_session()
+        session.run(train, {x: np.ones([4, 3])})
+        path = saver.save(session, str(tmp_path / "model"))
+        expected = session.run([w, y], {x: np.ones([2, 3])})
+    names = {name for name, _ in tf.train.list_variables(path)}
+    assert names == {"w", "w/Adam", "w/Adam_1", "beta1_power", "beta2_power"}
+
+    def loaded(begin: Any) -> Any:
+        x, w, y, _ = _built()
+        session = begin()
+        v1.train.Saver().restore(session, path)  # made after the session
+        return session.run([w, y], {x: np.ones([2, 3])})
 
     with tf.Graph().as_default():
-        expected = steps(plain)
-    with scope(num_replicas, None) as autodist:
-        actual = steps(autodist.create_distributed_session)
-    for own, one in zip(
-        tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True
-    ):
-        np.testing.assert_allclose(own, one, rtol=1e-6)
+        helpers.assert_equal(loaded(v1.Session), expected)
+    with scope(2, None) as autodist:
+        helpers.assert_equal(loaded(autodist.create_distributed_session), expected)
+
+
+def test_a_saved_model_is_that_of_the_single_device_graph(
+    tmp_path: pathlib.Path,
+) -> None:
+    with scope(2, "sharded") as autodist:
+        x, _, y, train = _built()
+        session = autodist.create_distributed_session()
+        session.run(train, {x: np.ones([4, 3])})
+        expected = session.run(y, {x: np.ones([2, 3])})
+        v1.saved_model.simple_save(session, str(tmp_path / "out"), {"x": x}, {"y": y})
+    loaded = tf.saved_model.load(str(tmp_path / "out"))
+    actual = loaded.signatures["serving_default"](tf.ones([2, 3]))["y"]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    text = (tmp_path / "out" / "saved_model.pb").read_bytes()
+    assert b"replica_0" not in text and b"PyFunc" not in text

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from replicator.autodist import slots
-from tests.autodist.trained import OPTIMIZERS
+from tests.autodist.programs import OPTIMIZERS
 
 v1 = tf.compat.v1
 _NAMES = {"sgd": [], "momentum": ["Momentum"], "adam": ["Adam", "Adam_1"]}

@@ -25,8 +25,9 @@ def _written(folder):
     return sorted(found, key=lambda one: one[:2])
 
 
-def _log(way, loss, x, w, step):
+def _log(way, loss, x, w, step, total):
     def write():
+        total.assign_add(tf.reduce_sum(x))
         tf.summary.scalar("loss", loss)
         tf.summary.scalar("root", tf.sqrt(loss))
         tf.summary.scalar("sum", tf.reduce_sum(x))
@@ -56,14 +57,14 @@ def test_summaries_are_those_of_one_device(tmp_path, way, num_replicas):
         writer = tf.summary.create_file_writer(str(folder))
         with autodist.scope() if autodist else contextlib.nullcontext():
             w = tf.Variable(tf.ones([4]))
-            step = tf.Variable(0, dtype=tf.int64)
+            step, total = tf.Variable(0, dtype=tf.int64), tf.Variable(0.0)
 
-        def train(x, w=w, step=step, writer=writer):
+        def train(x, w=w, step=step, total=total, writer=writer):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((x * w - 1.0) ** 2)
             gradient = tape.gradient(loss, w)
             with writer.as_default(step=step):
-                _log(way, loss, x, w, step)
+                _log(way, loss, x, w, step, total)
                 tf.summary.scalar("norm", tf.norm(gradient))
             w.assign_sub(0.1 * gradient)
             step.assign_add(1)
@@ -72,7 +73,7 @@ def test_summaries_are_those_of_one_device(tmp_path, way, num_replicas):
         for n in (7, 6, 5):
             function(X[:n])
         writer.flush()
-        outcomes.append(_written(folder))
+        outcomes.append([*_written(folder), ("written", 0, total.numpy())])
     expected, actual = outcomes
     assert [one[:2] for one in actual] == [one[:2] for one in expected]
     for (tag, *_, a), (*_, b) in zip(actual, expected, strict=True):

@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
-import replicator
 from replicator import strategy
-from tests.autodist import helpers
-from tests.autodist.test_session import scope
-from tests.autodist.trained import OPTIMIZERS
+from replicator.strategy import Resources, VariableFacts
+from tests.autodist import helpers, programs
+from tests.autodist.helpers import scope
+from tests.autodist.sessions import EACH
 
 v1 = tf.compat.v1
-HERE = r"test_variables\.py:\d+ in"
-STRATEGIES = ("mirrored", strategy.PS(), strategy.PartitionedPS())
+PARTS = strategy.PartitionedPS()
 
 
 def _made(session: Any) -> dict[str, Any]:
@@ -25,44 +27,109 @@ def _made(session: Any) -> dict[str, Any]:
     return {op.name: v for op, v in session._steps._variables.made.items()}
 
 
-@pytest.mark.parametrize(
-    "arguments, expected",
-    [
-        ({}, False),
-        ({"use_resource": True}, False),
-        ({"use_resource": False}, True),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("make", [v1.get_variable, v1.Variable])
-def test_what_a_reference_variable_is_asked_for_by(make, arguments, expected):
-    with scope() as autodist:
-        names = {"name": "w", "dtype": tf.float32}
-        value = {"initializer" if make is v1.get_variable else "initial_value": 1.0}
-        w = make(**names, **value, **arguments)
-        assert w.op.type == "VarHandleOp" and w.is_by_reference == expected
-        assert autodist.create_distributed_session().run(w) == 1
+def _session(program: Any, optimizer: str, plan: Any, replicas: int) -> Any:
+    """Returns a session that has run a step."""
+    with scope(replicas, plan) as autodist:
+        built = program(programs.OPTIMIZERS[optimizer]())
+        session = autodist.create_distributed_session()
+        session.run(built.fetches, built.feeds(6))
+    return session
 
 
-def test_without_resource_variables_they_are_references_unless_asked_otherwise():
+def _pieces(session: Any) -> Iterator[tuple[str, Any]]:
+    """Yields all variables, and the parts of those in parts, with their names."""
+    for name, variable in _made(session).items():
+        parts = getattr(variable, "parts", None)
+        if parts is None:
+            yield name, variable
+        else:
+            yield from ((f"{name}/part_{k}", part) for k, part in enumerate(parts))
+
+
+def _places(session: Any) -> dict[str, list[int]]:
+    """Returns the devices of the components of all variables, by their names."""
+    devices = {}
+    for name, one in _pieces(session):
+        owned = one.placement.owner is not None
+        components = one.components[:1] if owned else one.components
+        specs = [tf.DeviceSpec.from_string(c.device) for c in components]
+        devices[name] = [spec.device_index for spec in specs]
+    return devices
+
+
+# --- What is made ---------------------------------------------------------------------
+
+
+def test_which_variables_are_references() -> None:
+    asked = [({}, False), ({"use_resource": True}, False), ({"use_resource": False}, 1)]
     enabled = v1.resource_variables_enabled()
-    v1.disable_resource_variables()
-    try:
-        with scope():
-            made = v1.get_variable("a", []), v1.get_variable("b", [], use_resource=True)
-            assert [one.is_by_reference for one in made] == [True, False]
+    with scope() as autodist:
+        made = [v1.get_variable(f"w{k}", [], **how) for k, (how, _) in enumerate(asked)]
+        made += [v1.Variable(1.0, **how) for how, _ in asked]
+        assert [v.is_by_reference for v in made] == [is_so for _, is_so in asked] * 2
+        assert {v.op.type for v in made} == {"VarHandleOp"}
+        v1.disable_resource_variables()
+        try:
+            more = v1.get_variable("a", []), v1.get_variable("b", [], use_resource=True)
+            assert [v.is_by_reference for v in more] == [True, False]
             assert not tf.Variable(1.0).is_by_reference  # of TensorFlow 2
-    finally:
-        if enabled:
-            v1.enable_resource_variables()
+        finally:
+            if enabled:
+                v1.enable_resource_variables()
+        assert autodist.create_distributed_session().run(made[3:]) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("plan", EACH, ids=str)
+def test_initial_values_of_constants_and_random_numbers_need_no_step(plan: Any) -> None:
+    """A step for them took a third of a small session's time to be built."""
+
+    def build() -> list[Any]:
+        w = v1.get_variable("w", [6, 2], initializer=v1.glorot_uniform_initializer(3))
+        q = v1.get_variable("q", [4, 4], initializer=v1.orthogonal_initializer(seed=5))
+        one = v1.get_variable("one", initializer=tf.range(4.0) * 2)
+        with tf.control_dependencies([one.initializer]):
+            after = one.read_value() + 1
+        return [w, q, one, v1.get_variable("two", initializer=after)]
+
+    with tf.Graph().as_default():
+        made = build()
+        expected = helpers.plain_session().run(made)
+    with scope(3, plan) as autodist:
+        made = build()
+        session = autodist.create_distributed_session()
+        (ran,) = [fetches for fetches, _, _ in session._steps._steps]
+        assert [op for op, _ in ran] == [made[-1].initializer]
+        for value, one in zip(session.run(made), expected, strict=True):
+            np.testing.assert_array_equal(value, one)
+        session.run(made[0].assign(made[0] * 0))
+        session.run(v1.global_variables_initializer())  # as any other fetch
+        np.testing.assert_array_equal(session.run(made[0]), expected[0])
+
+
+def test_writes_by_what_may_differ_are_the_same_on_all_replicas() -> None:
+    with scope(3) as autodist:
+        v, w = tf.Variable(0.0), tf.Variable(0.0)
+        now = tf.cast(tf.timestamp(), tf.float32)
+        write = [v.assign(now).op, w.assign(tf.random.uniform([])).op]
+        session = autodist.create_distributed_session()
+        session.run(write)
+        assert 0 < session.run(w) < 1 and session.run(v) > 0
+        for own in (v, w):
+            made = session._steps._variables.made[own.op]
+            with session._steps.graph.as_default():
+                reads = [one.read_value() for one in made.components]
+            assert len(set(session._steps.session.run(reads))) == 1
+
+
+# --- Where it is ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "adagrad"])
-def test_slots_are_placed_with_their_variables(name):
+def test_slots_are_placed_with_their_variables(name: str) -> None:
     with scope(2, {"a": strategy.PS(), "b": strategy.AllReduce()}) as autodist:
         a, b = (v1.get_variable(one, [4, 2]) for one in "ab")
         read = tf.gather(a, [0, 3]), b * 2
-        optimizer = OPTIMIZERS[name]()
+        optimizer = programs.OPTIMIZERS[name]()
         optimizer.minimize(tf.add_n(list(map(tf.nn.l2_loss, read))))
         made = _made(autodist.create_distributed_session())
         for slot in optimizer.get_slot_names():
@@ -72,23 +139,30 @@ def test_slots_are_placed_with_their_variables(name):
     assert made["a"].placement.owner == 0 and made["b"].placement.owner is None
 
 
-def test_variables_and_their_slots_are_divided_alike():
-    with scope(2, strategy.PartitionedPS()) as autodist:
-        w = v1.get_variable("w", [4, 2])
-        v1.train.AdamOptimizer(0.1).minimize(tf.nn.l2_loss(w))
-        session = autodist.create_distributed_session()
-        made = _made(session)
-    for name in ("w", "w/Adam", "w/Adam_1"):
-        parts = made[name].parts
-        assert [part.shape.as_list() for part in parts] == [[2, 2], [2, 2]]
-        assert [part.placement.owner for part in parts] == [0, 1]
+def test_variables_and_their_slots_are_divided_alike() -> None:
+    session = _session(programs.embedding, "adam", PARTS, 2)
+    made, places = _made(session), _places(session)
+    for name, shape in (("table", [5, 4]), ("dense", [6, 2])):
+        for slot in ("", "/Adam", "/Adam_1"):
+            parts = made[name + slot].parts
+            assert [part.shape.as_list() for part in parts] == [shape] * 2
+            assert [places[f"{name}{slot}/part_{k}"] for k in (0, 1)] == [[0], [1]]
     assert not hasattr(made["beta1_power"], "parts")
-    node = session.strategy.node("w")
-    assert (node.axis, node.sizes, node.shape) == (0, (2, 2), (4, 2))
+    node = session.strategy.node("table")
+    assert (node.axis, node.sizes, node.shape) == (0, (5, 5), (10, 4))
 
 
-def test_a_builder_is_told_of_what_is_trained_and_which_gradients_are_sparse():
-    received = []
+def test_what_control_flow_uses_has_one_place_too() -> None:
+    for program, name in ((programs.condition, "base"), (programs.loop, "w")):
+        places = _places(_session(program, "momentum", strategy.PS(), 3))
+        assert places[name] == places[f"{name}/Momentum"] == [0]
+        parts = _places(_session(program, "momentum", PARTS, 3))
+        assert parts[f"{name}/part_1"] == parts[f"{name}/Momentum/part_1"]
+        assert len(parts[f"{name}/part_1"]) == 1 and name not in parts
+
+
+def test_a_builder_is_told_of_what_is_trained_and_which_gradients_are_sparse() -> None:
+    received: list[Any] = []
 
     class Told(strategy.AllReduce):
         def build(self, variables: Any, resources: Any) -> Any:
@@ -108,162 +182,80 @@ def test_a_builder_is_told_of_what_is_trained_and_which_gradients_are_sparse():
     ]
     assert ("table", (10, 4), True, 0, 160) in facts
     assert [path for path, *_ in facts] == ["table", "both"]
+    places = _places(_session(programs.condition, "sgd", strategy.Parallax(), 3))
+    assert len(places["table"]) == 1 and len(places["base"]) == 3
 
 
-def test_a_variable_from_outside_of_the_scope_is_refused():
-    with tf.Graph().as_default(), v1.variable_scope("", use_resource=True):
-        outside = v1.get_variable("outside", initializer=np.float32([1.0, 2.0]))
-        with (autodist := helpers.make(2)).scope():
-            inside = v1.get_variable("inside", initializer=3.0)
-            total = tf.reduce_sum(outside) + inside
-            session = autodist.create_distributed_session()
-            with pytest.raises(
-                replicator.UnsupportedError,
-                match=rf"(?s)variable outside was created outs.*{HERE} test_a_var.*Fix",
-            ):
-                session.run(total)
-            assert session.run(inside) == 3
+_SHAPES = {"table": (10, 4), "dense": (12, 2)}
 
 
-def test_variables_of_imported_graphs_are_refused():
-    with tf.Graph().as_default(), v1.variable_scope("", use_resource=True):
-        w = v1.get_variable("w", [2])
-        name = (w * 2.0).name
-        exported = v1.train.export_meta_graph()
-    with scope() as autodist:
-        v1.train.import_meta_graph(exported)
-        session = autodist.create_distributed_session()
-        with pytest.raises(
-            replicator.UnsupportedError, match=r"(?s)variable w .*or imported.*a Saver"
-        ):
-            session.run(name)
+@pytest.mark.battery(2)
+@pytest.mark.parametrize("name", [n for n in programs.BUILDERS if n != "Auto"])
+def test_the_strategy_in_force_is_the_builders(name: str) -> None:
+    builder = programs.BUILDERS[name]()
+    session = _session(programs.embedding, "sgd", builder, 2)
+    facts = [
+        VariableFacts("table", (10, 4), "float32", True, True, 0, 160),
+        VariableFacts("dense", (12, 2), "float32", True, False, 1, 96),
+    ]
+    builder = strategy.Rules(builder) if isinstance(builder, dict) else builder
+    for node in builder.build(facts, Resources(["CPU:0", "CPU:1"])).nodes:
+        actual = session.strategy.node(node.name)
+        assert actual.axis == node.axis
+        if node.axis is not None:
+            extents = node.extents(_SHAPES[node.name][node.axis])
+            assert list(actual.sizes) == list(extents)
+        pairs = zip([actual, *actual.parts], [node, *node.parts], strict=True)
+        for own, expected in ((a.synchronizer, b.synchronizer) for a, b in pairs):
+            assert type(own) is type(expected)
+            if isinstance(own, strategy.PSSynchronizer):
+                place = expected.reduction_destination[-5:]
+                assert own.reduction_destination.endswith(place)
+                assert own.local_replication == expected.local_replication
 
 
-def test_values_are_those_of_the_users_initializers():
-    def run(begin):
-        v1.set_random_seed(3)
-        made = [
-            v1.get_variable("w", [3, 2], initializer=v1.glorot_uniform_initializer()),
-            v1.get_variable("text", initializer=np.array(["a", "bc"])),
-            v1.get_variable("flag", initializer=True),
-            v1.get_variable("count", initializer=np.int64(5)),
-            v1.get_variable("half", initializer=np.float16([0.5])),
-            v1.get_variable("complex", initializer=np.complex64(1 + 2j)),
-        ]
-        session = begin()
-        values = session.run(made)
-        session.run([made[1].assign(["d", "e"]).op, made[2].assign(False).op])
-        values += session.run([made[1], made[2]])
-        session.run(v1.global_variables_initializer())
-        return [*values, *session.run([made[1], made[2]])]
-
-    helpers.in_sessions(run)
+# --- What a step makes of it ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", STRATEGIES, ids=["mirrored", "PS", "PartitionedPS"])
-def test_updates_and_initializers_can_be_fetched_and_waited_for(plan):
-    def run(begin):
-        x = v1.placeholder(tf.float32, [None, 2], "x")
-        w = tf.Variable([[1.0], [2.0]], name="w")
-        optimizer = v1.train.MomentumOptimizer(0.5, 0.0)
-        train = optimizer.minimize(tf.reduce_mean(tf.matmul(x, w)))
-        init, asked = v1.global_variables_initializer(), w.is_initialized()
-        with tf.control_dependencies([train]):
-            after = tf.identity(w.read_value())
-        session, values = begin(), []
-        for _ in range(2):
-            values.append(session.run(after, {x: np.ones([6, 2])}))
-            session.run(train, {x: np.ones([7, 2])})
-            values.append(session.run(w))
-            session.run(init)
-            values.append(session.run([w, asked, "w/Read/ReadVariableOp:0"]))
-        return values
-
-    helpers.in_sessions(run, 1, 3, strategy=plan)
-
-
-def test_what_asks_for_a_value_before_there_is_one_fails_as_on_one_device():
-    def run(begin):
-        session = begin()
-        late = tf.Variable(2.0)
-        asked = late.is_initialized()
-        with pytest.raises(tf.errors.FailedPreconditionError):
-            session.run(late)
-        before = session.run(asked)
-        session.run(late.initializer)
-        return [before, *session.run([asked, late])]
-
-    assert helpers.in_sessions(run) == [False, True, 2]
+def test_lookups_and_updates_join_no_parts() -> None:
+    session = _session(programs.embedding, "adagrad", PARTS, 2)
+    *_, step = session._steps._steps.values()
+    stack = [getattr(one, "op", one) for one in step._fetches]
+    needed = set(stack)
+    while stack:
+        op = stack.pop()
+        sources = {*(t.op for t in op.inputs), *op.control_inputs} - needed
+        needed |= sources
+        stack += sources
+    joined = [
+        source.op.inputs[0].op.name
+        for op in needed
+        if op.type == "ConcatV2"
+        for source in op.inputs
+        if source.op.type == "ReadVariableOp"
+    ]
+    assert not any("table" in name for name in joined)
+    applied = [op for op in needed if op.type.startswith("ResourceApplyAdagrad")]
+    assert len(applied) == 2  # each part of the dense one, once for all replicas
 
 
-def test_initial_values_may_be_fed():
-    with scope(2) as autodist:
-        given = v1.placeholder(tf.float32, [2])
-        w = v1.Variable(given, name="w", use_resource=True)
-        session = autodist.create_distributed_session()
-        session.run(w.initializer, {given: [3.0, 4.0]})
-        assert session.run(w * 2.0).tolist() == [6, 8]
+def test_gradients_travel_as_the_strategy_says() -> None:
+    bf16 = strategy.PartitionedAR(compressor="bf16")
+    topk = strategy.AllReduce(compressor="ef(topk(ratio=0.5))")
+    with mock.patch.object(logging, "warning") as warning:
+        session = _session(programs.regression, "sgd", bf16, 2)
+        sparsified = _session(programs.regression, "sgd", topk, 2)
+        assert not warning.call_args_list
+    assert session.strategy.node("w").parts[0].synchronizer.compressor == "bf16"
+    assert "topk" in sparsified.strategy.node("w").synchronizer.compressor
 
+    def build() -> Any:
+        return programs.regression(programs.OPTIMIZERS["sgd"]())
 
-def test_names_of_parts_are_none_of_the_users():
-    with scope(2, strategy.PartitionedPS()) as autodist:
-        w = v1.get_variable("w", initializer=np.float32([3, 4]), use_resource=True)
-        other = tf.Variable(5.0, name="w/part_0")
-        session = autodist.create_distributed_session()
-        assert [one.tolist() for one in session.run([w, other])] == [[3, 4], 5]
-
-
-def test_parts_of_a_variable_that_a_compiled_function_reads_are_joined():
-    def run(begin):
-        x = v1.placeholder(tf.float32, [None, 2])
-        w = tf.Variable(tf.ones([2, 2]), name="w")
-
-        @tf.function(jit_compile=True)
-        def compiled(x):
-            return tf.matmul(x, w)
-
-        loss = tf.reduce_mean(compiled(x) ** 2)
-        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
-        session = begin()
-        feed = {x: [[1.0, 2.0], [3.0, 4.0], [5.0, 1.0]]}
-        return [session.run([loss, train], feed)[0], session.run(w)]
-
-    helpers.in_sessions(run, 2, strategy=strategy.PartitionedPS())
-
-
-def test_a_strategy_and_an_option_that_differ_are_refused():
-    with pytest.raises(
-        replicator.ArgumentError, match=r"(?s)'mirrored'.*'sharded'.*Fix: pass only"
-    ):
-        helpers.make(2, "mirrored", variables="sharded")
-    assert helpers.make(2, "mirrored", variables="mirrored").replicator.num_replicas
-
-
-@pytest.mark.parametrize("plan", STRATEGIES, ids=str)
-def test_initial_values_of_constants_and_random_numbers_need_no_step(plan):
-    """A step for them took a third of a small session's time to be built."""
-
-    def build() -> list[Any]:
-        w = v1.get_variable("w", [6, 2], initializer=v1.glorot_uniform_initializer(3))
-        q = v1.get_variable("q", [4, 4], initializer=v1.orthogonal_initializer(seed=5))
-        one = v1.get_variable("one", initializer=tf.range(4.0) * 2)
-        with tf.control_dependencies([one.initializer]):
-            after = one.read_value() + 1
-        return [w, q, one, v1.get_variable("two", initializer=after)]
-
-    with tf.Graph().as_default():
-        made = build()
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            expected = session.run(made)
-    with scope(3, plan) as autodist:
-        made = build()
-        session = autodist.create_distributed_session()
-        steps = session._steps
-        (ran,) = [fetches for fetches, _, _ in steps._steps]
-        assert [op for op, _ in ran] == [made[-1].initializer]
-        for value, one in zip(session.run(made), expected, strict=True):
-            np.testing.assert_array_equal(value, one)
-        session.run(made[0].assign(made[0] * 0))
-        session.run(v1.global_variables_initializer())  # as any other fetch
-        np.testing.assert_array_equal(session.run(made[0]), expected[0])
+    expected = helpers.run(build, None, sizes=programs.FEW)
+    for builder, tolerance in ((bf16, 2e-2), (topk, None)):
+        actual = helpers.run(build, 2, builder, sizes=programs.FEW)
+        if tolerance is not None:
+            helpers.assert_equal(actual, expected, tolerance)
+        with pytest.raises(AssertionError):  # it is compressed
+            helpers.assert_equal(actual, expected)

@@ -3,41 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import strategy
 from tests.autodist import helpers
 
 X = np.random.default_rng(0).normal(size=[7, 3]).astype(np.float32)
-
-
-def _variables_made_inside(autodist):
-    """Returns losses and variables of a function that makes its own."""
-    made = {}
-
-    def step(x):
-        if not made:
-            made["w"] = tf.Variable(tf.ones([3, 2]) * 0.5, name="w")
-            made["adam"] = tf.keras.optimizers.Adam(0.1)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.tanh(x @ made["w"]) ** 2)
-        made["adam"].apply_gradients([(tape.gradient(loss, made["w"]), made["w"])])
-        return loss
-
-    run = autodist.function(step) if autodist else tf.function(step)
-    losses = [float(run(X[:n])) for n in (7, 5, 2)]
-    return losses, made["w"].numpy(), [v.numpy() for v in made["adam"].variables]
-
-
-@pytest.mark.parametrize("num_replicas", [2, 3])
-def test_variables_may_be_made_at_the_first_call(num_replicas):
-    actual = _variables_made_inside(helpers.make(num_replicas))
-    helpers.assert_equal(actual, _variables_made_inside(None))
 
 
 def test_a_variable_that_each_trace_makes_is_one_variable():
@@ -75,61 +48,6 @@ def test_a_function_may_call_another_and_be_called_by_one():
         np.testing.assert_allclose(rows, X[:k] * 2)
         np.testing.assert_allclose(total, X[:k].sum(), rtol=1e-4)
     assert int(n) == 4
-
-
-def _compiled(autodist):
-    with autodist.scope() if autodist else contextlib.nullcontext():
-        w = tf.Variable(tf.ones([3, 1]))
-    forward = tf.function(lambda x: tf.tanh(x @ w), jit_compile=True)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((forward(x) - 1.0) ** 2)
-        w.assign_sub(tape.gradient(loss, w))
-        return loss
-
-    run = autodist.function(step) if autodist else tf.function(step)
-    return [float(run(X)) for _ in range(2)], w.numpy()
-
-
-def test_a_compiled_function_inside_uses_variables():
-    helpers.assert_equal(_compiled(helpers.make(2)), _compiled(None))
-
-
-@pytest.mark.parametrize("plan", [strategy.PartitionedPS(), strategy.PS()])
-def test_variables_in_parts_are_trained_and_returned(plan):
-    def trained(autodist):
-        with autodist.scope() if autodist else contextlib.nullcontext():
-            table = tf.Variable(np.arange(12, dtype=np.float32).reshape(6, 2) / 10)
-            sgd = tf.keras.optimizers.SGD(0.1)
-
-        def step(ids):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.gather(table, ids) ** 2)
-            gradient = tf.convert_to_tensor(tape.gradient(loss, table))
-            sgd.apply_gradients([(gradient, table)])
-            return loss, table
-
-        run = autodist.function(step) if autodist else tf.function(step)
-        returned = [run(np.int32([0, 1, 2, 5, 1])) for _ in range(2)]
-        return tf.nest.map_structure(np.asarray, (returned, table.numpy()))
-
-    helpers.assert_equal(trained(helpers.make(2, plan)), trained(None))
-
-
-@pytest.mark.parametrize("num_replicas", [2, 3])
-def test_rows_of_sparse_ids_are_looked_up(num_replicas):
-    autodist = helpers.make(num_replicas)
-    with autodist.scope():
-        table = tf.Variable(tf.ones([9, 4]))
-
-    @autodist.function
-    def step(ids):
-        sparse = tf.sparse.from_dense(ids)
-        looked_up = tf.nn.embedding_lookup_sparse(table, sparse, None)
-        return tf.reduce_mean(looked_up**2)
-
-    assert float(step(np.ones([12, 2], np.int64))) == 1
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])

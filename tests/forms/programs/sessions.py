@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from tests.autodist import helpers, trained
+from tests.autodist import helpers, programs
 from tests.forms.programs import inputs, rarely, writes
 from tests.forms.programs.random_programs import Program
 
@@ -25,7 +25,7 @@ WRITE = (*writes.MAKERS, rarely.ringed)
 SETTINGS: list[dict[str, Any]] = [
     {"strategy": "mirrored"},
     {"strategy": "mirrored", "build": "clone"},
-    *({"strategy": make} for k, make in trained.BUILDERS.items() if k != "columns"),
+    *({"strategy": make} for k, make in programs.BUILDERS.items() if k != "columns"),
     {"strategy": lambda: {"w|u": replicator.strategy.Partitioned(axis=1)}},
 ]
 OPTIMIZERS: list[Any] = [
