@@ -16,6 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from replicator import errors
+from replicator.graph.ir import walk
 
 _IGNORE_STATE = 1  # of random ops, say; they restart with an iterator anyway
 _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -198,18 +199,13 @@ def _types_above(tensor: tf.Tensor) -> Iterable[str]:
         function.signature.name: function.node_def
         for function in tensor.graph.as_graph_def().library.function
     }
-    stack, seen = [tensor.op], {tensor.op}
     functions: set[str] = set()
-    while stack:
-        op = stack.pop()
+    for op in walk.upstream([tensor.op]):
         yield op.type
         holds = any(output.dtype == tf.resource for output in op.outputs)
         if holds and not op.type.endswith(_RENEWED):
             yield _HANDLE
         yield from _types_called(op.node_def, library, functions)
-        upstream = {*op.control_inputs, *(source.op for source in op.inputs)} - seen
-        seen |= upstream
-        stack += upstream
 
 
 def _types_called(node: Any, library: Any, visited: set[str]) -> Iterable[str]:

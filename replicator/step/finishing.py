@@ -97,11 +97,7 @@ def order_effects(
         In a plain tf.Graph, an op that runs when all effects have happened, if there
         are any; a function runs its effects by itself.
     """
-    build, graph, initializers = (
-        attempt.build,
-        attempt.build.graph,
-        checked.initializers,
-    )
+    graph, initializers = attempt.build.graph, checked.initializers
     replicas = acting(lowered.replicas)
     new_ops = graph.get_operations()[checked.end :]
     merged = {op for ops in replicas for op in ops}.intersection(new_ops)
@@ -113,28 +109,23 @@ def order_effects(
     if attempt.feed is not None and (ready := attempt.feed.ready(inputs.elements)):
         _wait(acts, ready)
     results = outputs.ops_of(traced.returned)
-    fitting = build.ledger.optimizers_ops(graph) if attempt.several else None
+    fitting = attempt.build.ledger.optimizers_ops(graph) if attempt.several else None
     separate = functools.partial(
         phases.separate, initializers=initializers, fitting=fitting
     )
     if graph.building_function:
-        order = ordering.order_in_function(
-            replicas,
-            added,
-            merged,
-            ops_before(inputs.end, graph),
-            initializers,
-            bool(build.aliases.variables()),
-        )
-        shared_resources.order(replicas, initializers, order)
+        is_last = choice.is_step(graph)
+        before_step = ops_before(inputs.end, graph)
+        ordering.order_in_function(replicas, added, before_step, initializers, is_last)
+        shared_resources.order(replicas, initializers)
         must_run = [op for ops in acts for op in ops]
-        end = None if choice.is_step(graph) else ordering.marker("written")
+        end = None if is_last else ordering.marker("written")
         before = ops_before(inputs.begin, graph)
-        separate([*must_run, *results], order, ops_before_step=before, end=end)
+        separate([*must_run, *results], ops_before_step=before, end=end)
         return None
     must_run = ordering.order_in_session(replicas, added, initializers)
-    shared_resources.order(replicas, initializers, {})
-    separate([*must_run, *results], {})
+    shared_resources.order(replicas, initializers)
+    separate([*must_run, *results])
     return tf.group(*must_run, name="step") if must_run else None
 
 

@@ -269,9 +269,8 @@ def _function(
         results = [tensor.op for tensor in returned]
         if request.ways is not None:
             must_run += crossing.ops_of(joint)
-        must_run += phases.separate(
-            [*must_run, *results], {}, frozenset(), fitting=frozenset()
-        )
+        failing = phases.separate([*must_run, *results], frozenset())
+        must_run += phases.joint(failing)  # what waits for a call waits for all of them
         if attribute == "cond" and must_run:  # the loop uses nothing but its result
             with tf.device(returned[0].device), tf.control_dependencies(must_run):
                 returned = [tf.identity(returned[0])]

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator._tf import effects
+from replicator.graph.ir import walk
 from replicator.graph.matching.match import Site
 
 Node = tuple[Site, ...]  # ops that are merged into one
@@ -117,7 +118,7 @@ def _refuse_locked(
     acquired: dict[tf.Operation, frozenset[tf.Operation]] = {}  # locks above each op
     released: dict[tf.Operation, frozenset[tf.Operation]] = {}
     for op in ops:
-        sources = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+        sources = walk.waits_for(op)
         acquired[op] = nothing.union(
             *(acquired.get(source, nothing) for source in sources)
         )
@@ -171,7 +172,7 @@ def _data_order(
     pairs = []
     for op in ops:
         bits = 0
-        for source in [t.op for t in op.inputs] + list(op.control_inputs):
+        for source in walk.waits_for(op):
             bits |= above.get(source, 0)
         n = index.get(op)
         if n is not None:

@@ -18,14 +18,13 @@ from replicator.graph.order.effects import writes_at
 _ALWAYS = frozenset(
     """
     Const Placeholder PlaceholderWithDefault Identity IdentityN StopGradient NoOp
-    PreventGradient Shape ShapeN Size Rank ZerosLike OnesLike Snapshot DeepCopy
+    PreventGradient Shape ShapeN Size Rank ZerosLike OnesLike Snapshot
     ReadVariableOp VariableShape VarHandleOp VarIsInitializedOp RngReadAndSkip RngSkip
-    StatelessRandomGetAlg Print PrintV2 AsString
-    StringFormat
-    Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
-    Expm1 Floor Imag Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Ndtri
-    Neg Real Reciprocal Relu Relu6 LeakyRelu Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh
-    Softplus Softsign Sqrt Square Tan Tanh Cast Conj Angle ComplexAbs
+    StatelessRandomGetAlg Print PrintV2 StringFormat
+    Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Exp Expm1
+    Floor Imag Inv Invert IsFinite IsInf IsNan Lgamma Log Log1p LogicalNot Neg Real
+    Reciprocal Relu Relu6 LeakyRelu Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus
+    Softsign Sqrt Square Tan Tanh Cast Conj
     """.split()
 )
 
@@ -33,52 +32,35 @@ _ALWAYS = frozenset(
 # the op would not have been built.
 _SHAPED = frozenset(
     """
-    Add AddN AddV2 ApproximateEqual Atan2 BiasAdd BiasAddGrad BiasAddV1 Complex
-    DivNoNan Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr
-    Maximum Minimum Mul MulNoNan RealDiv SquaredDifference Sub Xdivy Xlogy Xlog1py
-    Bitcast Select SelectV2 ClipByValue BitwiseAnd BitwiseOr BitwiseXor NextAfter
+    Add AddN AddV2 Atan2 BiasAdd BiasAddGrad Complex DivNoNan Equal NotEqual Greater
+    GreaterEqual Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mul MulNoNan
+    RealDiv SquaredDifference Sub Xdivy Xlogy Bitcast Select SelectV2 ClipByValue
     EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad
     SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad TanhGrad
     MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum L2Loss LogSoftmax Softmax
-    SoftmaxCrossEntropyWithLogits
-    All Any Max Mean Min Prod Sum EuclideanNorm ArgMax ArgMin
-    BroadcastArgs BroadcastGradientArgs BroadcastTo ConcatOffset ConcatV2 Diag DiagPart
-    Cumprod Cumsum ExpandDims Fill MatrixBandPart MirrorPad MirrorPadGrad OneHot Pack
-    Pad PadV2 Range Reshape Slice Split SplitV Squeeze StridedSlice StridedSliceGrad
-    Tile Transpose Unpack EnsureShape TensorStridedSliceUpdate ReverseV2
+    SoftmaxCrossEntropyWithLogits OneHot Pack Unpack Diag DiagPart EnsureShape
+    BroadcastArgs BroadcastGradientArgs ConcatOffset Fill Range Squeeze
     AvgPool AvgPoolGrad AvgPool3D AvgPool3DGrad Conv2D Conv2DBackpropFilter
     Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2
     DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
     DepthwiseConv2dNativeBackpropInput FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3
     FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 MaxPool MaxPoolGrad
-    MaxPoolV2 MaxPoolGradV2 LRN LRNGrad
-    RandomStandardNormal RandomUniform RandomShuffle TruncatedNormal
-    StatelessRandomGetKeyCounter
+    RandomStandardNormal RandomUniform TruncatedNormal StatelessRandomGetKeyCounter
     StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomUniform
     StatelessRandomUniformV2 StatelessTruncatedNormal StatelessTruncatedNormalV2
     """.split()
 )
 
-# Divisions, which fail if an integer is divided by zero.
-_DIVISIONS = frozenset("Div FloorDiv FloorMod Mod TruncateDiv TruncateMod Pow".split())
-
-# The operands that parameterize an op. Computed ones may be invalid, even if the result
-# has a known shape.
-_PARAMETERS = {
-    **dict.fromkeys(
-        "ArgMax ArgMin BroadcastTo Cumprod Cumsum ExpandDims".split(), (1,)
-    ),
-    **dict.fromkeys("All Any EuclideanNorm Max Mean Min Prod Sum".split(), (1,)),
-    **dict.fromkeys("MirrorPad MirrorPadGrad Pad PadV2 Reshape".split(), (1,)),
-    **dict.fromkeys("ReverseV2 Tile Transpose".split(), (1,)),
-    **dict.fromkeys("Slice SplitV".split(), (1, 2)),
-    **dict.fromkeys("StridedSlice TensorStridedSliceUpdate".split(), (1, 2, 3)),
-    "ConcatV2": (-1,),
-    "MatrixBandPart": (1, 2),
-    "MaxPoolGradV2": (3, 4),
-    "Split": (0,),
-    "StridedSliceGrad": (0, 1, 2, 3),
-}
+# Do not fail if, besides, all operands that are integers are constant: axes, shapes,
+# places, divisors. Computed ones may be invalid, even if the result has a known shape.
+_PARAMETERIZED = frozenset(
+    """
+    All Any Max Mean Min Prod Sum EuclideanNorm BroadcastTo ConcatV2 Cumprod Cumsum
+    ExpandDims MatrixBandPart MirrorPad MirrorPadGrad Pad PadV2 Reshape ReverseV2 Slice
+    Split SplitV StridedSlice StridedSliceGrad Tile Transpose
+    Div FloorDiv FloorMod Mod Pow
+    """.split()
+)
 
 _RANDOM_STATES = frozenset(("RngReadAndSkip", "RngSkip"))
 
@@ -109,17 +91,15 @@ class FailureAnalysis:
 
     def fails(self, op: tf.Operation) -> bool:
         """Whether an op can fail, or may call a function that can."""
-        type_ = op.type
-        if type_ in _ALWAYS:
+        if op.type in _ALWAYS:
             return False
-        if type_ in _SHAPED:
-            parameters = _PARAMETERS.get(type_)
-            if parameters and any(op.inputs[k].op.type != "Const" for k in parameters):
-                return True
-            return not self._shapes_known(op) or _seeks_in_nothing(op)
-        if type_ in _DIVISIONS:
-            integers = op.outputs[0].dtype.is_integer
-            return integers or not self._shapes_known(op)
+        if op.type in _SHAPED:
+            return not self._shapes_known(op)
+        if op.type in _PARAMETERIZED:
+            computed = (t for t in op.inputs if t.op.type != "Const")
+            return any(t.dtype.is_integer for t in computed) or not (
+                self._shapes_known(op)
+            )
         kind = kind_of(op)
         if kind.calls:
             bodies = functions.called_graphs(op)
@@ -149,8 +129,3 @@ class FailureAnalysis:
                 tensor.shape.is_fully_defined() for tensor in op.outputs
             )
         return all_known
-
-
-def _seeks_in_nothing(op: tf.Operation) -> bool:
-    """Whether an op looks for an extremum's index where there may be no values."""
-    return op.type in ("ArgMax", "ArgMin") and 0 in op.inputs[0].shape

@@ -39,12 +39,7 @@ class _Order:
 
     def enter(self, op: tf.Operation) -> set[tf.Operation]:
         """Records what `op` does; returns the ops that must come before it."""
-        return self.note(op, *touched(op))
-
-    def note(
-        self, op: tf.Operation, read: set[int], written: set[int]
-    ) -> set[tf.Operation]:
-        """Does the same as `enter`, for an op whose accesses are known."""
+        read, written = touched(op)
         uses: list[tuple[object, bool]] = [(key, False) for key in read]
         uses += [(key, True) for key in written]
         if not uses and kind_of(op).effect:
@@ -156,108 +151,56 @@ def order_as_created(
 def order_in_function(
     replicas: Sequence[Sequence[tf.Operation]],
     lowered: Sequence[tf.Operation],
-    merged: Set[tf.Operation],
     ops_before_step: Sequence[tf.Operation],
     initializers: Set[tf.Operation],
-    sharing: bool = False,
-) -> dict[tf.Operation, set[tf.Operation]]:
+    is_last: bool,
+) -> None:
     """Puts each replica's effects in program order, in a function being traced.
 
-    There, TensorFlow orders ops that touch a resource as they were created, and is left
-    to do so: components of variables belong to one replica each. Exceptions are
-
-    - effects that touch no resource (prints, assertions, Python calls), and those on a
-      resource that several replicas write (a hash table);
-    - merged ops, which were created at the end and not at their place in the program.
-      If any of them touches a resource, nothing is left to TensorFlow;
-    - ops on variables that one replica owns and all share, which all replicas read
-      before the owner writes.
+    Nothing of the step is left to TensorFlow, which would order ops as they were
+    created, across replicas: merged ops at the end, and a variable that all replicas
+    share would be written by its owner before later replicas read it.
 
     Args:
         replicas: `replicas[r]` are the ops of replica r, in build order.
         lowered: The ops that implement their communication.
-        merged: The ops among all of these that several replicas share.
         ops_before_step: The ops that are in the function before the step.
         initializers: Ops that initialize variables, which are not part of the step.
-        sharing: Whether replicas share variables.
-
-    Returns:
-        For ops that are left to TensorFlow, those for which it will make them wait.
+        is_last: Whether nothing in the function follows the step.
     """
-    waits: dict[tf.Operation, set[tf.Operation]] = {}
-    if sharing or any(map(resource_inputs, merged)):
-        chains = _order_all(replicas, ops_before_step, initializers)
-    else:
-        chains = _order_chains(replicas)
-        for ops in replicas:
-            order = _Order()
-            waits.update({op: order.enter(op) for op in ops if op not in initializers})
-    for op in [op for op in lowered if kind_of(op).effect]:
-        effects.run_independently(op.graph, op)
-        chains.append([op])
-    if chains:
-        # Between two markers, which TensorFlow orders with the effects before and
-        # after the step.
-        first, last = marker("begin"), marker("end")
-        for chain in chains:
-            tf_ops.add_control_inputs(chain[0], [first])
-        tf_ops.add_control_inputs(last, [chain[-1] for chain in chains])
-    return waits
-
-
-def _order_chains(
-    replicas: Sequence[Sequence[tf.Operation]],
-) -> list[list[tf.Operation]]:
-    """Orders effects without a resource, or on a shared one; returns the chains."""
-    shared = _written_by_several(replicas)
-    chains = []
-    for ops in replicas:
-        chain: list[tf.Operation] = []
-        for op in ops:
-            if not kind_of(op).effect:
-                continue
-            resources = {id(tensor) for _, tensor in resource_inputs(op)}
-            if resources and not resources & shared:
-                continue
-            effects.run_independently(op.graph, op)
-            if chain:
-                tf_ops.add_control_inputs(op, [chain[-1]])
-            chain.append(op)
-        if chain:
-            chains.append(chain)
-    return chains
-
-
-def _order_all(
-    replicas: Sequence[Sequence[tf.Operation]],
-    ops_before_step: Sequence[tf.Operation],
-    initializers: Set[tf.Operation],
-) -> list[list[tf.Operation]]:
-    """Orders all effects; returns each replica's chain of those without a resource."""
     start = _Order()
     for op in ops_before_step:
         start.enter(op)
     start.last_write.pop(None, None)  # the markers order these
-    chains: list[list[tf.Operation]] = []
+    chains = []
+    for op in [op for op in lowered if kind_of(op).effect]:
+        effects.run_independently(op.graph, op)
+        chains.append([op])
+    orders = []
     resources: dict[object, tf.Tensor] = {}
-    users: dict[object, list[tf.Operation]] = {}
     for ops in replicas:
         order = start.copy()
         must_run = _put_in_order(ops, order, initializers)
-        for op in ops:
-            if has_effect(op) and op not in initializers:
-                effects.run_independently(op.graph, op)
-                resources.update({id(t): t for _, t in resource_inputs(op)})
-        for key in resources:
-            users.setdefault(key, []).extend(order.since_the_last_write(key))
-        chain = [op for op in must_run if not resource_inputs(op)]
-        if chain:
-            chains.append(chain)
+        orders.append(order)
+        chains.append([op for op in must_run if not resource_inputs(op)])
+        resources.update({id(t): t for op in must_run for _, t in resource_inputs(op)})
+        for op in must_run:
+            effects.run_independently(op.graph, op)
     # To TensorFlow these write the resources after the step: later ops wait for them.
-    for key, resource in resources.items():
-        with tf.control_dependencies(None), tf.control_dependencies(users[key]):
+    for key, resource in resources.items() if not is_last else ():
+        users = [op for order in orders for op in order.since_the_last_write(key)]
+        with tf.control_dependencies(None), tf.control_dependencies(users):
             tf.identity(resource)
-    return chains
+    _between_markers([chain for chain in chains if chain])
+
+
+def _between_markers(chains: Sequence[Sequence[tf.Operation]]) -> None:
+    """Has TensorFlow order chains with the effects before and after the step."""
+    if chains:
+        first, last = marker("begin"), marker("end")
+        for chain in chains:
+            tf_ops.add_control_inputs(chain[0], [first])
+        tf_ops.add_control_inputs(last, [chain[-1] for chain in chains])
 
 
 def marker(name: str) -> tf.Operation:
@@ -267,32 +210,3 @@ def marker(name: str) -> tf.Operation:
     """
     with tf.control_dependencies(None):
         return tf.raw_ops.Assert(condition=True, data=[name], name=name)
-
-
-def used_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
-    """Returns the ids of the resources that more than one replica uses.
-
-    Args:
-        replicas: `replicas[r]` are the ops of replica r.
-    """
-    users: dict[int, set[int]] = {}
-    for r, ops in enumerate(replicas):
-        for op in ops:
-            for _, tensor in resource_inputs(op):
-                users.setdefault(id(tensor), set()).add(r)
-    return {resource for resource, replica_ids in users.items() if len(replica_ids) > 1}
-
-
-def _written_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
-    """Returns the ids of the resources that more than one replica writes."""
-    # Asking an op what it writes is slow, but few resources are shared.
-    shared = used_by_several(replicas)
-    writers: dict[int, set[int]] = {}
-    for r, ops in enumerate(replicas) if shared else ():
-        for op in ops:
-            if any(id(tensor) in shared for _, tensor in resource_inputs(op)):
-                for resource in effects.resources_touched(op)[1]:
-                    writers.setdefault(resource, set()).add(r)
-    return {
-        resource for resource, replica_ids in writers.items() if len(replica_ids) > 1
-    }

@@ -15,14 +15,14 @@ replica has done something (queues, Python functions) are left unordered.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 
 import tensorflow as tf
 
 from replicator._tf import ops as tf_ops
 from replicator.graph.ir import walk
 from replicator.graph.ir.kinds import resource_inputs
-from replicator.graph.order import effects, ordering
+from replicator.graph.order import effects
 
 _READERS = re.compile(r"LookupTable(Find|Size|Export)(V2)?")
 _WRITERS = re.compile(
@@ -33,7 +33,6 @@ _WRITERS = re.compile(
 def order(
     replicas: Sequence[Sequence[tf.Operation]],
     initializers: Set[tf.Operation],
-    before: Mapping[tf.Operation, Iterable[tf.Operation]],
 ) -> None:
     """Orders the replicas' uses of the resources that they share.
 
@@ -41,7 +40,6 @@ def order(
         replicas: `replicas[r]` are the ops of replica r that touch resources, in build
             order, with merged ops in the places of those that they replace.
         initializers: Ops that initialize variables, which are not part of the step.
-        before: Further ops that an op will be made to wait for.
     """
     shared = _shared(replicas, initializers)
     if not shared:
@@ -49,10 +47,7 @@ def order(
     users = [op for ops in replicas for op in ops if op in shared]
     writers: dict[int, tf.Operation] = {}
     readers: dict[int, list[tf.Operation]] = {}
-    run = walk.in_order(
-        reversed(users), lambda op: [*walk.waits_for(op), *before.get(op, ())]
-    )
-    for op in run:
+    for op in walk.in_order(reversed(users)):
         for key, writes in shared.get(op, {}).items():
             predecessors = readers.pop(key, []) if writes else []
             if key in writers:
@@ -72,7 +67,7 @@ def _shared(
     Returns:
         For each op the ids of such resources, and whether it changes them.
     """
-    several = ordering.used_by_several(replicas)
+    several = _used_by_several(replicas)
     uses_by_op: dict[tf.Operation, dict[int, bool]] = {}
     for op in (op for ops in replicas for op in ops) if several else ():
         for index, tensor in resource_inputs(op):
@@ -95,3 +90,13 @@ def _shared(
             }
         )
     }
+
+
+def _used_by_several(replicas: Sequence[Sequence[tf.Operation]]) -> set[int]:
+    """Returns the ids of the resources that more than one replica uses."""
+    users: dict[int, set[int]] = {}
+    for r, ops in enumerate(replicas):
+        for op in ops:
+            for _, tensor in resource_inputs(op):
+                users.setdefault(id(tensor), set()).add(r)
+    return {resource for resource, replica_ids in users.items() if len(replica_ids) > 1}
