@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import workloads
-from replicator import errors
 from tests import helpers
 from tests.keras import worlds
 
@@ -122,15 +121,6 @@ def test_several_steps_per_execution() -> None:
         weights = stepped(weights, x[k : k + 6], y[k : k + 6], 2)
     for have, want in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_allclose(have, want, 1e-4, 1e-5)
-
-
-def test_what_is_no_boolean_is_refused() -> None:
-    model = made("float32")
-    with pytest.raises(
-        errors.ArgumentError,
-        match="keras_model was given local_statistics='yes'(.|\n)*is one of False",
-    ):
-        helpers.make(1).keras_model(model, local_statistics="yes")
 
 
 # The statistics of the whole batch: the messages.

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -299,25 +298,29 @@ PROGRAMS = [
     sequence_to_sequence,
     segmentation,
 ]
-QUICK = (vae, tabular)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(program, marks=[] if program in QUICK else pytest.mark.slow)
-        for program in PROGRAMS
-    ],
-    ids=lambda program: program.__name__,
+# Programs in ways that no run of the suite may leave out.
+_QUICK = ("vae-2", "tabular-3")
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"variables": "sharded"},
+    {"build": "clone"},
+    {},
+    {"algorithm": "ring", "fusion": False},
 )
-def test_two_replicas(program: Any) -> None:
-    check(program, [2])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_one_and_three_replicas(program: Any) -> None:
-    check(program, [1, 3])
+def _cases() -> Iterator[Any]:
+    """Yields programs with numbers of replicas, and with options in turn."""
+    for k, program in enumerate(PROGRAMS):
+        for replicas in (1, 2, 3):
+            options = _OPTIONS[(k + replicas) % len(_OPTIONS)]
+            name = f"{program.__name__}-{replicas}"
+            marks = () if name in _QUICK else pytest.mark.slow
+            yield pytest.param(program, replicas, options, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("program, replicas, options", list(_cases()))
+def test_program(program: Any, replicas: int, options: dict[str, Any]) -> None:
+    check(program, [replicas], **options)
 
 
 @pytest.mark.slow
@@ -340,20 +343,3 @@ def test_adam_takes_rows_that_repeat_as_on_one_device() -> None:
 
     y = numbers(1, SIZE, 1)
     check(lambda world: _fit(world, make, WORDS, y), [2, 3])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"variables": "sharded"},
-        {"build": "clone"},
-        {"algorithm": "ring", "fusion": False},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "program", [image_classification, lstm, sequence_to_sequence, vae]
-)
-def test_options(program: Any, options: dict[str, Any]) -> None:
-    check(functools.partial(program), [3], **options)
