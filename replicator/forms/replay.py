@@ -281,11 +281,10 @@ class Replica(Conversions):
         return made
 
     def _controls(self, op: tf.Operation) -> list[tf.Operation]:
-        """Returns what runs before an op."""
+        """Returns what runs before an op; reads and writes are put in order later."""
         if not self._before and not op.control_inputs:
             return []
-        is_ordered = self._before and (has_effect(op) or op.type == "ReadVariableOp")
-        before = list(self._before) if is_ordered else []
+        before = list(self._before) if has_effect(op) else []
         for one in op.control_inputs:
             before += self._done.get(one, [])
         graph = tf.compat.v1.get_default_graph()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -246,6 +247,29 @@ def a_read_that_waits_for_an_update(begin: Any) -> Any:
         after = [w.read_value(), tf.gather(w, [2, 0]), w * 2.0]
         after.append(tf.function(lambda: w * 3.0)())
     return begin().run([before, added, *after])
+
+
+def _late(value: Any) -> Any:
+    time.sleep(0.1)
+    return value
+
+
+@program(strategies=EACH)
+def functions_that_wait_and_are_waited_for(begin: Any) -> Any:
+    """What they wait for takes its time, as what they do."""
+    w = _variable("w", [1, 2, 3])
+
+    def add() -> tf.Tensor:
+        more = tf.numpy_function(_late, [np.float32([1, 1, 1])], tf.float32)
+        return w.assign_add(tf.ensure_shape(more, [3]))
+
+    with tf.control_dependencies([add()]):
+        read = tf.function(lambda: w * 3.0)()
+    with tf.control_dependencies([read]):
+        written = tf.function(lambda: tf.size(add()))()
+    with tf.control_dependencies([written]):
+        after = w.read_value()
+    return begin().run([read, after])
 
 
 @program(strategies=EACH)
