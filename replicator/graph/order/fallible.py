@@ -51,16 +51,16 @@ _SHAPED = frozenset(
     """.split()
 )
 
-# Do not fail if, besides, all operands that are integers are constant: axes, shapes,
-# places, divisors. Computed ones may be invalid, even if the result has a known shape.
+# Do not fail if, besides, axes, shapes, and places are constant. Computed ones may be
+# invalid, even if the result has a known shape.
 _PARAMETERIZED = frozenset(
     """
     All Any Max Mean Min Prod Sum EuclideanNorm BroadcastTo ConcatV2 Cumprod Cumsum
     ExpandDims MatrixBandPart MirrorPad MirrorPadGrad Pad PadV2 Reshape ReverseV2 Slice
     Split SplitV StridedSlice StridedSliceGrad Tile Transpose
-    Div FloorDiv FloorMod Mod Pow
     """.split()
 )
+_DIVISIONS = frozenset("Div FloorDiv FloorMod Mod Pow".split())  # integers, by zero
 
 _RANDOM_STATES = frozenset(("RngReadAndSkip", "RngSkip"))
 
@@ -96,10 +96,9 @@ class FailureAnalysis:
         if op.type in _SHAPED:
             return not self._shapes_known(op)
         if op.type in _PARAMETERIZED:
-            computed = (t for t in op.inputs if t.op.type != "Const")
-            return any(t.dtype.is_integer for t in computed) or not (
-                self._shapes_known(op)
-            )
+            return not self._shapes_known(op) or _has_computed_parameter(op)
+        if op.type in _DIVISIONS:
+            return not self._shapes_known(op) or op.outputs[0].dtype.is_integer
         kind = kind_of(op)
         if kind.calls:
             bodies = functions.called_graphs(op)
@@ -129,3 +128,18 @@ class FailureAnalysis:
                 tensor.shape.is_fully_defined() for tensor in op.outputs
             )
         return all_known
+
+
+def _has_computed_parameter(op: tf.Operation) -> bool:
+    """Whether an operand is computed that is an integer, but no data of type T."""
+    if not any(t.dtype.is_integer and t.op.type != "Const" for t in op.inputs):
+        return False
+    types = [
+        one.type_attr
+        for one in op.op_def.input_arg
+        for _ in range(op.get_attr(one.number_attr) if one.number_attr else 1)
+    ]
+    return any(
+        t.op.type != "Const" and t.dtype.is_integer and type_ != "T"
+        for t, type_ in zip(op.inputs, types, strict=True)
+    )

@@ -115,7 +115,7 @@ def _assert(condition: tf.Tensor, data: list[Any]) -> tf.Operation:
     An op without an effect would not do: nothing uses its value, so TensorFlow may
     prune it. And tf.debugging.Assert adds a conditional at times.
     """
-    op = tf.raw_ops.Assert(condition=condition, data=data)
+    op = tf.raw_ops.Assert(condition=condition, data=data, name="guard")
     effects.run_independently(op.graph, op)
     return op
 

@@ -40,6 +40,9 @@ SAFE: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {
     "bits of a known shape": (lambda x: tf.bitcast(x, tf.int32), (KNOWN,)),
     "a band": (lambda x: tf.linalg.band_part(x, 0, -1), (KNOWN,)),
     "a row at a constant place": (lambda x: x[0], (KNOWN,)),
+    "a row of integers": (lambda x: x[0], (INTEGERS,)),
+    "integers joined": (lambda x, y: tf.concat([x, y], 0), (INTEGERS, INTEGERS)),
+    "integers added up": (lambda x: tf.reduce_sum(x), (INTEGERS,)),
     "a safe function": (lambda x: tf.function(tf.sin)(x), (UNKNOWN,)),
 }
 FAILING: dict[str, tuple[Callable[..., Any], tuple[tf.TensorSpec, ...]]] = {
