@@ -98,7 +98,7 @@ def _tape_third(x, y, i, w, b):
 def _supervised_contrastive(x, y, i, w, b):
     z = tf.math.l2_normalize(x @ w + b, 1)
     similar, itself = z @ tf.transpose(z) / 0.5, tf.eye(tf.shape(x)[0])
-    positive = tf.cast(i[:, None] % 3 == i[None, :] % 3, tf.float32) - itself
+    positive = tf.cast(tf.equal(i[:, None] % 3, i % 3), tf.float32) - itself
     others = tf.reduce_logsumexp(similar - 1e9 * itself, 1, keepdims=True)
     pairs = tf.maximum(tf.reduce_sum(positive, 1), 1.0)
     return -tf.reduce_mean(tf.reduce_sum(positive * (similar - others), 1) / pairs)
@@ -107,7 +107,7 @@ def _supervised_contrastive(x, y, i, w, b):
 def _triplets(x, y, i, w, b):
     z = x @ w
     distances = tf.reduce_sum((z[:, None] - z[None]) ** 2, -1)
-    same = tf.cast(i[:, None] % 3 == i[None] % 3, tf.float32)
+    same = tf.cast(tf.equal(i[:, None] % 3, i % 3), tf.float32)
     farthest = tf.reduce_max(distances * same, 1)
     nearest = tf.reduce_min(distances + 1e3 * same, 1)
     return tf.reduce_mean(tf.nn.relu(farthest - nearest + 1.0))
