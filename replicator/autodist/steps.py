@@ -18,7 +18,7 @@ from replicator._tf import copying, functions, sessions
 from replicator.autodist import program
 from replicator.autodist.variables import PlainVariable, Variables
 from replicator.cluster import faults
-from replicator.forms import assembly, homes, told
+from replicator.forms import assembly, told
 from replicator.graph.ir import functional
 from replicator.inputs import places
 from replicator.optimizers.totals import Totals
@@ -113,7 +113,7 @@ class Steps:
         self._totals = Totals("AutoDist", {})
         self._resources: dict[tf.Operation, tf.Operation] = {}
         self._steps: dict[Any, Step] = {}
-        self._lock, self._has_warned = threading.RLock(), False
+        self._lock, self._warned = threading.RLock(), False
         self.make_variables()
 
     @property
@@ -183,41 +183,20 @@ class Steps:
         fed: Sequence[tuple[tf.Tensor, Any]],
         which: assembly.Pattern,
     ) -> Step:
-        tensors = [tensor for tensor, _ in fed]
-        targets = [_op(one) for one in fetches]
-        needed = program.needed(targets, tensors)
-        program.check_fed(needed.ops)
-        self.make_variables()
         with (
             functional.control_flow(),
             self.graph.as_default(),
             tf.device(None),
             tf.control_dependencies(None),
         ):
-            resources = [t for op in needed.resources for t in op.outputs]
-            given = [self._variables.behind(t) for t in needed.handles]
-            given += [t for op in needed.resources for t in self._resource(op).outputs]
-            rows = tuple(
-                None if k is None else len(x)
-                for (_, x), k in zip(fed, which, strict=True)
-            )
-            plan, layouts = assembly.plan_of(
-                *(self._repl, [*tensors, *needed.handles, *resources], which, rows),
-                *(given, [one for one in fetches if _op(one) in needed.ops]),
-                program.reads_first(needed.ops),
-            )
-            known = [n for n in rows if n is not None]
-            if known and not self._has_warned:
-                self._has_warned = told.warn_of_gathers(plan, known[0])
-            with tf.device(self._program() or "CPU:0"):
-                feeds = list(map(_placeholder, tensors))
-                elements = assembly.divided(self.num_replicas, which, layouts, feeds)
-            found = homes.found(plan, given, [*self.trained.values()])
+            built = self._planned(fetches, fed, which)
+            home = self._program() or "CPU:0"
+            with tf.device(home):
+                feeds = [_placeholder(tensor) for tensor, _ in fed]
             made_before = set(map(id, self.graph.get_collection(_VARIABLES)))
             outputs = [one for one in fetches if isinstance(one, tf.Tensor)]
-            joined, done = assembly.replayed(
-                *(self._repl, plan, homes.Sums(found, self._totals)),
-                *(list(layouts.values()), elements, given, outputs),
+            joined, done = built.replayed(
+                feeds, outputs, self.trained.values(), self._totals, home
             )
             values = iter(joined)
             results = [
@@ -229,6 +208,35 @@ class Steps:
         if late:
             self.session.run(late)
         return Step(self.session, self._lock, results, feeds)
+
+    def _planned(
+        self,
+        fetches: Sequence[Element],
+        fed: Sequence[tuple[tf.Tensor, Any]],
+        which: assembly.Pattern,
+    ) -> assembly.Program:
+        """Plans what a run needs of the user's graph."""
+        tensors = [tensor for tensor, _ in fed]
+        needed = program.needed(map(_op, fetches), tensors)
+        program.check_fed(needed.ops)
+        self.make_variables()
+        resources = [t for op in needed.resources for t in op.outputs]
+        given = [self._variables.behind(t) for t in needed.handles]
+        given += [t for op in needed.resources for t in self._resource(op).outputs]
+        rows = tuple(
+            None if k is None else len(x) for (_, x), k in zip(fed, which, strict=True)
+        )
+        planned = assembly.planned(
+            self._repl,
+            [*tensors, *needed.handles, *resources],
+            which,
+            rows,
+            given,
+            [one for one in fetches if _op(one) in needed.ops],
+            program.reads_first(needed.ops),
+        )
+        self._warned = self._warned or told.warn_of_gathers(planned.plan, rows)
+        return planned
 
     def _program(self) -> str | None:
         return places.of_program(self._repl.devices)

@@ -7,8 +7,9 @@ which of these have equally many rows. Each replica then replays it on its part 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ from replicator.forms.propagate import GraphPlan, Scope
 from replicator.forms.replay import Replica
 from replicator.forms.values import Value
 from replicator.graph.ir import shapes
+from replicator.optimizers.totals import Totals
 
 Pattern = tuple[int | None, ...]
 
@@ -48,7 +50,102 @@ def _layouts(which: Pattern, rows: Pattern) -> dict[int, Layout]:
     }
 
 
-def plan_of(
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A graph for one device that is planned for replicas.
+
+    Attributes:
+        repl: The Replicator on whose devices they run.
+        plan: What each of them does.
+        which: Which of the graph's first inputs are batches.
+        layouts: Of the batches, by their numbers in `which`.
+        given: What is given for the other inputs: tensors, and the library's variables.
+    """
+
+    repl: Any
+    plan: GraphPlan
+    which: Pattern
+    layouts: Mapping[int, Layout]
+    given: Sequence[Any]
+
+    def replayed(
+        self,
+        tensors: Sequence[tf.Tensor],
+        outputs: Sequence[tf.Tensor],
+        trained: Collection[Any],
+        totals: Totals,
+        home: str = "CPU:0",
+    ) -> tuple[list[tf.Tensor], Any]:
+        """Adds a step in which each replica replays the graph on its part of the rows.
+
+        Args:
+            tensors: The graph's first inputs, as on one device.
+            outputs: What the step returns, of the graph.
+            trained: The variables that a strategy decides on.
+            totals: Adds up gradients of several replicas.
+            home: The device of the tensors, which divides them: each part moves once.
+
+        Returns:
+            The outputs as on one device; and, in a tf.Graph, what runs all of the step.
+        """
+        with tf.device(home):
+            elements = self._divided(tensors)
+        sums = homes.Sums(homes.found(self.plan, self.given, trained), totals)
+        forms = list[Form]()
+        # If other processes have some of the results, they are joined in the step.
+        is_shared = self.repl._settings.peers is not None
+
+        def step(rows: Any, parts: Any) -> list[Any]:
+            replica = Replica(self.repl, self.plan, sums)
+            replica.bring(self.given)
+            for layout, length in zip(self.layouts.values(), rows, strict=True):
+                replica.deal(layout, length)
+            values = [*parts, *self.given]
+            for tensor, value in zip(self.plan.inputs, values, strict=True):
+                replica.give(tensor, value)
+            replica.build(list(self.plan.plans))
+            replica.writes.refresh()
+            found = [_returned(replica.value(t), is_shared) for t in outputs]
+            forms[:] = [form for _, form in found]
+            return [*(x for x, _ in found), None]
+
+        if elements:
+            returned = self.repl.run(
+                autograph.not_converted(step), lambda ctx: elements[ctx.replica_id]
+            )
+        else:
+            returned = self.repl.run(autograph.not_converted(lambda: step((), ())))
+        *results, done = returned
+        return [_joined(x, form) for x, form in zip(results, forms, strict=True)], done
+
+    def _divided(self, tensors: Sequence[tf.Tensor]) -> list[Any]:
+        """Divides the graph's first inputs; the first replicas get one row more.
+
+        Returns:
+            For each replica the numbers of rows of the batches, and its parts; nothing
+            if nothing is given.
+        """
+        count = self.repl.num_replicas
+        rows, sizes = list[Any](), dict[int, Any]()
+        for k in self.layouts:
+            batch = tensors[self.which.index(k)]
+            static = shapes.size(batch, 0)
+            if static is None:
+                rows.append(tf.shape(batch)[0])
+                sizes[k] = (rows[-1] + tf.range(count - 1, -1, -1)) // count
+            else:
+                rows.append(static)
+                sizes[k] = [(static + more) // count for more in range(count)[::-1]]
+        parts = [
+            [x] * count if k is None else tf.split(x, sizes[k], num=count)
+            for x, k in zip(tensors, self.which, strict=True)
+        ]
+        if not parts:
+            return []
+        return [(rows, [part[r] for part in parts]) for r in range(count)]
+
+
+def planned(
     repl: Any,
     inputs: Sequence[tf.Tensor],
     which: Pattern,
@@ -56,8 +153,8 @@ def plan_of(
     given: Sequence[Any],
     targets: Sequence[tf.Tensor | tf.Operation],
     after: Mapping[tf.Operation, Sequence[tf.Operation]] | None = None,
-) -> tuple[GraphPlan, dict[int, Layout]]:
-    """Returns the plan of a graph, and the layouts of its batches.
+) -> Program:
+    """Plans a graph for one device.
 
     Args:
         repl: The Replicator.
@@ -86,93 +183,7 @@ def plan_of(
                 continue
             told.warn_of_statistics(list(own.missed))
         liveness.mark(plan, targets)
-        return plan, layouts
-
-
-def divided(
-    count: int,
-    which: Pattern,
-    layouts: Mapping[int, Layout],
-    tensors: Sequence[tf.Tensor],
-) -> list[Any]:
-    """Divides what is given; the first replicas get one row more.
-
-    Args:
-        count: The number of replicas.
-        which: Which tensors are batches.
-        layouts: Of the batches.
-        tensors: What is given.
-
-    Returns:
-        For each replica the numbers of rows of the batches, and its parts; nothing if
-        nothing is given.
-    """
-    rows, sizes = list[Any](), dict[int, Any]()
-    for k in layouts:
-        batch = tensors[which.index(k)]
-        static = shapes.size(batch, 0)
-        if static is None:
-            rows.append(tf.shape(batch)[0])
-            sizes[k] = (rows[-1] + tf.range(count - 1, -1, -1)) // count
-        else:
-            rows.append(static)
-            sizes[k] = [(static + more) // count for more in range(count)[::-1]]
-    parts = [
-        [x] * count if k is None else tf.split(x, sizes[k], num=count)
-        for x, k in zip(tensors, which, strict=True)
-    ]
-    return [(rows, [part[r] for part in parts]) for r in range(count)] if parts else []
-
-
-def replayed(
-    repl: Any,
-    plan: GraphPlan,
-    sums: homes.Sums,
-    layouts: Sequence[Layout],
-    elements: Sequence[Any],
-    given: Sequence[Any],
-    outputs: Sequence[tf.Tensor],
-) -> tuple[list[tf.Tensor], Any]:
-    """Adds a step in which each replica replays a graph on its part of the rows.
-
-    Args:
-        repl: The Replicator.
-        plan: The plan of the graph.
-        sums: What sums are for.
-        layouts: Of the batches.
-        elements: For each replica the numbers of rows of the batches, and its parts.
-        given: What else is given to all: tensors, and the library's variables.
-        outputs: What the step returns, of the graph.
-
-    Returns:
-        The outputs as on one device; and, in a tf.Graph, what runs all of the step.
-    """
-    forms = list[Form]()
-    # If other processes have some of the results, they are joined in the step.
-    is_shared = repl._settings.peers is not None
-
-    def step(rows: Any, parts: Any) -> list[Any]:
-        replica = Replica(repl, plan, sums)
-        replica.bring(given)
-        for layout, length in zip(layouts, rows, strict=True):
-            replica.deal(layout, length)
-        for tensor, value in zip(plan.inputs, [*parts, *given], strict=True):
-            replica.give(tensor, value)
-        replica.build(list(plan.plans))
-        replica.writes.refresh()
-        values = [replica.value(t) for t in outputs]
-        found = [_returned(value, is_shared) for value in values]
-        forms[:] = [form for _, form in found]
-        return [*(x for x, _ in found), None]
-
-    if elements:
-        returned = repl.run(
-            autograph.not_converted(step), lambda ctx: elements[ctx.replica_id]
-        )
-    else:
-        returned = repl.run(autograph.not_converted(lambda: step((), ())))
-    *results, done = returned
-    return [_joined(x, form) for x, form in zip(results, forms, strict=True)], done
+        return Program(repl, plan, which, layouts, given)
 
 
 def _form_of(captured: Any) -> Form:

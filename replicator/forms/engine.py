@@ -18,10 +18,8 @@ import tensorflow as tf
 from replicator import devices, errors
 from replicator._tf import autograph, choice, functions, tapes
 from replicator.costs import cost
-from replicator.forms import homes, told
-from replicator.forms.assembly import Pattern, divided, pattern, plan_of, replayed
-from replicator.forms.forms import Layout
-from replicator.forms.propagate import GraphPlan
+from replicator.forms import told
+from replicator.forms.assembly import Pattern, Program, pattern, planned
 from replicator.forms.traced import Made, Traced
 from replicator.graph.ir import shapes
 from replicator.graph.order import ordering
@@ -85,7 +83,7 @@ class WholeBatchFunction:
         self._captured = self._traced.captured
         name = "a program for whole batches"
         self._totals = Totals(name, self._traced.compressions)
-        self.memory, self._warns = self._totals.memory, True
+        self.memory, self._warned = self._totals.memory, False
 
     @property
     def lock(self) -> Any:
@@ -164,10 +162,8 @@ class WholeBatchFunction:
                 self._functions[which] = function
             return self._functions[which]
 
-    def plan(
-        self, which: Pattern, rows: Pattern | None = None
-    ) -> tuple[GraphPlan, dict[int, Layout]]:
-        """Returns the plan for a pattern, and the layouts of its batches.
+    def program(self, which: Pattern, rows: Pattern | None = None) -> Program:
+        """Returns what replicas do for a pattern.
 
         Args:
             which: The pattern.
@@ -178,7 +174,7 @@ class WholeBatchFunction:
         controls = sorted(graph.control_outputs, key=lambda op: op.name)
         targets = [*controls, *graph.outputs]
         given = self._captured
-        return plan_of(self._repl, graph.inputs, which, rows, given, targets)
+        return planned(self._repl, graph.inputs, which, rows, given, targets)
 
     def _build(self, which: Pattern) -> Callable[[], Any]:
         def build() -> Any:
@@ -223,26 +219,12 @@ class WholeBatchFunction:
             None if k is None else shapes.size(x, 0)
             for x, k in zip(current, which, strict=True)
         )
-        plan, layouts = self.plan(which, rows)
-        self._warn(plan, rows)
-        with tf.device("CPU:0"):  # where batches are: each part moves once
-            elements = divided(self._repl.num_replicas, which, layouts, tensors)
-        joined, _ = replayed(
-            *(self._repl, plan, self._sums(plan), list(layouts.values()), elements),
-            *(self._captured, self._traced.graph.outputs),
-        )
+        program = self.program(which, rows)
+        self._warned = self._warned or told.warn_of_gathers(program.plan, rows)
+        trained = self._repl._settings.factory.trained().values()
+        outputs = self._traced.graph.outputs
+        joined, _ = program.replayed(tensors, outputs, trained, self._totals)
         return self._packed(joined)
-
-    def _warn(self, plan: GraphPlan, rows: Pattern) -> None:
-        """Warns once of what costs much, if it is known how long batches are."""
-        known = [n for n in rows if n is not None]
-        if self._warns and known:
-            self._warns = False
-            told.warn_of_gathers(plan, known[0])
-
-    def _sums(self, plan: GraphPlan) -> homes.Sums:
-        trained = list(self._repl._settings.factory.trained().values())
-        return homes.Sums(homes.found(plan, self._captured, trained), self._totals)
 
     def _argument(self, k: int) -> tf.Tensor:
         return self._arguments.tensors[k]

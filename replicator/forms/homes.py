@@ -7,7 +7,7 @@ policy and compressor say how it is communicated, as in every step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -54,7 +54,7 @@ def gradients(plan: GraphPlan) -> Iterator[Any]:
 
 
 def found(
-    plan: GraphPlan, given: Sequence[Any], trained: Sequence[Any]
+    plan: GraphPlan, given: Sequence[Any], trained: Collection[Any]
 ) -> dict[Any, list[Any]]:
     """Finds the variables of one owner, if so, that what a sum makes is written to.
 

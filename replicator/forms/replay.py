@@ -195,10 +195,9 @@ class Replica(Conversions):
             return made() if callable(made) else made
 
         return [
-            Value(
-                *(self, fact, lambda k=k: whole(k)),
-                local[k] if sizes.has_local(fact) else None,
-            )
+            Value(self, fact, functools.partial(whole, k), local[k])
+            if sizes.has_local(fact)
+            else Value(self, fact, functools.partial(whole, k))
             for k, fact in enumerate(plan.makes)
         ]
 
@@ -352,9 +351,8 @@ class Replica(Conversions):
         """Returns the values of such a list."""
         parts = iter(flat)
         return [
-            Value(
-                *(self, fact, next(parts)),
-                next(parts) if sizes.has_local(fact) else None,
-            )
+            Value(self, fact, next(parts), next(parts))
+            if sizes.has_local(fact)
+            else Value(self, fact, next(parts))
             for fact in facts
         ]

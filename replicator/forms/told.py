@@ -23,17 +23,18 @@ _SHORTER = ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin")
 _NODE = re.compile(r"node ([\w./-]+)")
 
 
-def warn_of_gathers(plan: GraphPlan, rows: int) -> bool:
+def warn_of_gathers(plan: GraphPlan, rows: Sequence[int | None]) -> bool:
     """Warns of the largest gather, if it takes a large part of what a step sends.
 
     Args:
         plan: The plan of a function.
-        rows: The number of rows of a batch.
+        rows: How many rows its inputs have now; None: it is no batch, or unknown.
 
     Returns:
         Whether there is one.
     """
-    sent = dict(_sent(plan, rows))
+    known = [n for n in rows if n is not None]
+    sent = dict(_sent(plan, known[0])) if known else {}
     gathers = {
         (tensor, form, op): size
         for (tensor, form, op), size in sent.items()

@@ -87,7 +87,10 @@ def resources_of(world: World, calibration: rates.Calibration) -> Resources:
     """
     devices = tuple(world.all_devices)
     return Resources(
-        *(devices, _cpus(devices), _memory(devices), calibration),
+        devices,
+        _cpus(devices),
+        _memory(devices),
+        calibration,
         one_program=not world.processes,
     )
 

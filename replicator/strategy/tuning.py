@@ -204,10 +204,8 @@ class _Candidate:
     @property
     def trial(self) -> Trial:
         problem = "" if self.failure is None else errors.one_line(self.failure)
-        return Trial(
-            *(repr(self.builder), self.strategy.id, self.predicted),
-            *(self.median, problem),
-        )
+        builder, strategy_id = repr(self.builder), self.strategy.id
+        return Trial(builder, strategy_id, self.predicted, self.median, problem)
 
 
 def _ranked(made: Sequence[Builder], survey: _Survey) -> list[_Candidate]:

@@ -193,7 +193,7 @@ class Law:
 
     def check_plan(self) -> None:
         """States that each op has the form that its sample says, not gathered."""
-        plan = self._on_replicas.plan((0,) * len(self._keys))[0]
+        plan = self._on_replicas.program((0,) * len(self._keys)).plan
         faults = []
         for k, sample in enumerate(self._samples):
             found = next((o for o in plan.plans if o.name == self._names[k]), None)

@@ -43,7 +43,7 @@ def homes_of(repl: Any, make: Any) -> list[tuple[str, Any]]:
     with repl.context():
         step, _ = make()
     function = engine.WholeBatchFunction(step, repl, SPECS)
-    plan, _ = function.plan((0, 0))
+    plan = function.program((0, 0)).plan
     trained = list(repl._settings.factory.trained().values())
     found = homes.found(plan, function._captured, trained)
     sums = [t for op in plan.plans for t in op.outputs if t.dtype != tf.resource]

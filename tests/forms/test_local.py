@@ -152,7 +152,7 @@ def messages(plan: GraphPlan) -> collections.Counter[str]:
 def test_layers_send_nothing() -> None:
     x = numbers(5, 3)
     for step in (by_tape("scale"), by_gradients):
-        assert not messages(on_replicas(step, x, 2, SCALE).plan((0, None))[0])
+        assert not messages(on_replicas(step, x, 2, SCALE).program((0, None)).plan)
 
 
 # What stays that of the whole batch, with a warning.

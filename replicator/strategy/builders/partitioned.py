@@ -61,7 +61,9 @@ class Partitioned(Builder):
             axis = self.axis % rank
             count = min(self.parts or resources.num_replicas, variable.shape[axis])
             yield node_in_parts(
-                *(variable, axis, count),
+                variable,
+                axis,
+                count,
                 lambda nbytes: PSSynchronizer(loads.least(nbytes)),
             )
 

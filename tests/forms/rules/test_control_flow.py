@@ -245,13 +245,13 @@ def test_effects_of_bodies() -> None:
         x = laws.Batch(count).make("x", (3,))
         np.testing.assert_allclose(run(x), alone(x), 1e-5)
         np.testing.assert_allclose(variable, plain, 1e-5)
-    found = {op.type for op, _ in _plans(run.plan((0,))[0])}
+    found = {op.type for op, _ in _plans(run.program((0,)).plan)}
     assert {"While", "If", "Case", "StatefulPartitionedCall"} <= found
 
 
 def test_values_keep_their_forms() -> None:
     law = laws.Law([Sample(one.__name__, one) for one in (*LOOPS, *BRANCHES)], 2)
-    plan = law._on_replicas.plan((0,) * len(law._keys))[0]
+    plan = law._on_replicas.program((0,) * len(law._keys)).plan
     found = dict.fromkeys(laws.ruled(control_flow), 0)
     for op, its in _plans(plan):
         is_sharded = any(isinstance(fact.form, Sharded) for fact in its.makes)

@@ -99,7 +99,7 @@ def test_moments_of_one_layer_are_one_message_forward_and_one_backward() -> None
         y = tf.nn.batch_normalization(x, mean, variance, [0.0, 1.0], [1.0, 2.0], 1e-3)
         return tf.gradients(y, x, tf.cos(y))
 
-    plan = on_replicas(step).plan((0,))[0]
+    plan = on_replicas(step).program((0,)).plan
     types = [op.type for op, its in plan.plans.items() if _adds_up(plan, op)]
     # The two gradients are of the mean and of the variance, which one message takes.
     assert sorted(types) == ["BroadcastTo", "BroadcastTo", "Mean"]

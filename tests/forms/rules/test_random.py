@@ -106,7 +106,7 @@ def test_each_replica_draws_its_own(seed: int | None) -> None:
         assert len(np.unique(numbers)) > 20, (name, numbers)
     again = run(np.ones([8, 3], np.float32))
     assert all(np.any(again[name] != drawn[name]) for name in drawn)
-    planned = {op.type: plan for op, plan in run.plan((0,))[0].plans.items()}
+    planned = {op.type: plan for op, plan in run.program((0,)).plan.plans.items()}
     assert all(name in planned for name in DRAWN)
 
 

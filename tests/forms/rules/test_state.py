@@ -223,7 +223,7 @@ def test_elements_of_an_iterator_are_dealt() -> None:
         return x * y[:, None] - tf.reduce_mean(x), tf.reduce_sum(y)
 
     run = engine.WholeBatchFunction(step, repl, [tf.TensorSpec([])])
-    types = {op.type: plan for op, plan in run.plan((None,))[0].plans.items()}
+    types = {op.type: plan for op, plan in run.program((None,)).plan.plans.items()}
     assert "Sharded" in str(types["IteratorGetNext"].makes)
     for _ in range(5):  # the last one has two rows
         x, y = next(alone)
