@@ -14,6 +14,7 @@ from absl.testing import flagsaver
 
 from benchmarks import (
     allreduce,
+    at_work,
     build,
     cli,
     contenders,
@@ -40,7 +41,7 @@ _RUNS = [
         "1KiB",
         [allreduce.BASELINE, *_SUMS[1:], *_ALGORITHMS],
     ),
-    ("at_work", "--only=1MiB", "1MiB", _SUMS),
+    ("at_work", "--only=1MiB", "1MiB", [BASELINE, at_work.THREE_SUMS, RIVAL, OURS]),
     ("build", "--build_counts=2", "small", [*build.QUICK["small"]]),
     ("doors", "", "2", [*doors.DOORS]),
     ("embedding", "--onednn=off", "off", [BASELINE, *embedding.BUILDERS]),

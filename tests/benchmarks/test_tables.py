@@ -61,8 +61,12 @@ _TABLES: list[tuple[Any, Any, list[list[str]]]] = [
     ),
     (
         at_work,
-        {"1MiB": by_name({BASELINE: 0.001, RIVAL: 0.006, OURS: 0.002})},
-        [["1MiB, 1.0 ms, 6.0 ms, 2.0 ms, 2.00, 3.00, 0.0%"]],
+        {
+            "1MiB": by_name(
+                {BASELINE: 1e-3, at_work.THREE_SUMS: 2e-3, RIVAL: 6e-3, OURS: 2e-3}
+            )
+        },
+        [["1MiB, 1.0 ms, 2.0 ms, 6.0 ms, 2.0 ms, 2.00, 1.00, 3.00, 0.0%"]],
     ),
     (
         build,
