@@ -8,6 +8,7 @@ the replicas differ, or could come to differ, and what to do about it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Sequence
 from typing import Any
@@ -118,10 +119,10 @@ def check_places(
     """
     if not build.world.processes:
         return
-    here = {device.partition("/device:")[0] for device in build.world.devices}
+    here = set(map(_process_of, build.world.devices))
     for replica_id, ops in zip(build.compared, replicas, strict=True):
         for op in ops:
-            if "/task:" in op.device and op.device.partition("/device:")[0] not in here:
+            if "/task:" in op.device and _process_of(op.device) not in here:
                 raise errors.DeviceError(
                     f"replica {replica_id} places {op.type} on {op.device}, a device "
                     "of another host's program.",
@@ -129,6 +130,13 @@ def check_places(
                     "name a device of the replica's own host, such as CPU:0, and send "
                     "values to other replicas by repl.broadcast and its kin.",
                 )
+
+
+@functools.cache  # most ops are on a few devices
+def _process_of(device: str) -> tuple[str | None, int | None]:
+    """Returns the job and the task that a device's name says, which may say no more."""
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.job, spec.task
 
 
 def check_components(

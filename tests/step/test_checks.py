@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
-from replicator.errors import ContextError, MismatchError
+from replicator.errors import ContextError, DeviceError, MismatchError
 from replicator.step import checks
 from replicator.world import World
 from tests import helpers
@@ -130,3 +131,26 @@ def test_which_variable_was_made_outside_is_said(inside: str, graph: bool) -> No
             ContextError, match=r"(?s)outside .*\(right.*test_checks\.py"
         ):
             repl.run(lambda: step())
+
+
+@pytest.mark.parametrize(
+    ("place", "is_own"),
+    [
+        ("/job:worker/replica:0/task:1/device:CPU:0", True),
+        ("/job:worker/task:1", True),
+        ("/job:worker/task:1/cpu:0", True),
+        ("/device:CPU:0", True),
+        ("", True),
+        ("/job:worker/task:10", False),
+        ("/job:worker/task:0/device:CPU:0", False),
+        ("/job:other/task:1", False),
+    ],
+)
+def test_ops_are_on_devices_of_their_own_program(place: str, is_own: bool) -> None:
+    devices = [f"/job:worker/replica:0/task:{k}/device:CPU:0" for k in range(2)]
+    world = World.divided((0, 1), 1, devices)
+    build: Any = types.SimpleNamespace(world=world, compared=[1])
+    with tf.Graph().as_default(), tf.device(place):
+        op = tf.no_op()
+        with contextlib.nullcontext() if is_own else pytest.raises(DeviceError):
+            checks.check_places([[op]], build)
