@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context, errors
-from replicator.graph.ir import placeholder
+from replicator.graph.ir import placeholder, walk
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import kind_of, resource_inputs
 from replicator.graph.matching import control_flow
@@ -121,7 +121,7 @@ def check_places(
         return
     here = set(map(_process_of, build.world.devices))
     for replica_id, ops in zip(build.compared, replicas, strict=True):
-        for op in ops:
+        for op in walk.at_any_depth(ops):
             if "/task:" in op.device and _process_of(op.device) not in here:
                 raise errors.DeviceError(
                     f"replica {replica_id} places {op.type} on {op.device}, a device "

@@ -9,6 +9,7 @@ when it happens; the step raises the error.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator._tf import functions, python
-from replicator.graph.ir.kinds import PYTHON, kind_of
+from replicator._tf import python
+from replicator.graph.ir import walk
+from replicator.graph.ir.kinds import PYTHON
 
 _ANY = threading.Event()  # set once a step calls Python; until then nobody need look
 
@@ -29,17 +31,10 @@ def note(replicas: Sequence[Iterable[tf.Operation]], count: int) -> None:
         replicas: `replicas[n]` are the ops of the n-th replica that is not a copy.
         count: The number of replicas, with copies.
     """
-    stack = [list(ops) for ops in replicas]
-    seen: set[tf.Graph] = set()
-    while stack:
-        for op in stack.pop():
-            if op.type in PYTHON:
-                if python.mark_python_function(op, count, errors.line_of(op)):
-                    _ANY.set()
-            elif kind_of(op).calls:
-                bodies = {body for _, body in functions.called_graphs(op)} - seen
-                seen |= bodies
-                stack += [body.get_operations() for body in bodies]
+    for op in walk.at_any_depth(itertools.chain(*replicas)):
+        if op.type in PYTHON:
+            if python.mark_python_function(op, count, errors.line_of(op)):
+                _ANY.set()
 
 
 def refuse_write(variable: Any) -> None:

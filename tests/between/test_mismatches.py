@@ -160,6 +160,16 @@ def device_of_another(repl: Replicator, host: int) -> None:
     repl.run(step_fn)
 
 
+@case(_FAILED, "DeviceError", "on /job:worker/", "of another host's program")
+def device_of_another_in_a_function(repl: Replicator, host: int) -> None:
+    @tf.function
+    def squared() -> tf.Tensor:
+        with tf.device(repl.devices[0]):
+            return tf.square(1.0 + tf.constant([1.0]))
+
+    repl.run(lambda: repl.all_reduce(squared()))
+
+
 @case(_SAID, "MismatchError", "reads a dataset, and they differ", ": 4 at ", ": 6 at ")
 def dataset(repl: Replicator, host: int) -> None:
     repl.run(lambda x: repl.all_reduce(x), tf.data.Dataset.range(4 + 2 * host))

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks from ops to those on which they depend."""
+"""Walks from ops to those on which they depend, and into functions that they call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import tensorflow as tf
+
+from replicator._tf import functions
+from replicator.graph.ir.kinds import kind_of
 
 _Op = TypeVar("_Op", bound=Hashable)  # an op, or what stands for one
 
@@ -69,3 +72,22 @@ def in_order(
             stack.append((op, True))
             stack += [(one, False) for one in sources(op) if one not in reached]
     return ordered
+
+
+def at_any_depth(
+    ops: Iterable[tf.Operation], seen: set[tf.Graph] | None = None
+) -> Iterator[tf.Operation]:
+    """Yields ops, each before those of the functions that it calls.
+
+    Args:
+        ops: The ops.
+        seen: The functions to leave out, to which others are added: each is entered
+            once.
+    """
+    seen = set() if seen is None else seen
+    for op in ops:
+        yield op
+        for _, body in functions.called_graphs(op) if kind_of(op).calls else ():
+            if body not in seen:
+                seen.add(body)
+                yield from at_any_depth(body.get_operations(), seen)

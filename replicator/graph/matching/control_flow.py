@@ -15,8 +15,8 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from replicator import errors
-from replicator._tf import control_flow, functions
-from replicator.graph.ir import placeholder
+from replicator._tf import control_flow
+from replicator.graph.ir import placeholder, walk
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.ir.placeholder import Call, Placeholder
 from replicator.graph.matching import factors
@@ -154,17 +154,8 @@ def calls_inside(op: tf.Operation) -> tuple[Call, ...]:
     """Returns the distinct calls in the functions that `op` calls, in order."""
     if not kind_of(op).calls:
         return ()
-    return tuple({call.key: call for call in _calls_in(op)}.values())
-
-
-def _calls_in(op: tf.Operation) -> Iterable[Call]:
-    for _, body in functions.called_graphs(op):
-        for inner in body.get_operations():
-            call = placeholder.read(inner)
-            if call is not None:
-                yield call
-            elif kind_of(inner).calls:
-                yield from _calls_in(inner)
+    calls = map(placeholder.read, walk.at_any_depth([op]))
+    return tuple({call.key: call for call in calls if call is not None}.values())
 
 
 def identity_if_rewired(tensor: tf.Tensor) -> tf.Tensor:

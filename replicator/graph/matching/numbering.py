@@ -12,14 +12,11 @@ copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from replicator._tf import functions
-from replicator.graph.ir import placeholder
-from replicator.graph.ir.kinds import kind_of
-from replicator.graph.ir.placeholder import Call
+from replicator.graph.ir import placeholder, walk
 
 
 def close_gaps(
@@ -32,8 +29,11 @@ def close_gaps(
         replica_ids: The replicas.
     """
     for replica_id, ops in zip(replica_ids, replicas, strict=True):
-        placeholders = _calls_in(ops, set())
-        calls = {op: call for op, call in placeholders if call.replica_id == replica_id}
+        calls = {
+            op: call
+            for op in walk.at_any_depth(ops)
+            if (call := placeholder.read(op)) and call.replica_id == replica_id
+        }
         keys = without_gaps({call.key for call in calls.values()})
         for op, call in calls.items():
             if keys[call.key] != call.key:
@@ -73,18 +73,3 @@ def _parsed(key: str) -> tuple[str, tuple[int, ...]]:
 
 def _joined(channel: str, path: Iterable[int]) -> str:
     return channel + "/".join(map(str, path))
-
-
-def _calls_in(
-    ops: Iterable[tf.Operation], seen: set[int]
-) -> Iterator[tuple[tf.Operation, Call]]:
-    """Yields each placeholder once, including those in functions that the ops call."""
-    for op in ops:
-        call = placeholder.read(op)
-        if call is not None:
-            yield op, call
-        elif kind_of(op).calls:
-            for _, body in functions.called_graphs(op):
-                if id(body) not in seen:
-                    seen.add(id(body))
-                    yield from _calls_in(body.get_operations(), seen)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from replicator import errors
-from replicator._tf import functions
 from replicator._tf import ops as tf_ops
+from replicator.graph.ir import walk
 from replicator.graph.ir.kinds import kind_of
 
 OFFSET = 1_000_003  # between replicas; a prime, far from hand-picked differences
@@ -84,7 +84,7 @@ def check(
     for replica_id, ops in zip(replica_ids, replicas, strict=True):
         for op in ops if replica_id else ():
             _separate(op, replica_id)
-            drawing = _find_alike(op)
+            drawing = next(filter(_draws_alike, walk.at_any_depth([op])), None)
             if drawing is None:
                 continue
             raise errors.ReplicatorError(
@@ -99,15 +99,3 @@ def check(
                 "jit_compile=True and not under tf.device(None); or draw from a "
                 "tf.random.Generator created under `with repl.context():`.",
             )
-
-
-def _find_alike(op: tf.Operation) -> tf.Operation | None:
-    """Returns an op inside the functions that `op` calls whose seed was not offset."""
-    if not kind_of(op).calls:
-        return None
-    for _, body in functions.called_graphs(op):
-        for inner in body.get_operations():
-            drawing = inner if _draws_alike(inner) else _find_alike(inner)
-            if drawing is not None:
-                return drawing
-    return None
