@@ -11,6 +11,8 @@ Runs on each graph level once the ops to merge are grouped; changes nothing.
 
 from __future__ import annotations
 
+import graphlib
+import itertools
 from collections.abc import Sequence, Set
 
 import tensorflow as tf
@@ -189,35 +191,17 @@ def _find_cycle(
 ) -> list[tuple[Site, Site]] | None:
     """Returns the links (before, after) of a cycle of nodes, or None."""
     node_of = {id(site): n for n, node in enumerate(nodes) for site in node}
-    count = len(nodes)
-    after: list[list[tuple[Site, Site]]] = [[] for _ in range(count)]
-    for first, second in pairs:
-        after[node_of[id(first)]].append((first, second))
-    state = [0] * count  # 0: unvisited, 1: on the path, 2: done
-    for start in range(count):
-        if state[start]:
-            continue
-        path: list[tuple[Site, Site]] = []
-        stack = [(start, iter(after[start]))]
-        state[start] = 1
-        while stack:
-            node, links = stack[-1]
-            link = next(links, None)
-            if link is None:
-                state[node] = 2
-                stack.pop()
-                if path:
-                    path.pop()
-                continue
-            target = node_of[id(link[1])]
-            if state[target] == 1:
-                path.append(link)
-                begin = [n for n, _ in stack].index(target)
-                return path[begin:]
-            if state[target] == 0:
-                state[target] = 1
-                path.append(link)
-                stack.append((target, iter(after[target])))
+    links: dict[tuple[int, int], tuple[Site, Site]] = {}
+    sorter = graphlib.TopologicalSorter[int]()
+    for before, after in pairs:
+        ends = node_of[id(before)], node_of[id(after)]
+        if ends not in links:
+            links[ends] = before, after
+            sorter.add(ends[1], ends[0])
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        return [links[ends] for ends in itertools.pairwise(error.args[1])]
     return None
 
 
