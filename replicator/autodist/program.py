@@ -55,20 +55,16 @@ def needed(targets: Iterable[tf.Operation], fed: Sequence[tf.Tensor]) -> Needed:
     """
     given = {t.ref() for t in fed}
     fed_ops = {t.op for t in fed}
-    found: dict[tf.Operation, None] = {}
-    stack = [op for op in targets if op not in fed_ops]
-    while stack:
-        op = stack.pop()
-        if op in found:
-            continue
-        found[op] = None
+
+    def sources(op: tf.Operation) -> list[tf.Operation]:
         _refuse(op)
         for tensor in op.inputs:
-            if tensor.op not in fed_ops:
-                stack.append(tensor.op)
-            elif tensor.ref() not in given:
+            if tensor.op in fed_ops and tensor.ref() not in given:
                 raise _fed_in_part(tensor)
-        stack += [one for one in op.control_inputs if one not in fed_ops]
+        return [one for one in walk.waits_for(op) if one not in fed_ops]
+
+    targets = [op for op in targets if op not in fed_ops]
+    found = dict.fromkeys(walk.in_order(targets, sources))
     handles = [op.outputs[0] for op in found if op.type == "VarHandleOp"]
     resources = [op for op in found if _creates(op)]
     by_name = lambda one: one.name  # noqa: E731  # the same order in all processes

@@ -16,6 +16,7 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator._tf import choice
 from replicator.graph.cloning import clone, facts
+from replicator.graph.ir import walk
 from replicator.graph.ir.captures import Captures
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.order import ordering
@@ -62,14 +63,10 @@ def _is_folded(tensor: tf.Tensor) -> bool:
     """Whether a tensor is computed from constants alone."""
     if not tf.is_symbolic_tensor(tensor):
         return True
-    todo, seen = [tensor.op], {tensor.op}
-    while todo:
-        op = todo.pop()
-        if kind_of(op).stateful or op.type.startswith("Placeholder"):
-            return False
-        todo += {source.op for source in op.inputs} - seen
-        seen.update(todo)
-    return True
+    return not any(
+        kind_of(op).stateful or op.type.startswith("Placeholder")
+        for op in walk.upstream([tensor.op], walk.computed_from)
+    )
 
 
 _RESOURCES = (tf.resource, tf.variant)

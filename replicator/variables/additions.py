@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import context
-from replicator.graph.ir import captures
+from replicator.graph.ir import captures, walk
 from replicator.graph.passes.reads import Recent
 from replicator.variables import agreement
 
@@ -85,15 +85,14 @@ def keeps_sums(variable: Any, value: Any) -> bool:
     constant = tf.get_static_value(value)
     if constant is not None and not constant.any():
         return True
-    pending = [value]
-    while pending:
-        tensor = pending.pop()
-        if not tf.is_symbolic_tensor(tensor):
-            continue
-        if _is_read(variable, tensor):
-            return True
-        pending += tensor.op.inputs[_LINEAR.get(tensor.op.type, slice(0))]
-    return False
+
+    def terms(ref: Any) -> list[Any]:
+        op = ref.deref().op
+        inputs = op.inputs[_LINEAR.get(op.type, slice(0))]
+        return [x.ref() for x in inputs if tf.is_symbolic_tensor(x)]
+
+    of = [value.ref()] if tf.is_symbolic_tensor(value) else []
+    return any(_is_read(variable, ref.deref()) for ref in walk.upstream(of, terms))
 
 
 def _is_read(variable: Any, tensor: tf.Tensor) -> bool:

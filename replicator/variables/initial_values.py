@@ -18,6 +18,7 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator._tf import ops as tf_ops
 from replicator._tf import variables
+from replicator.graph.ir import walk
 from replicator.graph.ir.kinds import kind_of
 from replicator.graph.passes.rows import Parts, offsets_of
 
@@ -77,7 +78,7 @@ def lifted(initial_value: Any) -> Any:
             return initial_value
     try:
         lifted = variables.lift_initial_value(initial_value)
-        sources = _sources(initial_value)
+        sources = walk.upstream([initial_value.op], walk.computed_from)
         # The ops left behind draw random numbers for nobody: they are not in the step.
         tf_ops.abandon([op for op in sources if kind_of(op).stateful])
         return lifted
@@ -88,18 +89,6 @@ def lifted(initial_value: Any) -> Any:
             fix="pass a function without arguments, lambda: ..., or a value that does "
             "not depend on the batch.",
         ) from error
-
-
-def _sources(tensor: tf.Tensor) -> list[tf.Operation]:
-    """Returns the ops of the tensor's graph that it is computed from."""
-    ops = {tensor.op: None}
-    stack = [tensor.op]
-    while stack:
-        for source in stack.pop().inputs:
-            if source.op not in ops:
-                ops[source.op] = None
-                stack.append(source.op)
-    return list(ops)
 
 
 HOST = "/device:CPU:0"

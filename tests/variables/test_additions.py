@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,11 @@ KEPT: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     "a maximum": (lambda v, w: tf.maximum(v, w), False),
     "another": (lambda v, w: w + 1.0, False),
     "ones": (lambda v, w: tf.ones([2]), False),
+    # Each op is looked at once: there are 2**40 paths.
+    "another, doubled": (
+        lambda v, w: functools.reduce(lambda x, _: x + x, range(40), w),
+        False,
+    ),
 }
 
 
