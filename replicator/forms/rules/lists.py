@@ -18,8 +18,11 @@ from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset, comm
 from replicator.forms.rule import (
     AS_IS,
     Build,
+    Inputs,
     Need,
     OpPlan,
+    Replica,
+    Scope,
     about,
     plan,
     refused,
@@ -45,7 +48,7 @@ def _of_any_shape(at: int) -> Build:
             is of each replica's own; and before a list has elements, nothing says so.
     """
 
-    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Any:
+    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> Any:
         inputs = [*inputs]
         inputs[at] = tf.constant(-1)
         return replica.stamp(op, inputs, shape_type=tf.int32)
@@ -54,7 +57,7 @@ def _of_any_shape(at: int) -> Build:
 
 
 @rule("EmptyTensorList TensorListReserve")
-def empty(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def empty(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Makes a list without elements, or to be filled."""
     if sizes.ints(facts[0]) is not None:
         return plan(op, [], UNSET)
@@ -76,7 +79,7 @@ def with_item(items: Fact, item: Fact) -> Fact:
 
 
 @rule("TensorListPushBack TensorListSetItem")
-def put(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def put(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Puts an element into a list; the first one decides on the form."""
     made = with_item(facts[0], facts[-1])
     form = made.form
@@ -87,7 +90,11 @@ def put(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
 
 def _put_own_rows(
-    replica: Any, op: tf.Operation, inputs: Sequence[Any], *local: Any, form: Sharded
+    replica: Replica,
+    op: tf.Operation,
+    inputs: Inputs,
+    *local: Any,
+    form: Sharded,
 ) -> list[tf.Tensor]:
     """Puts this replica's rows of a tensor, which must be as long as the others."""
     *items, x = inputs
@@ -102,7 +109,7 @@ def _put_own_rows(
 
 
 @rule("TensorListGetItem TensorListPopBack")
-def take(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def take(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Takes an element from a list."""
     if op.outputs[-1].dtype != tf.variant:
         _check_form(op, facts[0])
@@ -125,7 +132,7 @@ def _check_form(op: tf.Operation, fact: Fact) -> None:
 
 
 @rule("TensorListStack TensorListGather")
-def stack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def stack(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Makes a tensor of a list, along a new axis 0."""
     form = facts[0].form
     _check_form(op, facts[0])
@@ -135,7 +142,7 @@ def stack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
 
 @rule("TensorListConcatV2")
-def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+def concatenate(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
     """Makes a tensor of a list, along axis 0: batches become blocks."""
     form = facts[0].form
     _check_form(op, facts[0])
@@ -143,7 +150,7 @@ def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
         return None
     made = Sharded(0, form.layout, None, 1)
 
-    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
         own, lengths = replica.stamp(op, inputs)
         return [own, *replica.sums([lengths])]
 
@@ -151,7 +158,7 @@ def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
 
 
 @rule("TensorListFromTensor TensorListScatter TensorListScatterV2")
-def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+def from_tensor(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
     """Makes a list of a tensor's axis 0."""
     form, at = facts[0].form, 1 if op.type == "TensorListFromTensor" else 2
     is_cut = isinstance(form, Sharded) and form.axis == 0
@@ -165,19 +172,19 @@ def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | Non
 
 
 @rule("TensorListResize")
-def resize(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def resize(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Makes a list longer or shorter."""
     return plan(op, [facts[0].form], [facts[0]])
 
 
 @rule("OptionalNone")
-def nothing(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def nothing(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Makes an optional value that is missing."""
     return plan(op, [], UNSET)
 
 
 @rule("OptionalFromValue OptionalGetValue")
-def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
+def optional(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
     """Makes an optional value of one tensor, or takes it."""
     if len(op.inputs) > 1 or len(op.outputs) > 1:
         return None

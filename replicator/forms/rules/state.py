@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -18,8 +17,11 @@ from replicator._tf import frames
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.rule import (
     AS_IS,
+    Inputs,
     Need,
     OpPlan,
+    Replica,
+    Scope,
     about,
     is_partial,
     plan,
@@ -55,13 +57,13 @@ _DATASETS = """
 
 
 @rule("ReadVariableOp")
-def read(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def read(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Reads a variable, whose form is that of its value."""
     return plan(op, [AS_IS], facts[0].form)
 
 
 @rule(_UPDATES + _ASSIGNING)
-def update(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def update(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Gives each replica's variable what one device's gets: sums are added up here.
 
     A variable that is itself a sum, like a metric's, gets a part of what is added.
@@ -85,14 +87,14 @@ def update(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
 
 @rule(_GENERATORS)
-def of_generator(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def of_generator(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Advances the state of each replica's generator; replica 0's is that of all.
 
     The library gives each replica a generator of another seed, so that steps that are
     written for a replica draw other numbers on each.
     """
 
-    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
         made = replica.stamp(op, inputs)
         own = [replica.convert(x, REPLICATED, Partial()) for x in made]
         return replica.sums(own) if own else []
@@ -101,7 +103,7 @@ def of_generator(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
 
 @rule("IteratorGetNext IteratorGetNextSync QueueDequeueManyV2 QueueDequeueUpToV2")
-def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def pulled(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Pulls one element for all, as on one device; each replica takes its rows.
 
     Which axis is a batch changes no number, only who computes what.
@@ -110,7 +112,7 @@ def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     rows = shapes.size(op.outputs[of_rows.index(True)], 0) if any(of_rows) else None
     layout = Layout(f"rows of {op.name}", scope.depth, rows)
 
-    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
         results = list(replica.once(op, inputs))
         batches = [x for x, is_batch in zip(results, of_rows, strict=True) if is_batch]
         if batches:
@@ -126,10 +128,10 @@ def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
 
 @rule("IteratorFromStringHandle IteratorFromStringHandleV2")
-def by_handle(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def by_handle(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Finds the iterator of a handle, which is where all iterators are."""
 
-    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
         with tf.device("CPU:0"):
             made: list[tf.Tensor] = replica.stamp(op, inputs)
             return made
@@ -138,7 +140,7 @@ def by_handle(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
 
 
 @rule("IteratorGetNextAsOptional")
-def optional_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
+def optional_elements(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     """Refuses to loop over an iterator: an optional element is not communicated.
 
     Raises:
@@ -153,7 +155,7 @@ def optional_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan
 
 
 @rule(_DATASETS)
-def dataset(op: tf.Operation, facts: list[Fact], scope: Any) -> None:
+def dataset(op: tf.Operation, facts: list[Fact], scope: Scope) -> None:
     """Refuses a function of a dataset that uses variables.
 
     Raises:
