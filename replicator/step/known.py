@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of a step, from stage to stage of its build.
 
-`passes.build` makes these values one after the other; none changes once it is made. In
+`building.build_step` makes these values one after the other; none changes once it is made. In
 a list with one entry per replica, `[n]` belongs to `build.world.local[n]`.
 """
 

@@ -3,8 +3,8 @@
 
 A variable with an owner and no copies exists once, so that each read by another replica
 sends its value, or some of its rows, without a call that asks for it: the pull of a
-parameter server (Li et al. 2014). Runs after reads.py and joins.py, which make replicas
-share reads, and the values of variables in parts.
+parameter server (Li et al. 2014). Runs after reads.py, which makes replicas share reads
+and the values of variables in parts.
 """
 
 from __future__ import annotations
