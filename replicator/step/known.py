@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of a step, from stage to stage of its build.
 
-`building.build_step` makes these values one after the other; none changes once it is made. In
-a list with one entry per replica, `[n]` belongs to `build.world.local[n]`.
+`building.build_step` makes these values one after the other; none changes once it is
+made. In a list with one entry per replica, `[n]` belongs to `build.world.local[n]`.
 """
 
 from __future__ import annotations

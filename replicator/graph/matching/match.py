@@ -30,9 +30,10 @@ _GRADIENT = (
     "a replica receives, pass a tensor that the tape watches in place of the "
     "TensorSpec."
 )
+_NOTHING = "tf.reduce_sum(tf.reshape(y, [-1])[:0])"  # 0, even if y is infinite
 _MESSAGE_GRADIENT = (
-    f"{_GRADIENT[:-1]}; where a loss does not depend on the received y, add "
-    "0.0 * tf.reduce_sum(y) to it."
+    f"{_GRADIENT[:-1]}; where a loss does not depend on the received y, add {_NOTHING} "
+    "to it."
 )
 _LINK_INSIDE = (
     "repl.linked reaches values sent where it is called, but not those sent inside "
@@ -114,8 +115,8 @@ def check(
             f"{_named(swapped[0])} pairs with the gradient of another loss.",
             [call.site() for call in swapped],
             "take the gradients of several losses in the same order on all replicas; "
-            "where a loss does not depend on the call, add 0.0 * tf.reduce_sum(y) to "
-            "it, of the call's result y.",
+            f"where a loss does not depend on the call, add {_NOTHING} to it, of the "
+            "call's result y.",
         )
     paired = set(complete)
     unpaired = [
