@@ -158,8 +158,6 @@ def _offsets(op: tf.Operation, axis: Any, *shapes: np.ndarray) -> list[np.ndarra
 
 def _folded(function: np.ufunc) -> Callable[..., Any]:
     def fold(op: tf.Operation, x: np.ndarray, axes: np.ndarray) -> Any:
-        if not x.size:
-            return array([function.identity], ())
         axis = tuple(map(int, axes.flat))
         return function.reduce(x, axis=axis, keepdims=op.get_attr("keep_dims"))
 

@@ -295,7 +295,9 @@ def _kept_rows(op: tf.Operation, facts: list[Fact], plan: OpPlan) -> Fact | None
     made = plan.makes[0].form
     if rows is None or not isinstance(made, Sharded) or not isinstance(form, Sharded):
         return None
-    if made.layout is not form.layout:
+    # Narrower types would change numbers, and those of other rows otherwise.
+    is_exact = op.outputs[0].dtype in sizes.INTEGERS
+    if made.layout is not form.layout or not is_exact:
         return None
     if op.type == "Pack":
         rank = op.outputs[0].shape.rank

@@ -90,6 +90,7 @@ PROGRAMS = {
     "rank": tf.rank,
     "flattened": lambda x: tf.stack([tf.shape(x)[0], tf.reduce_prod(tf.shape(x)[1:])]),
     "flat": lambda x: tf.reduce_prod(tf.shape(x), keepdims=True),
+    "of none": lambda x: tf.reduce_prod(tf.shape(x)[1:1], keepdims=True),
     "sum": lambda x: tf.reduce_sum(tf.shape(x)[1:]),
     "with ones": lambda x: tf.concat([tf.shape(x)[:1], [1, 1], tf.shape(x)[2:]], 0),
     "halves": lambda x: (2 * tf.shape(x)) // 2,

@@ -94,6 +94,11 @@ def _diagonal(v: Inputs) -> tf.Tensor:
     return tf.gather_nd(v.x @ tf.transpose(v.x), tf.stack([each, each], 1))
 
 
+def _cut_short(v: Inputs) -> tf.Tensor:
+    """Returns the numbers of all rows, of which only 0 and 1 stay apart."""
+    return tf.cast(tf.cast(tf.range(rows(v.x)), tf.bool), tf.int32)
+
+
 def _summed_back(v: Inputs) -> tf.Tensor:
     where = found(v)
     return tf.math.unsorted_segment_sum(tf.gather(v.x, where), where, rows(v.x))
@@ -125,6 +130,7 @@ OTHERS = [
     Sample("UnsortedSegmentSum", _summed_back),
     Sample("GatherV2", lambda v: tf.gather(v.x, v("i") % rows(v.x)), WHOLE),
     Sample("GatherV2", lambda v: tf.gather(v.x, tf.argsort(v("x"))), WHOLE),
+    Sample("GatherV2", lambda v: gather(v.x, _cut_short(v)), WHOLE),
     Sample("GatherV2", lambda v: tf.gather(total(v("x", 5, 3)), v("i")), WHOLE),
     Sample("GatherV2", lambda v: tf.linalg.normalize(tf.gather(TABLE, v.i))[0]),
     Sample("GatherNd", lambda v: tf.gather_nd(v.x, [[0, 1], [0, 0]]), WHOLE),
