@@ -19,7 +19,7 @@ import tensorflow as tf
 from replicator._tf import cluster
 from replicator.cluster import faults, lookout
 from replicator.cluster.peers import Peers
-from replicator.step import error_messages
+from replicator.step import eager_calls, error_messages
 from replicator.variables.replicated import ReplicatedVariable
 
 _GRACE = 1.0  # seconds within which a step must fail in all processes
@@ -91,7 +91,7 @@ def equal_after_errors(
     def call(*args: Any) -> Any:
         try:
             return run(*args)
-        except tf.errors.OutOfRangeError:
+        except eager_calls.ExhaustedError:
             raise  # nothing is written before all inputs have arrived
         except tf.errors.OpError as error:
             if peers is not None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from replicator._tf import cluster
 from replicator.cluster import lookout
-from replicator.step import repair
+from replicator.step import eager_calls, repair
 from tests import helpers
 from tests.cluster.as_threads import two_peers
 
@@ -27,7 +27,14 @@ def _variables(**options: Any) -> tuple[Any, Any]:
     return mirrored, on_read
 
 
-@pytest.mark.parametrize("error", [tf.errors.ResourceExhaustedError, None])
+@pytest.mark.parametrize(
+    "error",  # not by the end of the inputs, which comes before all writes
+    [
+        tf.errors.ResourceExhaustedError,
+        tf.errors.OutOfRangeError,
+        eager_calls.ExhaustedError,
+    ],
+)
 def test_components_are_equal_after_an_error_amid_the_writes(error) -> None:
     mirrored, own = _variables()
     both = [c for v in (mirrored, own) for c in v.components]
@@ -40,12 +47,12 @@ def test_components_are_equal_after_an_error_amid_the_writes(error) -> None:
     def run() -> None:
         mirrored.components[0].assign([5, 6])
         own.components[1].assign(7.0)
-        raise (error or tf.errors.OutOfRangeError)(None, None, "stopped")
+        raise error(None, None, "stopped")
 
     actual = repair.mirrored([c.handle for c in both], owners)
-    with pytest.raises(error or tf.errors.OutOfRangeError, match="stopped"):
+    with pytest.raises(error, match="stopped"):
         repair.equal_after_errors(run, actual)()
-    rest = [5, 6] if error else [1, 2]
+    rest = [1, 2] if error is eager_calls.ExhaustedError else [5, 6]
     values = [list(c) for c in helpers.components(mirrored)]
     assert values == [[5, 6], rest, rest]
     assert helpers.components(own) == [0.0, 7.0, 0.0]
@@ -71,6 +78,27 @@ def test_a_step_that_writes_rows_that_do_not_exist_leaves_replicas_equal() -> No
     row.assign(1)
     repl.run(step)
     assert table.numpy().tolist() == [[0, 0], [-1, -1], [0, 0]]
+
+
+def test_an_iterator_that_ends_in_a_branch_leaves_replicas_equal() -> None:
+    repl = helpers.make(2, variables="mirrored")
+    with repl.context():
+        count, goes_on = tf.Variable(0), tf.Variable(True)
+    elements = iter(tf.data.Dataset.range(3))  # for all replicas
+
+    def pull() -> tf.Tensor:
+        element = next(elements)
+        with tf.control_dependencies([element]):
+            count.assign_add(1)
+        return element
+
+    def step() -> tf.Tensor:
+        return tf.cond(goes_on, pull, lambda: tf.constant(0, tf.int64))
+
+    repl.run(step)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        repl.run(step)
+    helpers.assert_replicas_equal([count])
 
 
 # --- Several processes, with a fake of TensorFlow's store -----------------------------
