@@ -8,21 +8,27 @@ atomically: additions by another one between the read and the write would be los
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator import context
+from replicator._tf import tapes
 from replicator.graph.ir import captures, walk
+from replicator.graph.order.effects import may_write
 from replicator.graph.passes.reads import Recent
+from replicator.primitives import base
 from replicator.variables import agreement
 
 _SUMS = ("AddV2", "Add")
+_CHOOSING = ("Maximum", "Minimum")  # a whole value, which may be the one before
 # Ops that are linear in a variable's value, by the inputs through which they are.
+_ALL = slice(None)
 _LINEAR = {
     **dict.fromkeys(("Cast", "Identity", "Neg", "RealDiv", "Reshape", "Sub"), slice(1)),
     **dict.fromkeys(("TensorScatterAdd", "TensorScatterSub"), slice(1)),
-    **dict.fromkeys(("Add", "AddN", "AddV2", "Mul"), slice(None)),
+    **dict.fromkeys(("Add", "AddN", "AddV2", "Mul"), _ALL),
     **dict.fromkeys(("Select", "SelectV2"), slice(1, None)),
 }
 
@@ -34,13 +40,26 @@ def as_addition(variable: Any, method: str, value: Any) -> tuple[str, Any]:
         variable: The ReplicatedVariable that is written.
         method: The method that writes it.
         value: What it writes.
+
+    Raises:
+        ArgumentError: The replicas would sum what they cannot: values of the whole.
     """
     if method != "assign":
         return method, value
-    if variable.placement.shared or _sums(variable, context.current()):
+    sums = _sums(variable, context.current())
+    if variable.placement.shared or sums:
         delta = addend(variable, value)
         if delta is not None:
             return "assign_add", delta
+    if sums and _is_of(variable, value, {**_LINEAR, **dict.fromkeys(_CHOOSING, _ALL)}):
+        raise base.bad_argument(
+            f"assign of variable {variable.name}, whose aggregation is SUM,",
+            "was given a value that is computed from the variable's own: each "
+            "replica's whole would be added to the others'",
+            "use assign_add, of which the variable gets the sum; or create the "
+            "variable without an aggregation, and assign what is equal on all "
+            'replicas, such as 0.9 * v + repl.all_reduce(x, "sum").',
+        )
     return method, value
 
 
@@ -64,10 +83,10 @@ def addend(variable: Any, value: Any) -> tf.Tensor | None:
     if not tf.is_symbolic_tensor(value) or value.op.type not in (*_SUMS, "Sub"):
         return None
     left, right = value.op.inputs
-    if _is_read(variable, left):
+    if _is_current(variable, left):
         delta = tf.negative(right) if value.op.type == "Sub" else right
         return tf.broadcast_to(delta, tf.shape(left))
-    if value.op.type in _SUMS and _is_read(variable, right):
+    if value.op.type in _SUMS and _is_current(variable, right):
         return tf.broadcast_to(left, tf.shape(right))
     return None
 
@@ -85,25 +104,49 @@ def keeps_sums(variable: Any, value: Any) -> bool:
     constant = tf.get_static_value(value)
     if constant is not None and not constant.any():
         return True
+    return _is_of(variable, value, _LINEAR)
+
+
+def _is_of(variable: Any, value: Any, ops: Mapping[str, slice]) -> bool:
+    """Whether a value is made of the variable's, by ops and through inputs of these."""
+    outermost = captures.Captures().outermost  # of what is around a branch, too
+
+    def refs(tensors: Sequence[Any]) -> list[Any]:
+        return [x.ref() for x in map(outermost, tensors) if tf.is_symbolic_tensor(x)]
 
     def terms(ref: Any) -> list[Any]:
         op = ref.deref().op
-        inputs = op.inputs[_LINEAR.get(op.type, slice(0))]
-        return [x.ref() for x in inputs if tf.is_symbolic_tensor(x)]
+        return refs(op.inputs[ops.get(op.type, slice(0))])
 
-    of = [value.ref()] if tf.is_symbolic_tensor(value) else []
-    return any(_is_read(variable, ref.deref()) for ref in walk.upstream(of, terms))
+    found = walk.upstream(refs([value]), terms)
+    return any(_is_read(variable, ref.deref()) for ref in found)
+
+
+def _is_current(variable: Any, tensor: tf.Tensor) -> bool:
+    """Whether a tensor is the variable's value, as it is before the assignment."""
+    while tensor.op.type == "Identity" and not _is_recent(variable, tensor):
+        tensor = tensor.op.inputs[0]
+    if not _is_read(variable, tensor):
+        return False
+    return _is_recent(variable, tensor) or not any(
+        may_write(op) and tapes.number_of(op) > tapes.number_of(tensor.op)
+        for op in tensor.op.inputs[0].consumers()
+    )
 
 
 def _is_read(variable: Any, tensor: tf.Tensor) -> bool:
-    """Whether a tensor is the variable's value, as it is before the assignment."""
-    replica = context.current()
-    if (
-        replica is not None
-        and replica.states.of(Recent).value(variable.handle) is tensor
-    ):
+    """Whether a tensor is a value that the variable has, or had before."""
+    if _is_recent(variable, tensor):
         return True
     if tensor.op.type != "ReadVariableOp":
         return False
     outermost = captures.Captures().outermost
     return outermost(tensor.op.inputs[0]) is outermost(variable.handle)
+
+
+def _is_recent(variable: Any, tensor: tf.Tensor) -> bool:
+    """Whether a tensor is the value that a read in a step would return now."""
+    replica = context.current()
+    if replica is None:
+        return False
+    return replica.states.of(Recent).value(variable.handle) is tensor

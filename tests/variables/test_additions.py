@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from replicator import ArgumentError
 from replicator.variables import additions
+from tests import helpers
 
 VALUE = np.array([1.0, 2.0], np.float32)
+
+
+def _added_to_the_value_before(v: Any, w: Any) -> Any:
+    before = v.value()
+    v.assign_add(w)
+    return before + 1.0
+
+
 # Of variables v and w: what is assigned to v, and what that adds, if it does.
 ASSIGNED: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
     "a constant behind it": (lambda v, w: v + [3.0, 4.0], [3, 4]),
@@ -24,6 +34,8 @@ ASSIGNED: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
     ),
     "another": (lambda v, w: v + w, [10, 20]),
     "itself": (lambda v, w: v + v.read_value(), [1, 2]),
+    "to a read that is passed on": (lambda v, w: v.read_value() + 1.0, [1, 1]),
+    "to the value before": (_added_to_the_value_before, None),
     "to another": (lambda v, w: w + 1.0, None),
     "to a multiple": (lambda v, w: 2.0 * v + 1.0, None),
     "less": (lambda v, w: v - 1.0, [-1, -1]),
@@ -77,3 +89,33 @@ def test_what_keeps_a_sum_is_told_from_what_does_not(name: str) -> None:
     with tf.Graph().as_default():
         v, w = tf.Variable(VALUE), tf.Variable(10 * VALUE)
         assert additions.keeps_sums(v, make(v, w)) is expected
+
+
+def _in_a_branch(v: Any) -> None:
+    before = v.read_value()
+    written = lambda: v.assign(before + 1.0).read_value()  # noqa: E731
+    tf.cond(helpers.opaque(True), written, lambda: before)
+
+
+def _over_the_value_before(v: Any) -> None:
+    before = v.value()
+    v.assign_add([1.0, 1.0])
+    v.assign(before + 1.0)
+
+
+WHOLES: dict[str, Callable[[Any], Any]] = {
+    "decayed": lambda v: v.assign(0.9 * v + 1.0),
+    "chosen": lambda v: v.assign(tf.maximum(v, 1.0)),
+    "in a branch": _in_a_branch,
+    "over the value before": _over_the_value_before,
+}
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_wholes_made_of_a_variables_own_value_are_not_summed(name: str) -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        v = tf.Variable(VALUE, aggregation=tf.VariableAggregation.SUM)
+    with pytest.raises(ArgumentError, match="(?s)each replica's whole .*assign_add"):
+        repl.run(lambda: WHOLES[name](v) and None)
+    assert v.numpy().tolist() == VALUE.tolist()
