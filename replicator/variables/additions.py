@@ -22,7 +22,6 @@ from replicator.primitives import base
 from replicator.variables import agreement
 
 _SUMS = ("AddV2", "Add")
-_CHOOSING = ("Maximum", "Minimum")  # a whole value, which may be the one before
 # Ops that are linear in a variable's value, by the inputs through which they are.
 _ALL = slice(None)
 _LINEAR = {
@@ -30,6 +29,12 @@ _LINEAR = {
     **dict.fromkeys(("TensorScatterAdd", "TensorScatterSub"), slice(1)),
     **dict.fromkeys(("Add", "AddN", "AddV2", "Mul"), _ALL),
     **dict.fromkeys(("Select", "SelectV2"), slice(1, None)),
+}
+# Ops that make a whole of a variable's value, which may be in parts.
+_WHOLE = {
+    **_LINEAR,
+    **dict.fromkeys(("ConcatV2", "IdentityN", "Maximum", "Minimum"), _ALL),
+    **dict.fromkeys(("Slice", "SplitV", "StridedSlice"), slice(1)),
 }
 
 
@@ -51,7 +56,7 @@ def as_addition(variable: Any, method: str, value: Any) -> tuple[str, Any]:
         delta = addend(variable, value)
         if delta is not None:
             return "assign_add", delta
-    if sums and _is_of(variable, value, {**_LINEAR, **dict.fromkeys(_CHOOSING, _ALL)}):
+    if sums and _is_of(variable, value, _WHOLE):
         raise base.bad_argument(
             f"assign of variable {variable.name}, whose aggregation is SUM,",
             "was given a value that is computed from the variable's own: each "

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator import ArgumentError
+from replicator import ArgumentError, strategy
 from replicator.variables import additions
 from tests import helpers
 
@@ -106,14 +106,20 @@ def _over_the_value_before(v: Any) -> None:
 WHOLES: dict[str, Callable[[Any], Any]] = {
     "decayed": lambda v: v.assign(0.9 * v + 1.0),
     "chosen": lambda v: v.assign(tf.maximum(v, 1.0)),
+    "moved on": lambda v: v.assign(tf.concat([v[1:], [1.0]], 0)),
     "in a branch": _in_a_branch,
     "over the value before": _over_the_value_before,
 }
 
 
+@pytest.mark.parametrize(
+    "how", [None, strategy.PartitionedPS()], ids=["whole", "parts"]
+)
 @pytest.mark.parametrize("name", WHOLES)
-def test_wholes_made_of_a_variables_own_value_are_not_summed(name: str) -> None:
-    repl = helpers.make(2)
+def test_wholes_made_of_a_variables_own_value_are_not_summed(
+    name: str, how: strategy.Builder | None
+) -> None:
+    repl = helpers.make(2, strategy=how)
     with repl.context():
         v = tf.Variable(VALUE, aggregation=tf.VariableAggregation.SUM)
     with pytest.raises(ArgumentError, match="(?s)each replica's whole .*assign_add"):
