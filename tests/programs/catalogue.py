@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from tests.programs import collectives, control_flow, layers, state, training
+from tests.programs import collectives, control_flow, layers, state, training, writes
 from tests.programs.program import PROGRAMS as PROGRAMS
 
-_FILES = (collectives, control_flow, layers, state, training)
+_FILES = (collectives, control_flow, layers, state, training, writes)
 ALL = list(PROGRAMS.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns are counted only where possible, and loops communicate in each of them."""
+"""Turns are counted only where possible, and each draws numbers of its own."""
 
 from __future__ import annotations
 
@@ -92,39 +92,6 @@ def test_counted(what: str) -> None:
 @pytest.mark.parametrize("what", NOT_COUNTED)
 def test_not_counted(what: str) -> None:
     assert iterations.count(_loop(NOT_COUNTED[what])) is None
-
-
-@pytest.mark.battery(5)
-@pytest.mark.parametrize("total", [0, 1, 2, 8])
-def test_loops_of_any_length_compute_what_one_device_does(total: int) -> None:
-    repl = helpers.make(2)
-
-    def step() -> Any:
-        x = tf.constant([1.0, 2.0]) * (repl.replica_id + 1)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            n, y = tf.while_loop(
-                lambda n, y: n < total,
-                lambda n, y: (n + 1, repl.all_reduce(y, "mean") * tf.sin(y)),
-                [tf.constant(0), x],
-            )
-        return n, y, tape.gradient(y, x)
-
-    def plain(x: tf.Tensor) -> tf.Tensor:
-        for _ in range(total):
-            x = tf.reduce_mean(x, 0, keepdims=True) * tf.sin(x)
-        return x
-
-    x = tf.constant([[1.0, 2.0], [2.0, 4.0]])
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        expected = plain(x)
-    n, y, gradient = repl.run(step)
-    assert [int(k) for k in n] == [total, total]
-    np.testing.assert_allclose(tf.stack(list(y)), expected, rtol=1e-6)
-    np.testing.assert_allclose(
-        tf.stack(list(gradient)), tape.gradient(expected, x), rtol=1e-5
-    )
 
 
 @pytest.mark.parametrize("mode", helpers.MODES)

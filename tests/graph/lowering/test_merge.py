@@ -119,30 +119,6 @@ def test_it_waits_and_is_waited_for_as_each_of_them_was(kind: str) -> None:
         assert op.control_inputs == [merged]
 
 
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_what_waits_for_an_argument_still_does(mode: str) -> None:
-    repl = helpers.make(2)
-
-    @tf.function
-    def function(x: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([x]):
-            two = tf.constant(2.0)
-        with tf.control_dependencies([x]):
-            return repl.all_reduce(two)
-
-    def turn(n: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with tf.control_dependencies([x, n]):
-            half = tf.constant(0.5)
-        return n + 1, half * function(x) * repl.all_reduce(x)
-
-    def step() -> tf.Tensor:
-        x = helpers.opaque(repl.replica_id + 1.0)
-        return tf.while_loop(lambda n, x: n < 2, turn, [tf.constant(0), x])[1]
-
-    # 0.5 * 4 * (1 + 2) = 6; 0.5 * 4 * 12 = 24
-    assert list(helpers.run(mode, repl, lambda: step)) == [24.0, 24.0]
-
-
 @pytest.mark.parametrize("reads_only", [True, False])
 def test_it_says_which_resources_nobody_writes(reads_only: bool) -> None:
     variables = []

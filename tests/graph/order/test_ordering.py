@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import replicator
 from replicator.graph.order import ordering
-from tests import helpers
+from tests import helpers, sampling
 
 
 def _loop(repl: replicator.Replicator, variable: Any) -> None:
@@ -141,10 +140,12 @@ def test_effects_of_a_replica_keep_their_order_through_merged_ops(mode: str) -> 
         assert [entry[1:] for entry in log if entry[0] == r] == 3 * expected
 
 
-@pytest.mark.parametrize("place", ["function", "conditional", "loop"])
-@pytest.mark.parametrize("mode", helpers.MODES)
+@pytest.mark.parametrize(
+    ("place", "mode"),
+    sampling.in_turn(["function", "conditional", "loop"], helpers.MODES),
+)
 def test_effects_that_read_a_variable_happen_wherever_they_are(
-    mode: str, place: str
+    place: str, mode: str
 ) -> None:
     """Also where nothing uses a result, and nothing is written."""
     repl = helpers.make(2)
@@ -172,31 +173,6 @@ def test_effects_that_read_a_variable_happen_wherever_they_are(
 
     helpers.run(mode, repl, make_step, steps=2)
     assert sorted(log) == 2 * [(0, 3.0)] + 2 * [(1, 3.0)]
-
-
-@pytest.mark.parametrize("mode", helpers.MODES)
-def test_reads_and_writes_are_in_the_order_of_the_program(mode: str) -> None:
-    repl = helpers.make(1)
-
-    def make_step() -> Any:
-        variable = tf.Variable(1.0)
-        log = tf.Variable(tf.zeros([0]), shape=[None])
-
-        def note() -> None:
-            log.assign(tf.concat([log, [variable.read_value()]], 0))
-
-        def step() -> tuple[tf.Tensor]:
-            note()
-            variable.assign_add(2.0)
-            note()
-            variable.assign(variable * 5.0)
-            note()
-            return (log.read_value(),)
-
-        return step
-
-    (result,) = helpers.run(mode, repl, make_step)
-    assert np.asarray(result[0]).tolist() == [1.0, 3.0, 15.0]
 
 
 def test_a_write_waits_for_the_reads_before_it_and_reads_for_the_write() -> None:

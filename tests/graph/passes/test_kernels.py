@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.graph.passes import kernels
-from tests import helpers
+from tests import helpers, sampling
 
 RNG = np.random.default_rng(0)
 WEIGHTS = RNG.standard_normal((768, 512))
@@ -51,25 +51,30 @@ def _replaced(
         return kernels.replace([ops, ops])  # a merged op is one op of all replicas
 
 
-@pytest.mark.parametrize("matrix", [(512, 512), (2048, 512), (256, 1024)])
-def test_few_rows_and_a_large_matrix(matrix: tuple[int, int]) -> None:
-    assert _replaced((64, matrix[1]), matrix) == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"rows": (256, 512), "matrix": (512, 512)},
-        {"rows": (16, 256), "matrix": (256, 256)},
-        {"rows": (64, 8192), "matrix": (64, 8192)},
+# Products, and whether they are replaced.
+PRODUCTS: dict[str, tuple[dict[str, Any], bool]] = {
+    "few rows, a large matrix": ({}, True),
+    "a high matrix": ({"matrix": (2048, 512)}, True),
+    "a wide matrix": ({"rows": (64, 1024), "matrix": (256, 1024)}, True),
+    "float64": ({"dtype": "float64"}, True),
+    "16 bits": ({"dtype": "float16"}, False),
+    "on a GPU": ({"device": "GPU:0"}, False),
+    "many rows": ({"rows": (256, 512)}, False),
+    "a small matrix": ({"rows": (16, 256), "matrix": (256, 256)}, False),
+    "a narrow matrix": ({"rows": (64, 8192), "matrix": (64, 8192)}, False),
+    "unknown rows, a small matrix": (
         {"rows": (None, 256), "matrix": (256, 256)},
-        {"rows": (64, 512), "matrix": (512, 512), "transpose_b": False},
-        {"rows": (512, 64), "matrix": (512, 512), "transpose_a": True},
-    ],
-    ids=str,
-)
-def test_others_are_left_alone(arguments: dict[str, Any]) -> None:
-    assert _replaced(**arguments) == 0
+        False,
+    ),
+    "not transposed": ({"transpose_b": False}, False),
+    "transposed rows": ({"rows": (512, 64), "transpose_a": True}, False),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_few_rows_by_a_large_transposed_matrix_are_transposed(name: str) -> None:
+    arguments, replaced = PRODUCTS[name]
+    assert _replaced(**arguments) == replaced, name
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
@@ -118,13 +123,6 @@ def test_a_loop_does_not_decide_in_each_iteration(rows: int | None) -> None:
         want = want + (want @ WEIGHTS.T).sum(1, keepdims=True)
     np.testing.assert_allclose(loop(array), want, rtol=1e-7)
     assert found == [1 if rows else 0]
-
-
-def test_only_on_cpus_and_in_full_precision() -> None:
-    assert _replaced() == 1
-    assert _replaced(dtype="float64") == 1
-    assert _replaced(dtype="float16") == 0
-    assert _replaced(device="GPU:0") == 0
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -198,14 +196,15 @@ def _compiled(rows: tf.Tensor) -> tf.Tensor:
 INSIDE = [_conditional, _one_of_several, _loop, _function, _loop_in_a_function]
 
 
-@pytest.mark.battery(10)
-@pytest.mark.parametrize("mode", helpers.MODES)
-@pytest.mark.parametrize("place", INSIDE)
-@pytest.mark.parametrize("communicates", [False, True])
+@pytest.mark.battery(3)
+@pytest.mark.parametrize(
+    ("place", "communicates", "mode"),
+    sampling.in_turn(INSIDE, [False, True], helpers.MODES),
+)
 def test_inside_control_flow(
-    mode: str,
     place: Callable[[tf.Tensor], tf.Tensor],
     communicates: bool,
+    mode: str,
     counts: list[int],
 ) -> None:
     repl = helpers.make(2, kernels=True)
