@@ -288,7 +288,9 @@ def _rows_of(read: tf.Operation, gather: tf.Operation) -> tf.Operation:
             resource=read.inputs[0], indices=gather.inputs[1], dtype=old.dtype
         )
     rows.set_shape(old.shape)
-    tf_ops.add_control_inputs(rows.op, gather.control_inputs)
+    # TensorFlow adds no control input to an op whose input has it already: the axis.
+    axis = gather.inputs[2].op
+    tf_ops.add_control_inputs(rows.op, [*gather.control_inputs, *axis.control_inputs])
     tf_ops.replace(old, rows)
     tf_ops.move_control_outputs(gather, rows.op)
     return rows.op
