@@ -42,7 +42,7 @@ def as_addition(variable: Any, method: str, value: Any) -> tuple[str, Any]:
     """Returns the method and value of an assignment, by "assign_add" if it must add.
 
     Args:
-        variable: The ReplicatedVariable that is written.
+        variable: The variable that is written: a ReplicatedVariable, or one in parts.
         method: The method that writes it.
         value: What it writes.
 
@@ -129,8 +129,14 @@ def _is_of(variable: Any, value: Any, ops: Mapping[str, slice]) -> bool:
 
 def _is_current(variable: Any, tensor: tf.Tensor) -> bool:
     """Whether a tensor is the variable's value, as it is before the assignment."""
-    while tensor.op.type == "Identity" and not _is_recent(variable, tensor):
+    passing = ("Identity", "IdentityN")  # the latter ties a value in parts to a whole
+    while tensor.op.type in passing and not _is_recent(variable, tensor):
         tensor = tensor.op.inputs[0]
+    if hasattr(variable, "parts"):
+        pieces = list(tensor.op.inputs)[:-1] if tensor.op.type == "ConcatV2" else []
+        pieces = pieces or [tensor]
+        is_all = len(pieces) == len(variable.parts)
+        return is_all and all(map(_is_current, variable.parts, pieces))
     if not _is_read(variable, tensor):
         return False
     return _is_recent(variable, tensor) or not any(
@@ -140,7 +146,9 @@ def _is_current(variable: Any, tensor: tf.Tensor) -> bool:
 
 
 def _is_read(variable: Any, tensor: tf.Tensor) -> bool:
-    """Whether a tensor is a value that the variable has, or had before."""
+    """Whether a tensor is a value that the variable, or a part, has or had before."""
+    if hasattr(variable, "parts"):
+        return any(_is_read(part, tensor) for part in variable.parts)
     if _is_recent(variable, tensor):
         return True
     if tensor.op.type != "ReadVariableOp":

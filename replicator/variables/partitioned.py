@@ -25,6 +25,7 @@ from replicator.graph.ir import shapes
 from replicator.graph.ir.placeholder import NO_POLICY, OperandPolicy
 from replicator.graph.passes.rows import offsets_of
 from replicator.variables import (
+    additions,
     handles,
     initial_values,
     joining,
@@ -196,6 +197,7 @@ class PartitionedVariable(part_writes.SplitWriter, seen_as_one.SeenAsOne):
     def _write_whole(
         self, method: str, value: Any, name: str | None, read_value: bool
     ) -> Any:
+        method, value = additions.as_addition(self, method, value)
         with self._afterwards():
             slices = self.split(value)
             return self.write_parts(

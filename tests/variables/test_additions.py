@@ -91,6 +91,25 @@ def test_what_keeps_a_sum_is_told_from_what_does_not(name: str) -> None:
         assert additions.keeps_sums(v, make(v, w)) is expected
 
 
+HOW = pytest.mark.parametrize(
+    "how", [None, strategy.PartitionedPS()], ids=["whole", "parts"]
+)
+
+
+@HOW
+def test_what_is_added_is_summed(how: strategy.Builder | None) -> None:
+    repl = helpers.make(2, strategy=how)
+    with repl.context():
+        v = tf.Variable(VALUE, aggregation=tf.VariableAggregation.SUM)
+
+    def step() -> None:
+        v.assign(v + 1.0)
+        v.assign(v.read_value() - [1.0, 0.5])
+
+    repl.run(step)
+    assert v.numpy().tolist() == [1.0, 3.0]
+
+
 def _in_a_branch(v: Any) -> None:
     before = v.read_value()
     written = lambda: v.assign(before + 1.0).read_value()  # noqa: E731
@@ -112,9 +131,7 @@ WHOLES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "how", [None, strategy.PartitionedPS()], ids=["whole", "parts"]
-)
+@HOW
 @pytest.mark.parametrize("name", WHOLES)
 def test_wholes_made_of_a_variables_own_value_are_not_summed(
     name: str, how: strategy.Builder | None
