@@ -8,9 +8,9 @@ gradient may be among them: that of an adversary, a penalty, or an inner step. I
 number like any other there, so the walk back through the graph ends at the values that
 a pass uses.
 
-It goes on through a value only if that is itself passed on as a gradient: the
+It goes on through a value only if that is itself passed on as a gradient: among the
 `output_gradients` of the pass, or the other factor of a product, as in
-`tf.reduce_sum(hidden * tf.stop_gradient(gradient))`, whose gradient is the same.
+`tf.reduce_sum(hidden * tf.stop_gradient(gradient))`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,8 @@ _ELEMENTWISE = _SUMS | frozenset(
     "UnsortedSegmentSum".split()
 )
 _SCALED = frozenset(("Mul", "MulNoNan", "RealDiv"))
-# Ops that depend on the shape of a value only.
-_SHAPES = frozenset(
-    "BroadcastGradientArgs OnesLike Rank Shape ShapeN Size ZerosLike".split()
-)
+# Of a value, they depend on the shape only.
+_SHAPES = set("BroadcastGradientArgs OnesLike Rank Shape ShapeN Size ZerosLike".split())
 # Results of passes by id, and whether they went through tf.stop_gradient.
 Ends: TypeAlias = dict[int, tuple[tf.Tensor, bool]]
 
@@ -67,10 +65,12 @@ class PassedCalls(NamedTuple):
         certain: Those that gradients passed through, as far as the graph tells.
         unless_recorded: Those that they passed through unless a tape recorded their
             pass: in that case they are differentiated again and are part of a loss.
+        read: The handles of variables whose values they are computed from.
     """
 
     certain: set[str]
     unless_recorded: set[str]
+    read: list[tf.Tensor]
 
 
 def passed_calls(gradients: Sequence[Any], combined: Container[int]) -> PassedCalls:
@@ -139,6 +139,7 @@ class _Walk:
         self._caller: dict[tf.Graph, tf.Operation] = {}
         self._captured: dict[tf.Graph, dict[int, tf.Tensor]] = {}
         self._keys: dict[bool, set[str]] = {False: set(), True: set()}
+        self._read: list[tf.Tensor] = []
         self._ends_of: dict[int, Ends] = {}
         self._seen: dict[tuple[int, bool], tf.Tensor] = {}
 
@@ -153,7 +154,7 @@ class _Walk:
                 for end, stopped in self._ends(value).values():
                     if self._is_factor(op, value, end, root_passes):
                         pending.append((end, doubtful or not stopped))
-        return PassedCalls(self._keys[False], self._keys[True])
+        return PassedCalls(self._keys[False], self._keys[True], self._read)
 
     def gradients_in(
         self, values: Sequence[Any], examples: int | None
@@ -206,6 +207,8 @@ class _Walk:
             if pass_id is None:
                 if call is not None:
                     self._keys[doubtful].add(call.key)
+                if op.type == "ReadVariableOp":
+                    self._read.append(op.inputs[0])
                 pending += [(x, doubtful) for x in self._sources(tensor)]
                 continue
             calls = control_flow.calls_inside(op) if call is None else (call,)

@@ -18,7 +18,14 @@ import tensorflow as tf
 from replicator import context, errors
 from replicator._tf import callers
 from replicator.costs import hosts
-from replicator.primitives import applied, base, reductions, unknown_shapes, weighing
+from replicator.primitives import (
+    applied,
+    base,
+    evenness,
+    reductions,
+    unknown_shapes,
+    weighing,
+)
 
 _FIX = (
     "pass weight=repl.weight, if these are the replicas' shares of the examples; or "
@@ -141,4 +148,4 @@ def if_equal(
         ]
         vectors = [tf.reshape(x, [1]) for x in (weight, total)]
         assertion = unknown_shapes.fail_unless([even], message, vectors, _FIX)
-    return weighing.wait_for(gradients, assertion)
+    return evenness.wait_for(gradients, assertion)

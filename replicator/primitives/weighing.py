@@ -25,9 +25,9 @@ import tensorflow as tf
 
 from replicator import context, errors
 from replicator._tf import callers, tapes
-from replicator.costs import hosts
 from replicator.graph.ir import placeholder
-from replicator.primitives import applied, unknown_shapes
+from replicator.primitives import applied, evenness
+from replicator.primitives.evenness import Usage
 
 _WEIGHED = "gradients weighed by the replicas of their losses"  # in Build.knowledge
 
@@ -187,22 +187,6 @@ def unweighed(
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Usage:
-    """How an optimizer uses gradients.
-
-    Attributes:
-        weighed: Whether gradients from other replicas are weighed by the replicas of
-            their losses.
-        who: The optimizer and how it combines, for messages.
-        line: The user's line.
-    """
-
-    weighed: bool
-    who: str
-    line: str
-
-
 def claim(
     replica: context.ReplicaContext,
     gradients: Sequence[Any],
@@ -233,7 +217,7 @@ def claim(
         return list(gradients)
     new_claim = Usage(weighed, who, errors.user_line())
     to_weigh, conflict = set(), None
-    entries = _applied(replica, gradients if sources is None else sources)
+    entries, kept = _applied(replica, gradients if sources is None else sources)
     for entry in entries:
         existing = state.claims.setdefault((entry.key, entry.number), new_claim)
         if existing.weighed == weighed:
@@ -245,20 +229,31 @@ def claim(
         replica.build.knowledge[_WEIGHED] = weighed_before | to_weigh
         raise context.BuildAgain
     unclear = [entry.unclear for entry in entries if entry.unclear]
+    problems = []
     if weighed and unclear:
-        gradients = _if_even(replica, gradients, *_about_unclear(unclear, new_claim))
+        problems.append(evenness.about_unclear(unclear, new_claim))
+    if weighed and kept:
+        problems.append(evenness.about_kept(kept[0], new_claim))
     if conflict is not None:
-        gradients = _if_even(replica, gradients, *_about_both(conflict, new_claim))
+        problems.append(evenness.about_both(conflict, new_claim))
+    for problem in problems:
+        gradients = evenness.if_even(replica, gradients, *problem)
     return list(gradients)
 
 
 def communicated(replica: context.ReplicaContext, gradients: Sequence[Any]) -> bool:
     """Whether gradients passed through communication."""
-    return bool(replica.states.of(Weighing).records and _applied(replica, gradients))
+    return bool(replica.states.of(Weighing).records and _applied(replica, gradients)[0])
 
 
-def _applied(replica: context.ReplicaContext, gradients: Sequence[Any]) -> list[Record]:
-    """Returns the computations that contributed to gradients, and not to a loss."""
+def _applied(
+    replica: context.ReplicaContext, gradients: Sequence[Any]
+) -> tuple[list[Record], list[Any]]:
+    """Returns the computations that contributed to gradients, and not to a loss.
+
+    Also the variables of each replica's own that they are read from: what was written
+    there, and in which step, is not known.
+    """
     state = replica.states.of(Weighing)
     passed = applied.passed_calls(gradients, state.combined)
     entries = [
@@ -269,7 +264,9 @@ def _applied(replica: context.ReplicaContext, gradients: Sequence[Any]) -> list[
     ]
     # A call that was differentiated again is part of the loss: a gradient penalty.
     differentiated = {entry.key for entry in entries if entry.number != _CUSTOM}
-    return [entry for entry in entries if differentiated.isdisjoint(entry.calls)]
+    entries = [entry for entry in entries if differentiated.isdisjoint(entry.calls)]
+    read = map(replica.build.aliases.variable, passed.read)
+    return entries, [v for v in read if v is not None and v.placement.differs]
 
 
 def note_combined(combined: Sequence[Any], op: str, members: Sequence[int]) -> None:
@@ -288,87 +285,6 @@ def note_combined(combined: Sequence[Any], op: str, members: Sequence[int]) -> N
     if len(members) == replica.num_replicas:
         tensors = tf.nest.flatten(list(combined), expand_composites=True)
         replica.states.of(Weighing).combined.update((id(x), x) for x in tensors)
-
-
-def _about_both(first: Usage, second: Usage) -> tuple[str, list[str], str]:
-    """Returns the problem of gradients that two optimizers take, the sites, the fix.
-
-    Args:
-        first: The first claim.
-        second: The second claim.
-    """
-    return (
-        f"{first.who} is also given. They come from other replicas, weighted for one "
-        "of the two by each replica's number of examples",
-        [f"{claimant.who} at {claimant.line}" for claimant in (first, second)],
-        "take the gradients of each optimizer with its own call of tape.gradient, "
-        "with a tf.GradientTape(persistent=True); or feed batches that divide evenly "
-        "among the replicas.",
-    )
-
-
-def _about_unclear(calls: Sequence[str], claimant: Usage) -> tuple[str, list[str], str]:
-    """Returns the problem of calls that cannot be weighed, the sites, the fix.
-
-    Args:
-        calls: The calls.
-        claimant: The claim on their gradients.
-    """
-    return (
-        "a gradient function of yours gets from other replicas by a call that only one "
-        "of them sends or receives. Nothing tells what it sends, so it cannot be "
-        "weighted by each replica's number of examples",
-        [*calls, f"{claimant.who} at {claimant.line}"],
-        "in the gradient function use all_reduce or all_gather; or leave it out: the "
-        "calls of the forward pass have gradients; or feed batches that divide evenly "
-        "among the replicas.",
-    )
-
-
-def _if_even(
-    replica: context.ReplicaContext,
-    gradients: Sequence[Any],
-    which: str,
-    sites: Sequence[str],
-    fix: str,
-) -> list[Any]:
-    """Makes gradients wait for a check that replicas have equally many examples.
-
-    Each replica then weighs 1, so that nothing needs to be weighed.
-
-    Args:
-        replica: The replica whose gradients they are.
-        gradients: The gradients.
-        which: Which gradients they are, and why they cannot be weighed.
-        sites: The calls; that of the optimizer is the last.
-        fix: The way out.
-    """
-    who = sites[-1].rpartition(" at ")[0]
-    problem = (
-        f"{who}{unknown_shapes.on_replica(replica)} is given gradients that {which}, "
-        "and these numbers differ"
-    )
-    shard: Any = replica.shard
-    sizes = [shard.count, shard.total]
-    if None not in map(tf.get_static_value, sizes):  # known statically, and uneven
-        raise errors.ArgumentError(f"{problem}.", sites, fix)
-    with tf.device(hosts.cpu_of(replica.device)):
-        even = tf.equal(shard.count * replica.num_replicas, shard.total)
-        message = [f"{problem}.", *sites, "examples of the replica, and of all:"]
-        vectors = [tf.reshape(size, [1]) for size in sizes]
-        assertion = unknown_shapes.fail_unless([even], message, vectors, fix)
-    return wait_for(gradients, assertion)
-
-
-def wait_for(gradients: Sequence[Any], assertion: tf.Operation) -> list[Any]:
-    """Makes gradients wait for an assertion."""
-    with tf.control_dependencies([assertion]):
-        return [
-            None
-            if gradient is None
-            else tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
-            for gradient in gradients
-        ]
 
 
 def _relative_weight(replica: context.ReplicaContext) -> tf.Tensor:

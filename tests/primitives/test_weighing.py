@@ -352,3 +352,35 @@ def test_nor_does_that_run_where_sizes_are_known_only_then() -> None:
 
 def test_an_optimizer_that_adds_up_may_send_one_way() -> None:
     _assert_gradient(update(_weighed(_rooted), X[:5], _v1(), op="sum"), _rooted)
+
+
+# --- Gradients that a variable keeps --------------------------------------------------
+
+
+def _kept(batch: Any) -> np.ndarray:
+    """Returns the update by gradients that each replica adds to a variable first."""
+    repl = helpers.make(3)
+    with repl.context():
+        w = tf.Variable(W)
+        kept = tf.Variable(
+            tf.zeros_like(W),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
+
+    def step_fn(x: Any) -> None:
+        kept.assign_add(gradient_of(gathered)(repl, w, x))
+        optimizer.apply_gradients([(kept.read_value(), w)])
+
+    repl.run(step_fn, batch, "global_batch")
+    return W - w.numpy()
+
+
+@pytest.mark.parametrize("as_batch", [lambda size: X[:size], unknown])
+def test_gradients_that_a_variable_keeps_are_refused_if_uneven(as_batch: Any) -> None:
+    _assert_gradient(_kept(as_batch(6)), gathered, 6)
+    refused = (replicator.ArgumentError, tf.errors.InvalidArgumentError)
+    with pytest.raises(refused, match="(?s)read from variable .*accumulation_steps=k"):
+        _kept(as_batch(5))
