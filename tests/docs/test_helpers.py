@@ -87,7 +87,7 @@ def test_a_drawing_of_forms_shows_what_is_converted() -> None:
         w.assign_sub(tape.gradient(loss, w))
 
     function = WholeBatchFunction(train_step, repl, [tf.TensorSpec([None, 3])])
-    drawn = forms.draw(function.plan((0,))[0]).data
+    drawn = forms.draw(function.program((0,)).plan).data
     calls = re.findall(r">(all_reduce|all_gather|its part)<", drawn)
     assert calls == ["all_gather"]  # of what is sorted; what follows is the same on all
     assert "AssignSubVariableOp" in drawn

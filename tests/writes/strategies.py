@@ -103,9 +103,9 @@ class Maker:
         """Draws a statement that is valid everywhere."""
         variable = self.variables[0]
         value = values.draw(self, "float32", equal=True)
-        return writes.statement(
-            f"{variable.name}.assign({value.text})", p.RIGHT, variable
-        )
+        method = "assign_add" if writes.sums_its_own(variable, value) else "assign"
+        line = f"{variable.name}.{method}({value.text})"
+        return writes.statement(line, p.RIGHT, variable)
 
     def _statement(self, depth: int) -> p.Statement | None:
         kinds: list[Callable[[Any], p.Statement | None]] = [

@@ -50,6 +50,12 @@ def _verdict(by: Drawing, variable: p.Variable, equal: bool) -> str:
     return p.RIGHT
 
 
+def sums_its_own(variable: p.Variable, value: p.Expression) -> bool:
+    """Whether replicas would sum values that are made of the variable's own."""
+    sums = variable.aggregation == "SUM" and not variable.on_read
+    return sums and variable.name in value.text
+
+
 def by_method(by: Drawing) -> p.Statement:
     """Draws an assignment of the whole value."""
     variable = by.choice(by.variables)
@@ -66,8 +72,11 @@ def by_method(by: Drawing) -> p.Statement:
         pairs = zip(held, agreed, strict=True)
         state.held[variable.name] = [_METHODS[method](*pair) for pair in pairs]
 
+    verdict = _verdict(by, variable, value.equal)
+    if method == "assign" and verdict == p.RIGHT and sums_its_own(variable, value):
+        verdict = p.OPEN  # it depends on what is made of it
     line = f"{variable.name}.{method}({value.text})"
-    return statement(line, _verdict(by, variable, value.equal), variable, effect)
+    return statement(line, verdict, variable, effect)
 
 
 _PARTS = {

@@ -13,7 +13,10 @@ from replicator.errors import MismatchError
 from replicator.graph.matching import gradients
 from tests import helpers, sampling
 
-CROSSED = r"(?s)at .*test_gradients\.py:\d+ .*at .*test_gradients\.py:\d+ .*Fix: .*0\.0"
+CROSSED = (
+    r"(?s)at .*test_gradients\.py:\d+ .*at .*test_gradients\.py:\d+ .*"
+    r"Fix: .*tf\.reduce_sum"
+)
 
 
 def losses(repl: Any, x: tf.Tensor, y: tf.Tensor, everywhere: bool) -> list[tf.Tensor]:
