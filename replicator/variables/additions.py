@@ -51,12 +51,14 @@ def as_addition(variable: Any, method: str, value: Any) -> tuple[str, Any]:
     """
     if method != "assign":
         return method, value
-    sums = _sums(variable, context.current())
+    replica = context.current()
+    sums = _sums(variable, replica)
     if variable.placement.shared or sums:
         delta = addend(variable, value)
         if delta is not None:
             return "assign_add", delta
-    if sums and _is_of(variable, value, _WHOLE):
+    is_update = replica is not None and replica.mode.updating  # which is averaged
+    if sums and not is_update and _is_of(variable, value, _WHOLE):
         raise base.bad_argument(
             f"assign of variable {variable.name}, whose aggregation is SUM,",
             "was given a value that is computed from the variable's own: each "

@@ -14,6 +14,7 @@ import tensorflow as tf
 from replicator import ArgumentError, strategy
 from replicator.variables import additions
 from tests import helpers
+from tests.writes import optimizers
 
 VALUE = np.array([1.0, 2.0], np.float32)
 
@@ -142,3 +143,21 @@ def test_wholes_made_of_a_variables_own_value_are_not_summed(
     with pytest.raises(ArgumentError, match="(?s)each replica's whole .*assign_add"):
         repl.run(lambda: WHOLES[name](v) and None)
     assert v.numpy().tolist() == VALUE.tolist()
+
+
+def test_an_optimizer_updates_rows_of_a_variable_that_sums() -> None:
+    repl = helpers.make(2)
+    with repl.context():
+        v = tf.Variable(VALUE, aggregation=tf.VariableAggregation.SUM)
+        noisy = repl.wrap_optimizer(optimizers.NoisySonnet())  # by each replica's own
+        sgd = repl.wrap_optimizer(tf.keras.optimizers.SGD(0.5))
+
+    def step() -> None:
+        noisy.apply([tf.zeros([2])], [v])
+        v.assign(tf.zeros([2]))
+        rows = tf.IndexedSlices(tf.ones([1]), tf.constant([1]), tf.constant([2]))
+        sgd.apply_gradients([(rows, v)])
+
+    repl.run(step)
+    assert v.numpy().tolist() == [0.0, -0.5]
+    helpers.assert_replicas_equal([v])
