@@ -25,7 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Own, Partial, Sharded
-from replicator.forms.rule import AS_IS, UNUSED, Inputs, OpPlan, Replica, Scope
+from replicator.forms.rule import AS_IS, UNUSED, OpPlan
 from replicator.forms.rules import elementwise, normalization, reductions, shapes
 from replicator.graph.ir import walk
 
@@ -62,7 +62,7 @@ class Statistics:
         self.drop()
 
     def plan(
-        self, op: tf.Operation, facts: list[Fact], scope: Scope, decide: Decide
+        self, op: tf.Operation, facts: list[Fact], scope: Any, decide: Decide
     ) -> OpPlan | None:
         """Returns the plan of an op that makes own statistics or uses them, or None.
 
@@ -98,13 +98,13 @@ class Statistics:
         form, along = found
         self._made.add(of)
 
-        def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[Any]:
+        def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
             return [normalization.own_mean(inputs[0], along)[0]]
 
         return OpPlan([form, UNUSED], [Fact(Own(form.layout, of))], build)
 
     def _used(
-        self, op: tf.Operation, facts: list[Fact], scope: Scope, decide: Decide
+        self, op: tf.Operation, facts: list[Fact], scope: Any, decide: Decide
     ) -> OpPlan:
         """Returns the plan of an op that takes own statistics."""
         forms = {k: f.form for k, f in enumerate(facts) if isinstance(f.form, Own)}
@@ -235,7 +235,7 @@ def _behind(plan: Any, end: tf.Operation) -> tuple[set[tf.Operation], bool]:
 
 
 def _spread(
-    replica: Replica, op: tf.Operation, inputs: Inputs, form: Sharded
+    replica: Any, op: tf.Operation, inputs: Sequence[Any], form: Sharded
 ) -> list[tf.Tensor]:
     """Broadcasts a gradient, which is then divided by the rows of all replicas."""
     gradient, sizes = inputs

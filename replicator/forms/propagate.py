@@ -22,9 +22,7 @@ from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
 from replicator.forms.rule import (
     AS_IS,
     UNUSED,
-    Inputs,
     OpPlan,
-    Replica,
     Version,
     replicated,
     stamped,
@@ -265,9 +263,7 @@ def _of_numbers(op: tf.Operation, numbers: Sequence[Any]) -> OpPlan:
         if op.type not in ("Shape", "ShapeN", "Size"):
             return OpPlan([REPLICATED] * len(op.inputs), makes, build_local=stamped)
 
-        def whole(
-            replica: Replica, op: tf.Operation, inputs: Inputs, local: Any
-        ) -> Any:
+        def whole(replica: Any, op: tf.Operation, inputs: Any, local: Any) -> Any:
             of = replica.whole_sizes
             pairs = zip(makes, local, strict=True)
             return [functools.partial(of, fact.numbers, own) for fact, own in pairs]
@@ -277,9 +273,7 @@ def _of_numbers(op: tf.Operation, numbers: Sequence[Any]) -> OpPlan:
     if None in known or op.type == "Const" or op.control_inputs:
         return OpPlan([REPLICATED] * len(op.inputs), makes)
 
-    def constants(
-        replica: Replica, op: tf.Operation, inputs: Inputs
-    ) -> list[tf.Tensor]:
+    def constants(replica: Any, op: tf.Operation, inputs: Any) -> list[tf.Tensor]:
         made = zip(op.outputs, known, makes, strict=True)
         return [
             tf.constant(one, out.dtype, getattr(fact.numbers, "shape", None))
@@ -310,5 +304,5 @@ def _kept_rows(op: tf.Operation, facts: list[Fact], plan: OpPlan) -> Fact | None
     return Fact(made, rows=rows, columns=columns)
 
 
-def _once(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
+def _once(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
     return replica.once(op, inputs)

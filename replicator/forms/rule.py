@@ -13,21 +13,13 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 from replicator import errors
 from replicator._tf import frames
 from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
-
-if TYPE_CHECKING:
-    from replicator.forms import propagate, replay
-
-# What plans a graph, and builds its plan: both import the rules.
-Scope: TypeAlias = "propagate.Scope"
-Replica: TypeAlias = "replay.Replica"
-Inputs: TypeAlias = Sequence[Any]
 
 
 class Version(enum.Enum):
@@ -47,8 +39,8 @@ class Version(enum.Enum):
 LOCAL, AS_IS, UNUSED = Version.LOCAL, Version.AS_IS, Version.UNUSED
 Need = Form | Version
 
-# Builds an op of a replica, given the replica, the op, and the op's inputs in the forms
-# that the plan asks for, None where UNUSED. Returns the outputs.
+# Builds an op of the replica that is being built: replica (replay.Replica), op, and its
+# inputs in the forms that the plan asks for, None where UNUSED. Returns the outputs.
 Build = Callable[..., Sequence[Any]]
 
 
@@ -75,8 +67,8 @@ class OpPlan:
     reads: Sequence[tf.Tensor] = ()
 
 
-# A function of an op, of what is known of its inputs, and of what else is known.
-Rule = Callable[[tf.Operation, list[Fact], Scope], OpPlan | None]
+# A function of an op, of what is known of its inputs, and of propagate.Scope.
+Rule = Callable[[tf.Operation, list[Fact], Any], OpPlan | None]
 
 
 RULES: dict[str, Rule] = {}  # of all types of ops, once rules/ is imported
@@ -109,7 +101,7 @@ def of_rows(types: str, linear: bool = True) -> Callable[[OfRows], OfRows]:
     def enter(function: OfRows) -> OfRows:
         @rule(types)
         @functools.wraps(function)
-        def its(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+        def its(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
             form = facts[0].form
             if isinstance(form, Sharded) and op.inputs[0].shape.rank is not None:
                 return function(op, form, facts)
@@ -136,7 +128,7 @@ def plan(
     return OpPlan([*needs, *others], makes, **more)
 
 
-def stamped(replica: Replica, op: tf.Operation, inputs: Inputs) -> Sequence[Any]:
+def stamped(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Sequence[Any]:
     """Builds the op itself."""
     made: Sequence[Any] = replica.stamp(op, inputs)
     return made
@@ -164,7 +156,7 @@ def refused(op: tf.Operation, problem: str, fix: str) -> errors.UnsupportedError
     return errors.UnsupportedError(problem, [line], fix)
 
 
-def about(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def about(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of ops that say what is the same of all copies, whatever their form."""
     return plan(op, [AS_IS], REPLICATED)
 

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from replicator import errors
-from replicator.forms.rule import Inputs, Replica
 from replicator.graph.ir import shapes
 from replicator.graph.passes.rows import Parts
 from replicator.variables import whole_values
@@ -61,11 +60,11 @@ def refuse_outside(op: tf.Operation, inputs: Sequence[Any]) -> None:
             )
 
 
-def update(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[Any]:
+def update(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
     """Adds what becomes of an op on variables, and returns its outputs.
 
     Args:
-        replica: The replica that is built.
+        replica: The replica that is built, a replay.Replica.
         op: The op.
         inputs: Its inputs: variables in place of their handles.
     """
@@ -113,7 +112,7 @@ def _written(
     return None
 
 
-def _applied(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
+def _applied(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
     """Adds an op, like an optimizer's, once for each part of the variables."""
     variable = inputs[0]
     _refuse_unlike(op, [x for x in inputs if is_variable(x)])

@@ -18,12 +18,12 @@ import tensorflow as tf
 from replicator._tf import bodies, copying
 from replicator.forms import sizes
 from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset, joined
-from replicator.forms.rule import UNUSED, Inputs, OpPlan, Replica, Scope, rule
+from replicator.forms.rule import UNUSED, OpPlan, rule
 
 _TURNS = 6  # after so many, what still changes is replicated
 
 
-def _by_turns(a: Fact, b: Fact, scope: Scope) -> Fact:
+def _by_turns(a: Fact, b: Fact, scope: Any) -> Fact:
     """Returns what is known of a tensor that is one or the other, by turns.
 
     What is replicated may have other numbers of rows than what is sharded, and is then
@@ -47,12 +47,12 @@ def _known(fact: Fact) -> Any:
 
 
 @rule("While StatelessWhile")
-def loop(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def loop(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A loop of TensorFlow 2."""
     own, carried, body = _carried(op, facts, scope)
     test = scope.inner().called(copying.function_graph(op, "cond"), carried)
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[Any]:
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
         values = replica.seen_as(op.inputs, facts)
         kept = [k for k in own if k in body.carried]
         kept_facts = [carried[k] for k in kept]
@@ -85,7 +85,7 @@ def loop(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
 
 
 def _carried(
-    op: tf.Operation, facts: list[Fact], scope: Scope
+    op: tf.Operation, facts: list[Fact], scope: Any
 ) -> tuple[list[int], list[Fact], Any]:
     """Returns the positions of what a loop changes, what is known of all in each turn.
 
@@ -145,7 +145,7 @@ def _of_shapes(
 
 
 @rule("If StatelessIf Case StatelessCase")
-def conditional(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def conditional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A conditional of TensorFlow 2. All replicas take the same branch."""
     is_case = op.type.endswith("Case")
     names = [("then_branch", 0), ("else_branch", 0)]
@@ -164,7 +164,7 @@ def conditional(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     outs = zip(found, branches[0].outputs, strict=True)
     made = [_of_branches(list(every), out, scope) for every, out in outs]
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[Any]:
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
         def of_branch(k: int) -> list[tf.Tensor]:
             values = replica.seen_as(op.inputs[1:], taken[k])
             with replica.frame(branches[k], values) as found:
@@ -182,7 +182,7 @@ def conditional(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     return OpPlan([UNUSED] * len(facts), made, build=build, bodies=branches)
 
 
-def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Scope) -> Fact:
+def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Any) -> Fact:
     """Returns what is known of a result.
 
     Optional values for the gradient of either branch share places: none reads the
@@ -196,11 +196,11 @@ def _of_branches(facts: list[Fact], tensor: tf.Tensor, scope: Scope) -> Fact:
 
 
 @rule("PartitionedCall StatefulPartitionedCall")
-def call(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def call(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """A function, which is built where it is called."""
     plan = scope.called(copying.function_graph(op, "f"), facts)
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[Any]:
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[Any]:
         with replica.frame(plan, replica.seen_as(op.inputs, facts), op) as found:
             return [found(out) for out in plan.outputs]
 

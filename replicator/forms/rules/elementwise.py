@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Container, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,10 +19,7 @@ from replicator.forms.equations import by_axes
 from replicator.forms.forms import REPLICATED, Fact, Sharded, Unset, joined
 from replicator.forms.rule import (
     AS_IS,
-    Inputs,
     OpPlan,
-    Replica,
-    Scope,
     is_partial,
     of_rows,
     of_sums,
@@ -72,7 +70,7 @@ _TOGETHER: dict[str, Container[int]] = {
 
 
 @rule(TYPES)
-def elementwise(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def elementwise(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ops that compute each element alone."""
     if op.outputs[0].dtype == tf.variant:  # a sum of lists
         forms = [fact.form for fact in facts]
@@ -120,7 +118,7 @@ def _grows(op: tf.Operation, k: int) -> bool:
 
 
 @rule("Select")
-def select(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def select(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of Select, in which a vector of conditions chooses whole rows."""
     if op.inputs[0].shape.rank != 1 or op.inputs[1].shape.rank == 1:
         return elementwise(op, facts, scope)
@@ -136,7 +134,7 @@ def ensured(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None
 
 
 @rule(MOVING)
-def identities(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def identities(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of ops that pass on what they are given, in whatever form.
 
     Only control edges tell them from their inputs, as no gradient leaves a step.
@@ -150,13 +148,13 @@ def identities(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
 
 
 def _passed_on(
-    replica: Replica, op: tf.Operation, inputs: Inputs
+    replica: Any, op: tf.Operation, inputs: Sequence[tf.Tensor]
 ) -> Sequence[tf.Tensor]:
     return inputs
 
 
 @rule("ZerosLike OnesLike")
-def like(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def like(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of zeros and ones like a tensor, of which only the shape is needed."""
     form = facts[0].form
     is_kept = isinstance(form, Sharded | Unset) or op.outputs[0].dtype == tf.variant
@@ -164,6 +162,6 @@ def like(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
 
 
 @rule("Assert")
-def asserted(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def asserted(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of Assert, of which each replica prints what it has itself."""
     return OpPlan([REPLICATED] + [AS_IS] * (len(op.inputs) - 1), [])

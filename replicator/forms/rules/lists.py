@@ -18,11 +18,8 @@ from replicator.forms.forms import REPLICATED, UNSET, Fact, Sharded, Unset, comm
 from replicator.forms.rule import (
     AS_IS,
     Build,
-    Inputs,
     Need,
     OpPlan,
-    Replica,
-    Scope,
     about,
     plan,
     refused,
@@ -48,7 +45,7 @@ def _of_any_shape(at: int) -> Build:
             is of each replica's own; and before a list has elements, nothing says so.
     """
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> Any:
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Any:
         inputs = [*inputs]
         inputs[at] = tf.constant(-1)
         return replica.stamp(op, inputs, shape_type=tf.int32)
@@ -57,7 +54,7 @@ def _of_any_shape(at: int) -> Build:
 
 
 @rule("EmptyTensorList TensorListReserve")
-def empty(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def empty(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes a list without elements, or to be filled."""
     if sizes.ints(facts[0]) is not None:
         return plan(op, [], UNSET)
@@ -79,7 +76,7 @@ def with_item(items: Fact, item: Fact) -> Fact:
 
 
 @rule("TensorListPushBack TensorListSetItem")
-def put(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def put(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Puts an element into a list; the first one decides on the form."""
     made = with_item(facts[0], facts[-1])
     form = made.form
@@ -90,11 +87,7 @@ def put(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
 
 
 def _put_own_rows(
-    replica: Replica,
-    op: tf.Operation,
-    inputs: Inputs,
-    *local: Any,
-    form: Sharded,
+    replica: Any, op: tf.Operation, inputs: Sequence[Any], *local: Any, form: Sharded
 ) -> list[tf.Tensor]:
     """Puts this replica's rows of a tensor, which must be as long as the others."""
     *items, x = inputs
@@ -109,7 +102,7 @@ def _put_own_rows(
 
 
 @rule("TensorListGetItem TensorListPopBack")
-def take(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def take(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Takes an element from a list."""
     if op.outputs[-1].dtype != tf.variant:
         _check_form(op, facts[0])
@@ -132,7 +125,7 @@ def _check_form(op: tf.Operation, fact: Fact) -> None:
 
 
 @rule("TensorListStack TensorListGather")
-def stack(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def stack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes a tensor of a list, along a new axis 0."""
     form = facts[0].form
     _check_form(op, facts[0])
@@ -142,7 +135,7 @@ def stack(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
 
 
 @rule("TensorListConcatV2")
-def concatenate(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def concatenate(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes a tensor of a list, along axis 0: batches become blocks."""
     form = facts[0].form
     _check_form(op, facts[0])
@@ -150,7 +143,7 @@ def concatenate(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | N
         return None
     made = Sharded(0, form.layout, None, 1)
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         own, lengths = replica.stamp(op, inputs)
         return [own, *replica.sums([lengths])]
 
@@ -158,7 +151,7 @@ def concatenate(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | N
 
 
 @rule("TensorListFromTensor TensorListScatter TensorListScatterV2")
-def from_tensor(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def from_tensor(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes a list of a tensor's axis 0."""
     form, at = facts[0].form, 1 if op.type == "TensorListFromTensor" else 2
     is_cut = isinstance(form, Sharded) and form.axis == 0
@@ -172,19 +165,19 @@ def from_tensor(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | N
 
 
 @rule("TensorListResize")
-def resize(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def resize(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes a list longer or shorter."""
     return plan(op, [facts[0].form], [facts[0]])
 
 
 @rule("OptionalNone")
-def nothing(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def nothing(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Makes an optional value that is missing."""
     return plan(op, [], UNSET)
 
 
 @rule("OptionalFromValue OptionalGetValue")
-def optional(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def optional(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes an optional value of one tensor, or takes it."""
     if len(op.inputs) > 1 or len(op.outputs) > 1:
         return None

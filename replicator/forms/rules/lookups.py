@@ -10,23 +10,14 @@ added up for its rows is a sum over the replicas, or gathered if the table is lo
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from replicator._tf import functions
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
-from replicator.forms.rule import (
-    LOCAL,
-    Inputs,
-    OpPlan,
-    Replica,
-    Scope,
-    is_partial,
-    of_sums,
-    plan,
-    rule,
-)
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, of_sums, plan, rule
 from replicator.forms.sizes import elements, fitting, ints, product
 from replicator.graph.ir import shapes
 
@@ -65,7 +56,7 @@ def _is_of_variable(op: tf.Operation) -> bool:
 
 
 @rule("GatherV2 Gather ResourceGather")
-def gather(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def gather(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Selects rows of a tensor or of a variable, also along another axis."""
     values, ids = facts[0].form, facts[1]
     if is_partial(facts[0]) and (
@@ -94,7 +85,7 @@ def gather(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
 
 
 @rule("GatherNd ResourceGatherNd")
-def gather_nd(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def gather_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Selects elements, or rows, by one index each."""
     values, ids = facts
     rank = op.inputs[1].shape.rank
@@ -108,7 +99,7 @@ def gather_nd(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | Non
 
 
 @rule("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin")
-def segments(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def segments(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Adds up rows that have the same number, or finds the largest or smallest."""
     how = op.type[-3:].lower()
     data, ids, size = facts
@@ -150,7 +141,7 @@ def _is_longer(op: tf.Operation, count: Fact, ids: Form, form: Sharded) -> bool:
 
 
 @rule("ScatterNd")
-def scatter_nd(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def scatter_nd(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Adds up updates, each at an index, in zeros of a shape."""
     ids, updates, shape = facts
     form, rank = updates.form, op.inputs[0].shape.rank
@@ -165,7 +156,7 @@ def scatter_nd(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | No
 
 
 @rule("Where")
-def where(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def where(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Finds rows: each replica its own, so that there is a new number of rows."""
     form, rank = facts[0].form, op.inputs[0].shape.rank
     if not isinstance(form, Sharded) or form.axis or form.factor != 1:
@@ -174,12 +165,12 @@ def where(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
         return None
     found = Layout(f"rows of {op.name}", scope.depth)
 
-    def build_local(replica: Replica, op: tf.Operation, inputs: Inputs) -> Any:
+    def build_local(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> Any:
         results = replica.stamp(op, inputs)
         replica.define(found, tf.shape(results[0])[0])
         return results
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs, local: Any) -> Any:
+    def build(replica: Any, op: tf.Operation, inputs: Any, local: Any) -> Any:
         (rows,) = local
         first = tf.one_hot(0, tf.shape(rows)[1], dtype=rows.dtype)
         return [rows + first * tf.cast(replica.offset(form.layout), rows.dtype)]
@@ -190,7 +181,7 @@ def where(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
 
 
 @rule("LookupTableFindV2")
-def found(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def found(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Keys of a replica's rows, in a table that the program does not change.
 
     Sessions initialize tables in the graph itself: there, one replica looks up all.

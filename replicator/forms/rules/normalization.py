@@ -21,16 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Form, Partial, Sharded
-from replicator.forms.rule import (
-    UNUSED,
-    Inputs,
-    OpPlan,
-    Replica,
-    Scope,
-    plan,
-    replicated,
-    rule,
-)
+from replicator.forms.rule import UNUSED, OpPlan, plan, replicated, rule
 from replicator.forms.rules.reductions import elements_per_result, over_rows, reduction
 from replicator.forms.values import OfSum
 
@@ -55,7 +46,7 @@ class Saved:
 
 
 @rule("Mean")
-def mean(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def mean(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of Mean. A mean and the variance around it are one message.
 
     They are found as tf.nn.moments makes them, and with it the layers of Keras and
@@ -112,11 +103,7 @@ def up(tensor: tf.Tensor, *kinds: str) -> tf.Operation | None:
 
 
 def _mean(
-    replica: Replica,
-    op: tf.Operation,
-    inputs: Inputs,
-    along: list[int],
-    form: Sharded,
+    replica: Any, op: tf.Operation, inputs: _Tensors, along: list[int], form: Sharded
 ) -> list[Any]:
     x = inputs[0]
     own, rows = own_mean(x, along)
@@ -127,11 +114,10 @@ def _mean(
 
 
 def _variance(
-    replica: Replica, op: tf.Operation, inputs: Inputs, mean: tf.Tensor
+    replica: Any, op: tf.Operation, inputs: _Tensors, mean: tf.Tensor
 ) -> _Tensors:
-    both = replica.value(mean)
-    assert isinstance(both, OfSum), "no other op stands for that of the mean: twins.py"
-    return [both.values[1]]
+    # No other op stands for that of the mean: see twins.py.
+    return [replica.value(mean).values[1]]
 
 
 def own_mean(x: tf.Tensor, along: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -176,7 +162,7 @@ def _finish(total: tf.Tensor, count: tf.Tensor, dtype: tf.DType) -> _Tensors:
 
 
 @rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
-def fused(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def fused(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """The rule of FusedBatchNorm, in all versions."""
     form = facts[0].form
     if not isinstance(form, Sharded) or form.axis not in _axes(op):
@@ -247,7 +233,7 @@ def _fused_train(op: tf.Operation, x: tf.Tensor, scale: tf.Tensor) -> Any:
     return _kernel(op)(x=x, **given, is_training=True)
 
 
-def _infer(replica: Replica, op: tf.Operation, inputs: Inputs) -> _Tensors:
+def _infer(replica: Any, op: tf.Operation, inputs: _Tensors) -> _Tensors:
     """Normalizes by given moments. Kernels return no moments for empty batches."""
     pair = [inputs[3], inputs[4]]
     return _padded(op, [_fused_infer(op, *inputs), *pair, *pair])
@@ -260,7 +246,7 @@ def _padded(op: tf.Operation, outputs: _Tensors) -> _Tensors:
 
 
 def _normalize(
-    replica: Replica, op: tf.Operation, inputs: Inputs, form: Sharded
+    replica: Any, op: tf.Operation, inputs: _Tensors, form: Sharded
 ) -> _Tensors:
     x, scale, offset, *old = inputs
     found, variance, count = _of_channels(replica, op, x, form)
@@ -274,7 +260,7 @@ def _normalize(
 
 
 def _of_channels(
-    replica: Replica, op: tf.Operation, x: tf.Tensor, form: Sharded
+    replica: Any, op: tf.Operation, x: tf.Tensor, form: Sharded
 ) -> _Tensors:
     """Returns the mean and variance per channel, and the number of elements of one.
 
@@ -294,7 +280,7 @@ def _of_channels(
 
 
 def _normalize_own(
-    replica: Replica, op: tf.Operation, inputs: Inputs, form: Sharded
+    replica: Any, op: tf.Operation, inputs: _Tensors, form: Sharded
 ) -> _Tensors:
     """The same op on each replica, and its share of the mean over replicas."""
     y, mean, variance, *saved = replica.stamp(op, inputs)
@@ -303,7 +289,7 @@ def _normalize_own(
 
 
 @rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
-def fused_gradient(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def fused_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of FusedBatchNormGrad, in all versions.
 
     Without training, it is linear. Else what the forward op saved is in a form that
@@ -327,14 +313,14 @@ def fused_gradient(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan 
     return plan(op, needs, [Fact(form), Fact(), Fact(), *rest], build=build)
 
 
-def _again(replica: Replica, op: tf.Operation, inputs: Inputs) -> _Tensors:
+def _again(replica: Any, op: tf.Operation, inputs: _Tensors) -> _Tensors:
     """Runs the forward op once more, for what it saves."""
     made = _fused_train(op, *inputs[1:3])
     return replica.stamp(op, [*inputs[:3], *made[3:]])
 
 
 def _backward(
-    replica: Replica, op: tf.Operation, inputs: Inputs, form: Sharded
+    replica: Any, op: tf.Operation, inputs: _Tensors, form: Sharded
 ) -> _Tensors:
     """The gradient of a constant mean and variance, less those of the two.
 

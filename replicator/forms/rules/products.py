@@ -17,7 +17,6 @@ from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
 from replicator.forms.rule import (
     LOCAL,
     OpPlan,
-    Scope,
     is_partial,
     of_sums,
     refused,
@@ -29,7 +28,7 @@ from replicator.forms.sizes import elements, fitting
 
 
 @rule("MatMul SparseMatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
-def matmul(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def matmul(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of products of matrices, whose first axes broadcast."""
     is_batch = op.type.startswith("Batch")
     turned = ("adj_x", "adj_y") if is_batch else ("transpose_a", "transpose_b")
@@ -39,20 +38,20 @@ def matmul(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
 
 
 @rule("Einsum")
-def einsum(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def einsum(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of Einsum."""
     return contraction(op, facts, op.get_attr("equation").decode().replace(" ", ""))
 
 
 @rule("BiasAdd BiasAddV1")
-def bias(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def bias(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of BiasAdd, which is no product, but has its axes."""
     image = _image(op)
     return by_axes(op, facts, f"{image},c->{image}")
 
 
 @rule("BiasAddGrad")
-def bias_gradient(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def bias_gradient(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of BiasAddGrad, a sum over all axes but the channels."""
     return contraction(op, facts, f"{_image(op)}->c")
 
@@ -131,7 +130,7 @@ _AXES = {"b": 0, "e": 0, "a": 1}
 
 
 @rule(" ".join(_BATCHED))
-def batched(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def batched(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ops that treat each example alone."""
     if not _is_alone(op):
         return None

@@ -16,11 +16,13 @@ the replicas draw the whole, and take their parts.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from replicator.forms.forms import Fact, Sharded
-from replicator.forms.rule import LOCAL, Inputs, OpPlan, Replica, Scope, plan, rule
+from replicator.forms.rule import LOCAL, OpPlan, plan, rule
 from replicator.forms.rules.shapes import fill, of_sizes
 from replicator.forms.sizes import elements
 
@@ -31,7 +33,7 @@ rule("RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal")(fill
     "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessRandomUniformIntV2 "
     "StatelessRandomUniformFullIntV2"
 )
-def stateless(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def stateless(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Numbers of a shape, a key and a counter: those of the rows that a replica has."""
     made = of_sizes(elements(op.inputs[0], facts[0]))
     if made is None or made.axis != 0 or made.outer != 1:
@@ -40,7 +42,7 @@ def stateless(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | Non
 
 
 def _of_own_rows(
-    replica: Replica, op: tf.Operation, inputs: Inputs, made: Sharded
+    replica: Any, op: tf.Operation, inputs: Sequence[Any], made: Sharded
 ) -> list[tf.Tensor]:
     """Draws the numbers of this replica's rows, which follow each other."""
     shape, key, counter, *rest = inputs

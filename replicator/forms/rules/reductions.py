@@ -5,21 +5,12 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import tensorflow as tf
 
 from replicator.forms.forms import REPLICATED, Fact, Partial, Sharded
-from replicator.forms.rule import (
-    LOCAL,
-    Inputs,
-    OpPlan,
-    Replica,
-    Scope,
-    is_partial,
-    passed_on,
-    plan,
-    rule,
-)
+from replicator.forms.rule import LOCAL, OpPlan, is_partial, passed_on, plan, rule
 from replicator.forms.sizes import Summed, SumTo, axes_of, has_local, is_size
 from replicator.graph.ir import shapes
 
@@ -33,7 +24,7 @@ _MEAN_IN = {tf.float16: tf.float32, tf.bfloat16: tf.float32}
 
 
 @rule("Sum Max Min Any All Prod EuclideanNorm")
-def reduction(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def reduction(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of reductions along a list of axes."""
     form, how = facts[0].form, _HOW.get(op.type)
     if isinstance(facts[1].numbers, SumTo):
@@ -62,11 +53,7 @@ def over_rows(op: tf.Operation, facts: list[Fact]) -> tuple[Sharded, list[int]] 
 
 
 def _mean(
-    replica: Replica,
-    op: tf.Operation,
-    inputs: Inputs,
-    along: list[int],
-    form: Sharded,
+    replica: Any, op: tf.Operation, inputs: list[Any], along: list[int], form: Sharded
 ) -> list[tf.Tensor]:
     """Divides the replica's own sum by the number of elements on all."""
     x, dtype = inputs[0], op.outputs[0].dtype
@@ -77,7 +64,7 @@ def _mean(
 
 
 def elements_per_result(
-    replica: Replica, x: tf.Tensor, form: Sharded, along: list[int]
+    replica: Any, x: tf.Tensor, form: Sharded, along: list[int]
 ) -> tf.Tensor:
     """Returns how many elements, of all replicas, are reduced to one: an int64 scalar.
 
@@ -123,7 +110,5 @@ def _sum_to_sizes(op: tf.Operation, facts: list[Fact]) -> OpPlan | None:
     return OpPlan(needs, [Fact(made, Summed(rank))], build=_sum_and_keep)
 
 
-def _sum_and_keep(
-    replica: Replica, op: tf.Operation, inputs: Inputs
-) -> list[tf.Tensor]:
+def _sum_and_keep(replica: Any, op: tf.Operation, inputs: list[Any]) -> list[tf.Tensor]:
     return replica.stamp(op, inputs, keep_dims=True)

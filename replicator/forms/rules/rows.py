@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from replicator.forms.equations import by_axes
 from replicator.forms.forms import Fact, Sharded
-from replicator.forms.rule import OpPlan, Scope, of_rows, of_sums, plan, rule
+from replicator.forms.rule import OpPlan, of_rows, of_sums, plan, rule
 from replicator.forms.sizes import axes_of, ints
 
 # How many of the last axes of each input are taken together: 1 of a vector, 2 of a
@@ -36,7 +38,7 @@ _LAST = {name: inner for inner, names in _TYPES.items() for name in names.split(
 
 
 @rule(" ".join(_LAST))
-def last_axes(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def last_axes(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ops that treat each vector, or matrix, of the last axes alone."""
     return _of_last(op, facts, _LAST[op.type])
 
@@ -53,7 +55,7 @@ def _of_last(
     "MatrixDiagV2 MatrixDiagV3 MatrixDiagPartV2 MatrixDiagPartV3 MatrixSetDiagV2 "
     "MatrixSetDiagV3"
 )
-def diagonals(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def diagonals(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of one diagonal of each matrix; several of them are a matrix, too."""
     inner = _LAST[op.type[:-2]]
     which = ints(facts[len(inner)])
@@ -73,9 +75,7 @@ def along_axes(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | N
 
 
 @rule("ReverseSequence")
-def reverse_sequence(
-    op: tf.Operation, facts: list[Fact], scope: Scope
-) -> OpPlan | None:
+def reverse_sequence(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The rule of ReverseSequence: a number per row says how much of it is reversed."""
     names = [*"abcdefgh"[: op.inputs[0].shape.rank]]
     names[op.get_attr("seq_dim")] = "0"

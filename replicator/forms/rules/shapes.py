@@ -16,10 +16,7 @@ from replicator.forms.forms import REPLICATED, Fact, Sharded
 from replicator.forms.rule import (
     LOCAL,
     Build,
-    Inputs,
     OpPlan,
-    Replica,
-    Scope,
     of_rows,
     of_sums,
     passed_on,
@@ -61,7 +58,7 @@ def of_sizes(sizes: Sequence[Any] | None) -> Sharded | None:
 
 
 @rule("Reshape")
-def reshape(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def reshape(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """The order of elements says where the rows are in the new shape."""
     form, source = facts[0].form, op.inputs[0]
     sizes = elements(op.inputs[1], facts[1])
@@ -95,7 +92,7 @@ def reshape(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
 def _with_inferred_size(form: Sharded, made: Sharded, sizes: Sequence[Any]) -> Build:
     """Builds a reshape to [rows, -1], which infers nothing from a replica of 0 rows."""
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         x, shape = inputs
         before, behind = form.factor, made.factor
         if before is None or behind is None:  # all rows say it
@@ -183,7 +180,7 @@ def squeeze(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None
 
 
 @rule("Tile")
-def tile(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def tile(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Repeats a tensor: a batch becomes blocks of one, and one row becomes a batch."""
     form, times = facts[0].form, elements(op.inputs[1], facts[1])
     if times is None:
@@ -206,14 +203,14 @@ def tile(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
 
 
 @rule("Fill")
-def fill(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def fill(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Makes a tensor of one value, with the shape of something sharded."""
     made = of_sizes(elements(op.inputs[0], facts[0]))
     return plan(op, [LOCAL], made) if made else None
 
 
 @rule("BroadcastTo")
-def broadcast_to(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def broadcast_to(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Broadcasts rows to other axes, or what has no rows to rows."""
     form, source = facts[0].form, op.inputs[0].shape
     sizes = elements(op.inputs[1], facts[1])
@@ -234,7 +231,7 @@ def broadcast_to(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | 
 
 
 @rule("Range")
-def range_(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def range_(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """All numbers of rows, range(n); locally, those of each replica from 0."""
     limit = facts[1].numbers
     size = limit.item() if isinstance(limit, np.ndarray) else None
@@ -245,7 +242,7 @@ def range_(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
         return None
     layout = size.layout
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs, local: Any) -> Any:
+    def build(replica: Any, op: tf.Operation, inputs: Any, local: Any) -> Any:
         (own,) = local
         return [own + tf.cast(replica.offset(layout), own.dtype)]
 

@@ -18,7 +18,6 @@ from replicator.forms.rule import (
     LOCAL,
     Need,
     OpPlan,
-    Scope,
     is_partial,
     of_rows,
     of_sums,
@@ -34,7 +33,7 @@ def _first_sharded(facts: Sequence[Fact]) -> Sharded | None:
 
 
 @rule("Pack")
-def pack(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def pack(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Stacks tensors along a new axis."""
     form, rank = _first_sharded(facts), op.inputs[0].shape.rank
     if form is None:
@@ -56,7 +55,7 @@ def unpack(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan | None:
 
 
 @rule("ConcatV2")
-def concat(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def concat(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Puts batches one behind the other, which become blocks of one axis."""
     *values, axis = facts
     form, at, rank = _first_sharded(values), ints(axis), op.inputs[0].shape.rank
@@ -73,7 +72,7 @@ def concat(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
 
 
 @rule("Split SplitV")
-def split(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan | None:
+def split(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan | None:
     """Takes an axis apart. Split takes (axis, value), SplitV (value, sizes, axis)."""
     at, axis = (1, facts[0]) if op.type == "Split" else (0, facts[2])
     form, where, rank = facts[at].form, ints(axis), op.inputs[at].shape.rank
@@ -141,7 +140,7 @@ def strided_slice(op: tf.Operation, form: Sharded, facts: list[Fact]) -> OpPlan 
 
 
 @rule("StridedSliceGrad")
-def strided_slice_grad(op: tf.Operation, facts: list[Fact], scope: Scope) -> Any:
+def strided_slice_grad(op: tf.Operation, facts: list[Fact], scope: Any) -> Any:
     """Puts a gradient into zeros of the shape that was sliced, its first input."""
     form, sizes = facts[4].form, elements(op.inputs[0], facts[0])
     whole = of_sizes(sizes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,11 +18,8 @@ from replicator._tf import frames
 from replicator.forms.forms import REPLICATED, Fact, Form, Layout, Partial, Sharded
 from replicator.forms.rule import (
     AS_IS,
-    Inputs,
     Need,
     OpPlan,
-    Replica,
-    Scope,
     about,
     is_partial,
     plan,
@@ -57,13 +55,13 @@ _DATASETS = """
 
 
 @rule("ReadVariableOp")
-def read(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def read(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Reads a variable, whose form is that of its value."""
     return plan(op, [AS_IS], facts[0].form)
 
 
 @rule(_UPDATES + _ASSIGNING)
-def update(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def update(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Gives each replica's variable what one device's gets: sums are added up here.
 
     A variable that is itself a sum, like a metric's, gets a part of what is added.
@@ -87,14 +85,14 @@ def update(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
 
 
 @rule(_GENERATORS)
-def of_generator(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def of_generator(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Advances the state of each replica's generator; replica 0's is that of all.
 
     The library gives each replica a generator of another seed, so that steps that are
     written for a replica draw other numbers on each.
     """
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         made = replica.stamp(op, inputs)
         own = [replica.convert(x, REPLICATED, Partial()) for x in made]
         return replica.sums(own) if own else []
@@ -103,7 +101,7 @@ def of_generator(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
 
 
 @rule("IteratorGetNext IteratorGetNextSync QueueDequeueManyV2 QueueDequeueUpToV2")
-def pulled(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def pulled(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Pulls one element for all, as on one device; each replica takes its rows.
 
     Which axis is a batch changes no number, only who computes what.
@@ -112,7 +110,7 @@ def pulled(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
     rows = shapes.size(op.outputs[of_rows.index(True)], 0) if any(of_rows) else None
     layout = Layout(f"rows of {op.name}", scope.depth, rows)
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         results = list(replica.once(op, inputs))
         batches = [x for x, is_batch in zip(results, of_rows, strict=True) if is_batch]
         if batches:
@@ -128,10 +126,10 @@ def pulled(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
 
 
 @rule("IteratorFromStringHandle IteratorFromStringHandleV2")
-def by_handle(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def by_handle(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Finds the iterator of a handle, which is where all iterators are."""
 
-    def build(replica: Replica, op: tf.Operation, inputs: Inputs) -> list[tf.Tensor]:
+    def build(replica: Any, op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
         with tf.device("CPU:0"):
             made: list[tf.Tensor] = replica.stamp(op, inputs)
             return made
@@ -140,7 +138,7 @@ def by_handle(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
 
 
 @rule("IteratorGetNextAsOptional")
-def optional_elements(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPlan:
+def optional_elements(op: tf.Operation, facts: list[Fact], scope: Any) -> OpPlan:
     """Refuses to loop over an iterator: an optional element is not communicated.
 
     Raises:
@@ -155,7 +153,7 @@ def optional_elements(op: tf.Operation, facts: list[Fact], scope: Scope) -> OpPl
 
 
 @rule(_DATASETS)
-def dataset(op: tf.Operation, facts: list[Fact], scope: Scope) -> None:
+def dataset(op: tf.Operation, facts: list[Fact], scope: Any) -> None:
     """Refuses a function of a dataset that uses variables.
 
     Raises:
